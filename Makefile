@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core images sanitize fuzz lint format wheel clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -24,16 +24,23 @@ help:
 	@echo 'make test-collection  ansible-test sanity on the Ansible collection (it downloads its tools)'
 	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
+	@echo 'make docs      serve the documentation site on 127.0.0.1:8000 (DOCS_ADDRESS)'
+	@echo 'make docs-check  build it, with warnings as errors'
 	@echo 'make format    let the formatters write'
 	@echo 'make sanitize  C++ tests under ASan+UBSan and under TSan'
 	@echo 'make fuzz      libFuzzer on the parsers, FUZZ_SECONDS=60 for each (clang)'
-	@echo 'make wheel     a wheel in dist/'
+	@echo 'make generate  write the files that follow from the settings: schema, roles, sample, flags, reference'
+	@echo 'make pictures  draw the pictures of the README anew (chromium; two minutes)'
+	@echo 'make wheel     a wheel in dist/; make sdist: the sources'
+	@echo 'make sbom      a bill of materials (CycloneDX) of the environment in dist/'
+	@echo 'make constraints  pin what pyproject.toml asks for; UPGRADE=1 takes the newest versions'
 	@echo 'make clean     remove build outputs and .venv (not .oeprov, where jobs and checkpoints live)'
 
 setup:
 	@tools/setup.sh run
 
-demo: setup
+demo:
+	@tools/setup.sh demo
 	$(BIN)/oeprov bootstrap -i inventory/local.yml --yes
 	$(BIN)/oeprov launch-training -i inventory/local.yml
 
@@ -47,6 +54,7 @@ test-torch: setup
 	@tools/setup.sh test
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.2'
 	$(BIN)/python -m pytest tests/oe_runtime/pytorch
+	$(BIN)/python -m pytest tests/documents -k pytorch
 	KERAS_BACKEND=torch $(BIN)/python -m pytest $(BACKENDS)
 
 test-jax: setup
@@ -102,26 +110,79 @@ fuzz:
 
 CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
 
-lint:
+# Each of these is a hook of .pre-commit-config.yaml too.
+LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy docs-check
+
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+.PHONY: $(LINTERS)
+lint: $(LINTERS)
+
+$(LINTERS): lint-setup
+
+lint-setup:
 	@tools/setup.sh lint
+
+lint-ruff:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-mypy:
 	$(BIN)/mypy
+
+lint-imports:
 	$(BIN)/lint-imports
+
+lint-node:
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.6- provision/node
+
+lint-ansible:
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/ansible-lint --offline --profile production -q playbooks roles meta
+
+lint-cxx:
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+lint-tidy:
 	@$(CMAKE_TEST) -B build/test -DCMAKE_BUILD_TYPE=Release >/dev/null
 	tools/tidy.sh build/test
 
-format: 
+DOCS_ADDRESS ?= 127.0.0.1:8000
+
+docs:
+	@tools/setup.sh lint
+	$(MKDOCS) serve -a $(DOCS_ADDRESS)
+
+docs-check:
+	$(MKDOCS) build --strict --quiet
+
+format:
 	@tools/setup.sh lint
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+generate: setup
+	$(BIN)/python tools/generate.py
+
+pictures: setup
+	@tools/setup.sh test
+	$(BIN)/python tools/pictures.py
+
+constraints: setup
+	tools/constraints.sh $(if $(UPGRADE),--upgrade)
+
+sbom: setup
+	@[ -x build/release/bin/cyclonedx-py ] || { $(BIN)/python -m venv build/release && \
+	  build/release/bin/pip install -q --require-hashes -r constraints/release.txt; }
+	@mkdir -p dist
+	build/release/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
+	  --output-reproducible -o dist/oeprov.cdx.json $(BIN)/python
+
 wheel: setup
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -w dist .
+
+sdist: setup
+	$(BIN)/python -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")'
 
 clean:
 	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""The client of the parameter servers: ids in, rows out; gradients in."""
+"""The client of the parameter servers: pulls rows of ids, pushes gradients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ TRANSFERS = ("shared", "wire")
 class Client:
     """A training process's view of all tables on all servers.
 
-    Every method may be called from any thread; requests go out one after the other. After ``ServerLost``
-    every request fails until ``reconnect``.
+    Methods may be called from any thread; requests go out one after the other. After ``ServerLost`` every
+    request fails until ``reconnect``.
     """
 
     def __init__(
@@ -54,26 +54,36 @@ class Client:
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
-        ``timeout`` is how many seconds a server may take to answer, busy, stopped or not; waits for other
-        workers come on top, and what moves whole tables (``save``, ``restore``, ``checkpoint``, ``recover``,
-        ``evict``, and ``create_table`` of one that is recovered) may take an hour. A server whose host has
-        vanished without a farewell is lost after ``timeout`` seconds and after 30 at most, whatever it was
-        asked.
-        ``threads`` share the client's own work; 0 means one per core, at most 8. ``checkpoint_transfer`` says
-        how ``save`` and ``restore`` move files: ``"shared"`` when the servers reach the client's directory,
-        ``"wire"`` when they do not, over the connections. ``tls`` is ``"on"``, ``"off"`` or ``"auto"``, which
-        encrypts connections to all servers but those on loopback; the keys are made from the token, which
-        then must have 16 bytes and does not cross the network. ``job`` names the tables that this client
-        works on, and is part of no file: several jobs or models may use the same servers, each with tables
-        and checkpoints of its own. ``worker`` says which one of several that train the job this is; each has
-        its own rank and its own part of every batch. With ``read_only`` the servers refuse, with SpecError,
-        whatever would change something: ``create_table`` opens those that exist, and only pulls, lists and
-        figures are answered. Rows and gradients lie in memory that servers on this host see too, instead of
-        crossing a connection, where both run as the same user, outside containers of their own and without
-        ``tls="on"``; ``share_memory=False`` sends them all the same. Raises ``ServerLost``, ``AuthError``,
-        ``ProtocolError``, ``SpecError`` for endpoints that cannot be right or a server that is not the one
-        expected there, and ``CheckpointError`` for a server without ``--checkpoint-dir`` where ``"wire"``
-        needs one.
+        ``timeout``: seconds that a server may take to answer. Waits for other workers are added to it.
+        Requests that move whole tables (``save``, ``restore``, ``checkpoint``, ``recover``, ``evict``, and
+        ``create_table`` of a recovered one) may take an hour. A server whose host vanished counts as lost
+        after ``timeout`` seconds, and after at most 30, whatever the request.
+
+        ``threads``: threads for the client's own work; 0 takes one per core, at most 8.
+
+        ``checkpoint_transfer``: how ``save`` and ``restore`` move files. ``"shared"``: the servers reach the
+        client's directory. ``"wire"``: over the connections.
+
+        ``tls``: ``"on"``, ``"off"``, or ``"auto"``, which encrypts connections to all servers except those on
+        loopback. The keys are derived from the token, which then needs 16 bytes and does not cross the
+        network.
+
+        ``job``: the namespace of this client's tables and checkpoints, so that several jobs or models can
+        share servers. It is not part of any file.
+
+        ``worker``: which of several workers of the job this is. Each has its own rank and its own part of
+        every batch.
+
+        ``read_only``: the servers refuse changes with SpecError. ``create_table`` opens existing tables; only
+        pulls, lists and statistics are answered.
+
+        ``share_memory``: exchange rows and gradients through memory shared with servers on this host. It
+        needs the same user, no container of its own on either side, and not ``tls="on"``. False sends them
+        over the connection.
+
+        Raises ``ServerLost``, ``AuthError``, ``ProtocolError``; ``SpecError`` for impossible endpoints or
+        another server than expected; ``CheckpointError`` where ``"wire"`` meets a server without
+        ``--checkpoint-dir``.
         """
         if checkpoint_transfer not in TRANSFERS:
             raise SpecError(
@@ -102,9 +112,9 @@ class Client:
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
-        """A client whose tables live in this process (in DRAM by default), with the same results.
+        """Return a client whose tables are in this process, in DRAM by default, with the same results.
 
-        Warns where ``storage`` is for persistent memory and its directory is not on any.
+        Warns where ``storage`` is for persistent memory but its directory is not on it.
         """
         self = cls.__new__(cls)
         self._connect = None
@@ -126,12 +136,12 @@ class Client:
         return self._core.servers
 
     def reconnect(self) -> None:
-        """Connect to the same servers anew, after ``ServerLost``; the tables keep their ids.
+        """Connect to the same servers again after ``ServerLost``; the tables keep their ids.
 
-        A server that was started again has no rows, or those of its newest checkpoint, and the others may
-        have taken a push that it has not: go back to one checkpoint of all by ``recover`` or ``restore``.
-        What was pulled before cannot be pushed any more. Of several workers all must reconnect, and then go
-        back to the same one. Raises what a new client and ``create_table`` may raise; then it can be called
+        A restarted server has no rows, or those of its newest checkpoint, and other servers may have taken a
+        push that it has not. Therefore go back to one checkpoint of all by ``recover`` or ``restore``.
+        Batches pulled before cannot be pushed any more. All workers of a job must reconnect, and then go back
+        to the same checkpoint. Raises what a new client and ``create_table`` raise; it may then be called
         again.
         """
         if self._connect is None:
@@ -142,7 +152,7 @@ class Client:
         torn = self._core.torn
         self._core.close()
         core = self._connect()
-        if torn:  # the servers that are left do not know it yet
+        if torn:  # the remaining servers do not know it yet
             core.tear(torn)
         for spec in specs:
             if spec is None:
@@ -153,9 +163,9 @@ class Client:
         self.connection += 1
 
     def create_table(self, spec: TableSpec) -> int:
-        """The id of the table, which is created if it does not exist.
+        """Create the table unless it exists; return its id.
 
-        Raises ``SpecMismatch`` if it exists with another specification, ``SpecError`` for one that is wrong.
+        Raises ``SpecMismatch`` if it exists with another specification, ``SpecError`` for an invalid one.
         """
         table = self._settled().create_table(spec.to_json())
         self._tables = max(self._tables, table + 1)
@@ -164,28 +174,28 @@ class Client:
     def drop_table(self, table: int | str, *, force: bool = False) -> None:
         """Remove a table, by id or name, with its rows, counts and checkpoints, from all servers.
 
-        It need not have been created by this client: servers with ``StorageSpec.recover`` drop what their
-        storage holds of it, too. Files that ``save`` wrote stay. Ids of other tables stay valid; this one's
-        raise ``SpecError``, here and in other clients, until it is created again (here under a new id).
-        Refused with ``SpecError`` while other clients of the job are connected, unless ``force``, and for a
-        table that does not exist. Several workers all drop the same; it is done once, when the last has
-        asked.
+        This client need not have created it; servers with ``StorageSpec.recover`` also drop it from their
+        storage. Files that ``save`` wrote stay. Ids of other tables stay valid. This one's id raises
+        ``SpecError``, in other clients too, until the table is created again (here under a new id).
+
+        Raises ``SpecError`` for a table that does not exist, and, unless ``force``, while other clients of
+        the job are connected. Several workers must all make the same call; the last one drops the table.
         """
         name = table if isinstance(table, str) else self.spec(table).name
         if self.drop_tables([name], force=force) == 0:
             raise SpecError(f"table '{name}' is not dropped: it does not exist on the servers")
 
     def drop_tables(self, names: Sequence[str], *, force: bool = False) -> int:
-        """As ``drop_table``, of those of several tables that exist; how many these were.
+        """Drop those of several tables that exist, as ``drop_table`` does; return their number.
 
-        -1: of several workers, another one's request has dropped them.
+        Returns -1 where the request of another worker dropped them.
         """
         if isinstance(names, str):
             raise SpecError(f"the names of tables are a list, not '{names}'")
         return self._drop(list(names), None, force) if names else 0
 
     def drop_job(self, job: str, *, force: bool = False) -> int:
-        """As ``drop_table``, of all tables of a job, this client's or another; how many these were."""
+        """Drop all tables of a job, this client's or another; return their number."""
         return self._drop([], None if job == self._job else job, force)
 
     def _drop(self, names: list[str], job: str | None, force: bool) -> int:
@@ -202,54 +212,52 @@ class Client:
         return -1 if parts is None else -(-parts // self.servers)
 
     def spec(self, table: int) -> TableSpec:
-        """The specification of a table, with every default filled in."""
+        """Return the specification of a table, with all defaults filled in."""
         return TableSpec.from_json(self._settled().spec(table))
 
     def pull(self, ids: Sequence[NDArray[np.int64]], lookups: Sequence[tuple[int, int]]) -> Pulled:
-        """The rows of a batch: for each lookup ``(table id, index into ids)``, one message per server.
+        """Pull the rows of a batch with one message per server.
 
-        ``ids`` are int64 (or uint64) arrays of any shape; the bits are the key. The result has one group per
-        distinct dim, ascending: first those of float64 tables, whose rows are float64, then of all others,
-        whose rows are float32; with ``g = pulled.groups[i]``, ``g.rows[g.inverse]`` (``embeddings(g)``, only
-        faster) are the embeddings of the lookups ``g.lookups``, one after the other, ``g.sizes`` ids each. A
-        pull creates nothing, and counts nothing for admission and eviction.
-        Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.
+        ``lookups`` are pairs ``(table id, index into ids)``. ``ids`` are int64 (or uint64) arrays of any
+        shape; their bits are the keys. The result has one group per distinct dim, ascending: first those of
+        float64 tables, with float64 rows, then all others, with float32 rows. For ``g = pulled.groups[i]``,
+        ``g.rows[g.inverse]`` are the embeddings of the lookups ``g.lookups``, one after the other,
+        ``g.sizes`` ids each (``embeddings(g)`` is the same, faster). A pull creates no row and does not count
+        for admission or eviction. Raises ``KeyRangeError``, ``SpecError``, ``ServerLost``.
         """
         return self._settled().pull([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
 
     def plan(self, ids: Sequence[NDArray[np.int64]], lookups: Sequence[tuple[int, int]]) -> Pulled:
-        """The first half of ``pull``, which asks no server: the result has no rows before ``refresh``."""
+        """Prepare a ``pull`` without asking a server; the result has no rows before ``refresh``."""
         return self._core.plan([_keys(array, f"ids[{i}]") for i, array in enumerate(ids)], lookups)
 
     def refresh(self, pulled: Pulled, *, staleness: int = 0) -> None:
-        """Bring the rows of a batch up to date, in place, but for the last ``staleness`` pushes.
+        """Bring the rows of a batch up to date, in place, except for the last ``staleness`` pushes.
 
-        Does not wait for ``push_later``. Only the rows that changed are pulled, if that can be told
-        (``follow``). Not for a batch whose rows are in use. Raises as ``pull`` does, and ``SpecError`` after
-        ``reconnect``.
+        Does not wait for ``push_later``. Pulls only changed rows where it knows them (``follow``). The rows
+        must not be in use. Raises as ``pull`` does, and ``SpecError`` after ``reconnect``.
         """
         self._core.refresh(pulled, staleness)
 
     def embeddings(self, group: Group, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """``group.rows[group.inverse]``: the row of each id of all lookups, ``(len(inverse), dim)``.
+        """Return ``group.rows[group.inverse]``: the row of each id of all lookups, ``(len(inverse), dim)``.
 
-        Into ``out``, if it is given: a contiguous array of this shape and the dtype of ``group.rows``.
+        ``out`` is an optional target: a contiguous array of this shape and the dtype of ``group.rows``.
         Raises ``SpecError`` for another one.
         """
         return self._core.embeddings(group, out)
 
     def pairs(self, group: Group) -> Pairs:
-        """The distinct pairs of a lookup and a row in a group whose lookups all have as many ids.
+        """Return the distinct pairs of a lookup and a row, in a group with equally many ids per lookup.
 
-        For functions of an embedding that differ from lookup to lookup. Raises ``SpecError`` for other
-        groups.
+        For functions of an embedding that differ between lookups. Raises ``SpecError`` for other groups.
         """
         return Pairs(*self._core.pairs(group))
 
     def follow(self, pulled: Pulled, before: Pulled) -> None:
-        """Say that ``before`` will be pushed before ``pulled``, which has its rows already, is used.
+        """Declare that ``before`` will be pushed before ``pulled``, which has its rows already, is used.
 
-        The next ``refresh`` then pulls only the rows that both have, unless something else has changed any.
+        The next ``refresh`` then pulls only the rows in both, unless something else has changed any row.
         """
         self._core.follow(pulled, before)
 
@@ -263,15 +271,15 @@ class Client:
         summed: bool = False,
         of_rows: Sequence[NDArray[Any] | None] = (),
     ) -> None:
-        """``push`` in another thread, after the last one there. Every other request waits for it.
+        """Push in another thread, after its last push. Every other request waits for it.
 
-        What it raises, the next request does, or the next push.
+        The next request, or the next push, raises its errors.
         """
         self.settle()
         self._pending = thread.submit(self._push, pulled, gradients, learning_rate, summed, of_rows)
 
     def settle(self) -> None:
-        """Wait for ``push_later``; raises what it raised."""
+        """Wait for ``push_later`` and raise its errors."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -291,18 +299,19 @@ class Client:
     ) -> None:
         """Apply the optimizers: ``gradients[i]`` has shape ``(len(groups[i].inverse), dim)``.
 
-        Its dtype is that of ``groups[i].rows``; another one is refused.
+        Its dtype is that of ``groups[i].rows``; others are refused.
 
-        Gradients of equal keys are summed in the order of positions; with ``summed`` they are already, and
-        ``gradients[i]`` has the shape of ``groups[i].rows``. Such may also come beside them, as
-        ``of_rows[i]``, which the sum then begins with; None stands in the place of the one that is missing.
-        Where all lookups of a group have as many ids, ``gradients[i]`` may have the shape ``(ids of each,
-        lookups, dim)`` instead. ``learning_rate`` is one number, or one per
-        group. Returns when every server has applied its part, or, of several synchronous workers
-        (``Worker``), has taken it. Raises ``GradientError`` for NaN and infinities (``TableSpec``), and what
-        every server refuses alike; then nothing has changed. After any other error some tables or servers may
-        have taken the push and others not, and every push, save, checkpoint and eviction of this job raises
-        ``TornError`` until ``recover`` or ``restore``; pulls go on.
+        Gradients of equal keys are summed in the order of positions. With ``summed`` they are summed already,
+        and ``gradients[i]`` has the shape of ``groups[i].rows``. Such sums may also be passed as
+        ``of_rows[i]`` besides ``gradients[i]``; the sum then begins with them. None stands for a missing
+        part. Where all lookups of a group have equally many ids, ``gradients[i]`` may have the shape ``(ids
+        per lookup, lookups, dim)``. ``learning_rate`` is one number, or one per group.
+
+        Returns when every server has applied its part; with several synchronous workers (``Worker``), when
+        every server has received it. Raises ``GradientError`` for NaN and infinities (``TableSpec``), and
+        errors that all servers share; nothing has changed then. After any other error some tables or servers
+        may have applied the push. Pulls go on, but every push, save, checkpoint and eviction of this job
+        raises ``TornError`` until ``recover`` or ``restore``.
         """
         self.settle()
         self._push(pulled, gradients, learning_rate, summed, of_rows)
@@ -325,9 +334,9 @@ class Client:
         self._core.push(pulled, of_ids, of_rows, rates)
 
     def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included.
+        """Return the rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included.
 
-        float64 of a float64 table, float32 of all others.
+        float64 for a float64 table, float32 for all others.
         """
         return self._settled().pull_rows(table, _keys(keys, "keys"))
 
@@ -338,20 +347,21 @@ class Client:
         rows: NDArray[Any],
         slots: Mapping[str, NDArray[Any]] | None = None,
     ) -> Assigned:
-        """Write rows by key as they are: ``rows[i]`` of shape ``(n, dim)`` becomes the row of ``keys[i]``.
+        """Write rows by key: ``rows[i]`` of shape ``(n, dim)`` becomes the row of ``keys[i]``.
 
-        ``table`` is an id or a name. Rows that are missing are made, whatever admission says; for eviction,
-        each was pushed once now. ``slots`` has the optimizer's slots by name, of the shapes of ``slots()``:
-        all of them; without it, rows keep theirs, and new rows get those of a new row. Values are float64 of
-        a float64 table, float32 of all others; half-precision tables round them to the nearest. No push:
-        optimizers that count steps see none. What is assigned is part of the next checkpoint, save and
-        increment. Of several workers one calls it, between batches.
+        ``table`` is an id or a name. Missing rows are created, whatever the admission; for eviction, each row
+        counts as pushed once now. ``slots`` are all of the optimizer's slots by name, in the shapes of
+        ``slots()``. Without them existing rows keep theirs, and new rows get initial ones. Values are float64
+        for a float64 table, float32 for all others; half-precision tables round them to the nearest. An
+        assignment is not a push: optimizers that count steps do not count it. The next checkpoint, save and
+        increment include the rows. With several workers, one of them calls it, between batches.
 
-        Where the cap of an evicting table is full, other rows are evicted first, as by a push, and rows that
-        still find no room are not written: it warns, and the result has both numbers.
-        Raises ``SpecError`` for wrong shapes and dtypes, a key twice, NaN or infinity (unless
-        ``TableSpec.nonfinite_gradients`` is ``"pass"``) and more rows than the cap, ``KeyRangeError``; then
-        nothing has changed. After a ``StorageError`` some rows may have been written; it says how many.
+        Where the cap of an evicting table is full, other rows are evicted first, as for a push. Assigned rows
+        that still find no room are not written: a warning and the result give both numbers.
+
+        Raises ``SpecError`` for wrong shapes and dtypes, duplicate keys, NaN or infinity (unless
+        ``TableSpec.nonfinite_gradients`` is ``"pass"``) and more rows than the cap, and ``KeyRangeError``;
+        nothing has changed then. After a ``StorageError`` some rows may have been written; it says how many.
         """
         core, table = self._settled(), self._id(table)
         state = None if slots is None else self._state(table, slots)
@@ -366,34 +376,35 @@ class Client:
         rows: NDArray[Any],
         slots: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Raise what ``assign`` would raise before anything changes, but for keys that are there twice."""
+        """Raise what ``assign`` would raise before any change, except for duplicate keys."""
         core, table = self._settled(), self._id(table)
         state = None if slots is None else self._state(table, slots)
         core.check_rows(table, _keys(keys, "keys"), np.ascontiguousarray(rows), state)
 
     def most_rows(self, table: int | str) -> int:
-        """How many rows the eviction cap of a table keeps; 2^64 - 1 without a cap."""
+        """Return how many rows the eviction cap of a table allows; 2^64 - 1 without a cap."""
         return self._settled().most_rows(self._id(table))
 
     def keys(self, table: int | str, part: int | None = None) -> NDArray[np.int64]:
-        """The keys of a table that have a row, in no order: all, or those of one of ``PARTS`` parts."""
+        """Return the keys that have a row, unordered: all, or those of one of ``PARTS`` parts."""
         return self._settled().keys(self._id(table), part)
 
     def export(self, table: int | str, path: str | os.PathLike[str], *, overwrite: bool = False) -> int:
-        """Write all rows of a table into one Parquet file; returns how many.
+        """Write all rows of a table into one Parquet file; return their number.
 
-        Columns: ``key`` (int64), ``row`` (a list of ``dim`` float32, or float64), and one list for each of
-        the optimizer's slots, by its name; the file's metadata has the table's specification. Some rows are
-        in memory at a time. The file appears when it is whole; ``FileExistsError`` for one that is there,
-        without ``overwrite``. Meant for a table that nobody pushes to meanwhile. Raises ``CheckpointError``
-        naming the file. To keep all tables with the number of pushes and what policies know, use ``save``.
+        Columns: ``key`` (int64), ``row`` (a list of ``dim`` float32 or float64), and one list per slot of the
+        optimizer, under the slot's name. The file's metadata holds the table's specification. Only part of
+        the rows is in memory at a time. The file appears when it is complete; ``FileExistsError`` if it
+        exists, unless ``overwrite``. Meant for a table that is not pushed to meanwhile. Raises
+        ``CheckpointError`` naming the file. To keep all tables with the number of pushes and the state of
+        policies, use ``save``.
         """
         from oe_runtime import row_files
 
         return row_files.export(self, self._id(table), Path(path), overwrite=overwrite)
 
     def to_arrow(self, table: int | str) -> pa.Table:
-        """The same as a ``pyarrow.Table``, in memory."""
+        """Return the same as a ``pyarrow.Table``, in memory."""
         import pyarrow as pa
 
         from oe_runtime import row_files
@@ -404,13 +415,14 @@ class Client:
     def import_rows(
         self, table: int | str, source: str | os.PathLike[str] | pa.Table, *, slots: bool = True
     ) -> Assigned:
-        """``assign`` what ``export`` wrote, or any Parquet file or ``pyarrow.Table`` with such columns.
+        """Assign the rows that ``export`` wrote, or of any Parquet file or ``pyarrow.Table`` with such
+        columns.
 
-        The optimizer's slots are taken where there are any; they must be of the same optimizer, unless
-        ``slots=False`` leaves them out. Rows that are there already and not in the source stay. Some rows are
-        in memory at a time, but all are checked before the first one changes. Warns where the optimizer goes
-        by the number of pushes, and the export's was another. Raises ``SpecError`` naming the column that
-        does not fit, and as ``assign`` does; ``CheckpointError`` for a file that cannot be read.
+        Takes the optimizer's slots where the source has them; they must be of the same optimizer.
+        ``slots=False`` leaves them out. Existing rows that the source lacks stay. Only part of the rows is in
+        memory at a time, but all are checked before the first change. Warns where the optimizer depends on
+        the number of pushes and the export had another. Raises ``SpecError`` naming the column that does not
+        fit, ``CheckpointError`` for an unreadable file, and what ``assign`` raises.
         """
         import pyarrow as pa
 
@@ -421,22 +433,21 @@ class Client:
         return row_files.import_rows(self, self._id(table), source, slots=slots)
 
     def erase(self, table: int | str, keys: NDArray[np.int64]) -> int:
-        """Remove the rows of these keys; returns how many had one.
+        """Remove the rows of these keys; return how many had one.
 
-        A key without a row reads what its table's initializer gives it. Raises ``KeyRangeError``, and
-        ``StorageError`` where the storage has no room for what must be written down of it.
+        A key without a row reads as its initial value. Raises ``KeyRangeError``, and ``StorageError`` where
+        the storage has no room for the tombstones.
         """
         return self._settled().erase(self._id(table), _keys(keys, "keys"))
 
     def slots(self, table: int | str) -> dict[str, int]:
-        """The optimizer's slots of a row, in order: how many numbers each has, ``dim`` for most."""
+        """Return the optimizer's slots of a row, in order: the numbers per slot, ``dim`` for most."""
         return dict(self._core.slots(self._id(table)))
 
     def read_rows(self, table: int | str, keys: NDArray[np.int64]) -> Rows:
-        """Rows by key with the optimizer's slots, duplicates included, each row as of one moment.
+        """Return rows by key with the optimizer's slots, duplicates included; each row is consistent.
 
-        Where a key has no row (``found``), they are those that a new row would have. Raises
-        ``KeyRangeError``.
+        A key without a row (``found``) reads as a new row. Raises ``KeyRangeError``.
         """
         core, table = self._settled(), self._id(table)
         found, rows, state = core.read_rows(table, _keys(keys, "keys"))
@@ -460,7 +471,7 @@ class Client:
         return names[table]
 
     def _state(self, table: int, slots: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-        """The slots of each row, one after the other."""
+        """Concatenate the slots of each row."""
         sizes = self.slots(table)
         if set(slots) != set(sizes):
             spec = self.spec(table)
@@ -482,9 +493,9 @@ class Client:
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def export_rows(self, table: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """All keys of a table that have a row, ``(n,)`` in no order, and their weights ``(n, dim)``.
+        """Return all keys of a table that have a row, ``(n,)`` unordered, and their weights ``(n, dim)``.
 
-        Optimizer slots are left out. Meant for a table that nobody pushes to meanwhile.
+        Leaves out the optimizer's slots. Meant for a table that is not pushed to meanwhile.
         """
         keys = self._settled().keys(table)
         dim = self.spec(table).dim
@@ -497,82 +508,82 @@ class Client:
     def save(
         self, directory: str | os.PathLike[str], *, since: str | os.PathLike[str] | None = None
     ) -> list[dict[str, Any]]:
-        """Put every server's files into an existing directory.
+        """Write every server's files into an existing directory.
 
-        The servers write them there themselves, or send them (``checkpoint_transfer``). Returns one entry a
-        file: ``file, table, server, servers, rows, version, bytes, checksum, spec``. Raises
-        ``CheckpointError``; then servers have no copies left that were meant for sending.
+        The servers write them there, or send them (``checkpoint_transfer``). Returns one entry per file:
+        ``file, table, server, servers, rows, version, bytes, checksum, spec``. Raises ``CheckpointError``;
+        servers keep no copies for sending then.
 
-        ``since`` is the directory of the last save or restore of these servers: then the files are
-        increments, with the rows written since and tombstones of the keys erased since, and their entries
-        have ``base`` (the checksum of the file that they follow) and ``tombstones`` too. Where a server
-        cannot tell what has changed since that one, because another was saved in between, the rows came from
-        another number of servers, or most of them were erased, its file has all rows and no ``base``.
+        ``since`` is the directory of the last save or restore of these servers. The files are then
+        increments: the rows written since and tombstones of the keys erased since. Their entries also have
+        ``base`` (the checksum of the file that they follow) and ``tombstones``. A server's file has all rows
+        and no ``base`` where the server cannot tell the changes, because of another save in between, rows
+        from another number of servers, or mostly erased rows.
         """
         last = "" if since is None else str(Path(since).absolute())
         saved: list[dict[str, Any]] = json.loads(self._settled().save(str(Path(directory).absolute()), last))
         return saved
 
     def restore(self, *directories: str | os.PathLike[str]) -> None:
-        """Load every table that was created from what ``save`` wrote, from any number of servers.
+        """Load every created table from files of ``save``, written by any number of servers.
 
-        An increment needs what it was made on: name all saves in their order, that of all rows first (of
-        published checkpoints, ``oe_runtime.checkpoint.chain`` finds them). A server changes nothing before
-        all files were verified. Several workers all restore the same; it is done once, when the last has
-        asked (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
+        An increment needs the saves that it builds on: name all in their order, the complete one first
+        (``oe_runtime.checkpoint.chain`` finds those of published checkpoints). A server changes nothing
+        before it has verified all files. Several workers must all make the same call; the last one restores
+        (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
         """
         self._settled().restore([str(Path(directory).absolute()) for directory in directories])
 
     def apply_increment(self, directory: str | os.PathLike[str]) -> None:
-        """Bring tables of this process, which nobody pushes to, from what was restored last to an increment.
+        """Bring tables of this process, which are not pushed to, from the last restore to an increment.
 
-        ``directory`` is what ``save`` with ``since`` that one wrote, from as many servers as this client has.
-        Nothing is loaded but the increment; what admission counts is left as it was. All files are verified
-        before the first row changes. Raises ``CheckpointError`` for one that does not follow; after a
-        ``StorageError`` only ``restore`` goes on.
+        ``directory`` was written by ``save`` with ``since`` that restore, by as many servers as this client
+        has. Reads only the increment; admission counts stay. Verifies all files before the first change.
+        Raises ``CheckpointError`` for one that does not follow; after a ``StorageError`` only ``restore``
+        helps.
         """
         self._core.apply_increment(str(Path(directory).absolute()))
 
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
-        """Mark what every table holds now as checkpoint ``batch``, in the storage of the servers.
+        """Mark the present state of every table as checkpoint ``batch`` in the servers' storage.
 
-        For ``pmem_libpmem``, whose rows outlive the servers. Nothing is copied: a push waits for
-        microseconds, and the checkpoint is durable soon after, or at return with ``wait``. ``batch`` must be
-        above that of the last one. The newest few are kept (``StorageSpec.kept_checkpoints``); while the one
-        before is not durable in every table of every server yet, this waits for it, so that there always is
-        one that all have. Call it between pushes; of several synchronous workers one calls
-        it, and it is of the batch that this one pushed last, with all workers' shares. Raises ``SpecError``
-        for a storage that keeps none, ``StorageError``.
+        For ``pmem_libpmem`` and ``dram_pmem``, whose rows outlive the servers. Nothing is copied: a push
+        waits for microseconds, and the checkpoint becomes durable soon after, or before the return with
+        ``wait``. ``batch`` must exceed the last one. The storage keeps the newest few
+        (``StorageSpec.kept_checkpoints``). This waits until the previous checkpoint is durable in every table
+        of every server, so that all servers always share one. Call it between pushes. With several
+        synchronous workers one of them calls it, and it covers the batch that this worker pushed last, with
+        all workers' parts. Raises ``StorageError``, and ``SpecError`` for a storage without checkpoints.
         """
         self._settled().checkpoint(batch, wait)
 
     def checkpoints(self) -> list[int]:
-        """The durable checkpoints in the servers' storage that every table of every server has, ascending."""
+        """Return the checkpoints that are durable in every table of every server, ascending."""
         return self._settled().checkpoints()
 
     def recover(self, batch: int | None = None) -> int:
         """Go back to a checkpoint in the servers' storage: ``batch``, or the newest that all have.
 
-        Create the tables first; servers that were started again find their rows with ``StorageSpec.recover``.
-        Pushes after the checkpoint are gone. Several workers all recover the same; it is done once, when the
-        last has asked. Returns its batch. Raises ``CheckpointError`` if not all have it; then nothing has
-        changed.
+        Create the tables first; restarted servers find their rows with ``StorageSpec.recover``. Later pushes
+        are lost. Several workers must all make the same call; the last one recovers. Returns the checkpoint's
+        batch. Raises ``CheckpointError`` unless all servers have it; nothing has changed then.
         """
         return self._settled().recover(batch)
 
     def evict(self) -> int:
-        """Remove the rows that ``TableSpec.eviction`` no longer keeps, in all tables; how many.
+        """Remove the rows that ``TableSpec.eviction`` no longer keeps, in all tables; return their number.
 
-        A save does so by itself. Pulls and pushes of other clients go on in between.
-        Raises ``StorageFull`` where the storage has no room for what must be written down of it: what was
-        evicted is gone, and after the next checkpoints there is room for the rest.
+        A save does so itself. Pulls and pushes of other clients go on in between. Raises ``StorageFull``
+        where the storage has no room for the tombstones: evicted rows are gone, and the next checkpoints make
+        room for the rest.
         """
         return self._settled().evict()
 
     def stats(self) -> dict[str, Any]:
-        """What the servers hold and did: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``.
+        """Return the servers' statistics: ``{"servers": [{index, pid, tables: {name: {rows, …}}, …}]}``.
 
-        ``tables`` are those of this client's job; ``jobs`` has those of all, ``{job: {name: …}}``.
+        ``tables`` are those of this client's job; ``jobs`` has the tables of all, ``{job: {name: …}}``. The
+        fields are described in `oe_runtime.server.metrics`.
         """
         servers = json.loads(self._settled().stats())
         for server in servers:
@@ -583,19 +594,19 @@ class Client:
         return {"servers": servers}
 
     def leave(self) -> None:
-        """Of several workers, this one has pushed its last batch: the others go on without it.
+        """Tell the other workers to go on without this one, which has pushed its last batch.
 
-        What it has pushed still counts, and it may still pull and save. A ``with`` block that ends without an
-        exception leaves; a client that is only closed is lost to the others (``Worker.on_lost``).
+        Its pushes still count, and it may still pull and save. A ``with`` block that ends without an
+        exception leaves. A client that is only closed counts as lost (``Worker.on_lost``).
         """
         self._settled().leave()
 
     def shutdown(self) -> None:
-        """End the servers, for all jobs, and this client."""
+        """End the servers, for all jobs, and close this client."""
         self._settled().shutdown()
 
     def close(self) -> None:
-        """End this client; the servers go on. May be called twice."""
+        """Close this client; the servers go on. May be called twice."""
         with contextlib.suppress(OeError):
             self.settle()
         self._core.close()

@@ -1,18 +1,18 @@
-"""What the runtime raises. The messages are for the person at the terminal."""
+"""The exceptions of the runtime. Their messages are for the person at the terminal."""
 
 from __future__ import annotations
 
 
 class OeError(RuntimeError):
-    """Base of all errors of the runtime."""
+    """Base class of all errors of the runtime."""
 
 
 class SpecError(OeError):
-    """A table, storage or call that cannot be: the message names the field and the value."""
+    """An invalid table, storage or call; the message names the field and the value."""
 
 
 class SpecMismatch(SpecError):
-    """A table of that name exists with another spec: the message names the field and both values."""
+    """A table of this name exists with another specification; the message names the field and both values."""
 
 
 class KeyRangeError(OeError):
@@ -28,11 +28,15 @@ class StorageError(OeError):
 
 
 class StorageFull(StorageError):
-    """No room for new rows, or none at all; the message says what is full and what makes room."""
+    """No room for new rows, or none at all; the message says what is full and how to make room."""
+
+
+class DataError(OeError):
+    """Training data that is absent, empty or broken; the message names the file and the line."""
 
 
 class CheckpointError(OeError):
-    """A checkpoint that is damaged, of another table, or cannot be written."""
+    """A checkpoint that is damaged, belongs to another table, or cannot be written."""
 
 
 class AuthError(OeError):
@@ -40,23 +44,23 @@ class AuthError(OeError):
 
 
 class ProtocolError(OeError):
-    """A peer that does not speak this protocol or this version of it."""
+    """A peer that does not speak this protocol, or another version of it."""
 
 
 class TooManyConnections(OeError):
-    """A server has as many connections as it takes; the message names it."""
+    """A server has reached its limit of connections; the message names it."""
 
 
 class WorkerLost(OeError):
-    """Another worker of the job is lost, or was waited for too long; the message names the ranks."""
+    """Another worker of the job is lost or kept this one waiting too long; the message names the ranks."""
 
 
 class TornError(OeError):
-    """A push may be in some tables or servers only: go back by recover or restore before anything else."""
+    """Only some tables or servers may have a push: go back by recover or restore before anything else."""
 
 
 class ServerLost(OeError):
-    """A server that does not answer any more; `endpoint` is its host:port, or "" in one process."""
+    """A server that no longer answers; `endpoint` is its host:port, or "" in one process."""
 
     def __init__(self, endpoint: str, message: str) -> None:
         """The message names the endpoint and says what to do."""

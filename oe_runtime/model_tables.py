@@ -33,11 +33,11 @@ def make_tables(
     also: Sequence[str] = (),
     first: bool = True,
 ) -> list[int]:
-    """Create tables on the servers; their ids.
+    """Create tables on the servers; return their ids.
 
-    Rows that are there already go on, which a warning says of the `first` of several workers; with ``fresh``
-    False it is meant. With True the tables are dropped before, and those of the names `also`: all workers of
-    a job say so, and it is done once. Raises SpecError where other clients use them.
+    Existing rows are kept. A warning says so in the `first` of several workers, unless ``fresh`` is False.
+    With ``fresh=True`` the tables, and those named in `also`, are dropped before; all workers of a job must
+    make this call, and it takes effect once. Raises SpecError where other clients use the tables.
     """
     if fresh:
         client.drop_tables([*(spec.name for spec in specs), *also])
@@ -48,7 +48,7 @@ def make_tables(
 
 
 def rows_on_servers(client: Client, names: Iterable[str]) -> dict[str, int]:
-    """How many rows the servers have of each of these tables; 0 of one that does not exist."""
+    """Return how many rows the servers have of each of these tables; 0 for one that does not exist."""
     servers = client.stats()["servers"]
     return {
         name: sum(server["tables"][name]["rows"] for server in servers if name in server["tables"])
@@ -60,8 +60,8 @@ def _warn(client: Client, names: Sequence[str]) -> None:
     for name, count in rows_on_servers(client, names).items():
         if count:
             warnings.warn(
-                f"table {name} exists with {count:,} rows, going on: they are of an earlier run, the model's "
-                "other weights are not; begin anew with fresh=True, or say fresh=False if that is meant",
+                f"table {name} exists with {count:,} rows, which are kept: they are of an earlier run, the "
+                "model's other weights are not; fresh=True drops them, fresh=False silences this warning",
                 stacklevel=5,
             )
 
@@ -69,7 +69,7 @@ def _warn(client: Client, names: Sequence[str]) -> None:
 def assign_all(
     client: Client, table: int, spec: TableSpec, matrix: Any, to_numpy: Callable[[Any], NDArray[Any]]
 ) -> None:
-    """Writes row i of a matrix as the row of key i; `to_numpy` makes an array of a slice of it."""
+    """Assign row i of a matrix to key i; `to_numpy` converts a slice of it to an array."""
     dtype = np.float64 if spec.dtype == "float64" else np.float32
     step = max(1, _PIECE // (np.dtype(dtype).itemsize * spec.dim))
     for begin in range(0, spec.input_dim, step):

@@ -1,4 +1,4 @@
-"""`python -m oe_runtime.report RUN_DIR`: a run as one HTML page, while it goes on or afterwards."""
+"""`python -m oe_runtime.report RUN_DIR`: a run as one HTML page, during the run or afterwards."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report and print its path; the exit status."""
     p = argparse.ArgumentParser(
         prog="python -m oe_runtime.report",
-        description=f"Write RUN_DIR/{FILE}: settings, results and curves of a training run, in one file that "
-        "needs nothing else. The trainer writes it at the end of a run by itself.",
+        description=f"Write RUN_DIR/{FILE}: settings, results and curves of a training run, in one "
+        "self-contained file. The trainer writes it at the end of a run.",
     )
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run directory of oe_runtime.train")
     p.add_argument("--stdout", action="store_true", help="print the page and write no file")

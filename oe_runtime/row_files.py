@@ -1,7 +1,7 @@
-"""A table's rows as Arrow record batches, and as a Parquet file: keys, rows, and the optimizer's slots.
+"""A table's rows as Arrow record batches and as a Parquet file: keys, rows, and the optimizer's slots.
 
-Not for checkpoints: those hold all tables of one moment, with what policies know, and any number of servers
-restores them (``Client.save``). This is for rows that come from elsewhere, or go there.
+For exchange with other programs. Checkpoints (``Client.save``) hold all tables of one moment with the state
+of policies, and any number of servers restores them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+import oe_runtime._core as _core
 from oe_runtime.errors import CheckpointError, SpecError
 from oe_runtime.rows import PARTS, Assigned, Rows, warn_of_cap
 from oe_runtime.spec import TableSpec
 
-_PIECE = 32 << 20  # bytes of values that are in memory at once, and of a row group
+_PIECE = 32 << 20  # bytes of values in memory at a time, and of a row group
 _SPEC = b"oe_runtime.table"  # the table's specification, JSON
-_PUSHES = b"oe_runtime.pushes"  # how many it had
-_KEYS_AT_ONCE = 1 << 26  # that are compared with each other
-# Whose updates depend on the number of the push.
-_COUNTING = ("adagrad_decay", "adam", "adam_async", "adamax", "adamw", "nadam")
+_PUSHES = b"oe_runtime.pushes"  # the table's number of pushes
+_KEYS_AT_ONCE = 1 << 26  # keys searched for duplicates at a time
 
 
 class _Client(Protocol):
@@ -58,7 +57,7 @@ class _Client(Protocol):
 
 
 def schema(client: _Client, table: int) -> pa.Schema:
-    """The columns ``key``, ``row`` and one for each slot; the metadata has the table's specification."""
+    """Return the columns ``key``, ``row`` and one per slot; the metadata has the table's specification."""
     spec = client.spec(table)
     value = pa.float64() if spec.dtype == "float64" else pa.float32()
     fields = [("key", pa.int64()), ("row", pa.list_(value, spec.dim))]
@@ -68,7 +67,7 @@ def schema(client: _Client, table: int) -> pa.Schema:
 
 
 def batches(client: _Client, table: int) -> Iterator[pa.RecordBatch]:
-    """All rows of a table, some at a time; each row as of one moment."""
+    """Yield all rows of a table in batches; each row is consistent."""
     columns = schema(client, table)
     piece = max(1, _PIECE // _bytes(client, table))
     for part in range(PARTS):
@@ -84,7 +83,7 @@ def batches(client: _Client, table: int) -> Iterator[pa.RecordBatch]:
 
 
 def export(client: _Client, table: int, path: Path, *, overwrite: bool) -> int:
-    """Write a Parquet file, which appears when it is whole; how many rows it has."""
+    """Write a Parquet file, which appears when it is complete; return its number of rows."""
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; name another file, or export with overwrite=True")
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
@@ -108,13 +107,13 @@ def export(client: _Client, table: int, path: Path, *, overwrite: bool) -> int:
 
 
 def import_rows(client: _Client, table: int, source: Path | pa.Table, *, slots: bool) -> Assigned:
-    """Assign the rows of a Parquet file or an Arrow table, which is checked before the first row changes."""
+    """Assign the rows of a Parquet file or an Arrow table, after checking all of them."""
     try:
         incoming = _Source(client, table, source, slots=slots)
         incoming.check()
         sums = [0, 0, 0]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the cap; said once, for all, below
+            warnings.simplefilter("ignore")  # one warning of the cap follows below
             for keys, rows, state in incoming.pieces():
                 counts = client.assign(table, keys, rows, state)
                 sums = [a + b for a, b in zip(sums, counts, strict=True)]
@@ -126,7 +125,7 @@ def import_rows(client: _Client, table: int, source: Path | pa.Table, *, slots: 
 
 
 class _Source:
-    """Rows that are to be assigned to a table, from a file or an Arrow table."""
+    """Rows to assign to a table, from a file or an Arrow table."""
 
     def __init__(self, client: _Client, table: int, source: Path | pa.Table, *, slots: bool) -> None:
         self._client, self._table = client, table
@@ -202,20 +201,21 @@ class _Source:
 
     def _warn_of_pushes(self) -> None:
         name = self._spec.optimizer["name"]
-        if not self._slots or name not in _COUNTING:
+        _, counts_pushes = _core.optimizers()[name]
+        if not self._slots or not counts_pushes:
             return
         pushes = (self._columns.metadata or {}).get(_PUSHES, b"").decode()
         now = str(_pushes(self._client, self._spec))
         if pushes not in ("", now):
             warnings.warn(
-                f"table '{self._spec.name}': optimizer {name} goes by the number of pushes, which was "
-                f"{pushes} at the export and is {now} of this table: its first updates differ from those of "
-                "a training that goes on; a checkpoint keeps the number",
+                f"table '{self._spec.name}': optimizer {name} depends on the number of pushes, which was "
+                f"{pushes} at the export and is {now} in this table: its first updates differ from those of "
+                "continued training; a checkpoint keeps the number",
                 stacklevel=5,
             )
 
     def pieces(self) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], dict[str, NDArray[Any]] | None]]:
-        """Keys, rows and slots, some at a time."""
+        """Yield keys, rows and slots in pieces."""
         names = ["key", "row", *self._slots]
         for batch in self._batches(names, max(1, _PIECE // _bytes(self._client, self._table))):
             sizes = {"row": self._spec.dim, **self._slots}
@@ -256,7 +256,7 @@ def _lists(values: NDArray[Any]) -> pa.Array:
 
 
 def _bytes(client: _Client, table: int) -> int:
-    """Of a key with all its values."""
+    """Return the bytes of a key with all its values."""
     spec = client.spec(table)
     return 8 + (spec.dim + sum(client.slots(table).values())) * (8 if spec.dtype == "float64" else 4)
 

@@ -45,10 +45,10 @@ class Rows(NamedTuple):
 
 
 def warn_of_cap(table: str, found: Assigned, *, stacklevel: int) -> None:
-    """Say which rows a cap has evicted for those assigned, or did not take."""
+    """Warn of rows that a cap evicted for assigned ones, or did not take."""
     if found.evicted or found.no_room:
         warnings.warn(
-            f"table '{table}' is full: its cap evicted {found.evicted} rows for those assigned, of which "
+            f"table '{table}' is full: its cap evicted {found.evicted} rows for the assigned ones, of which "
             f"{found.no_room} were not written; raise the cap, or assign fewer rows",
             stacklevel=stacklevel,
         )

@@ -1,4 +1,4 @@
-"""`python -m oe_runtime.serve`: answer TensorFlow Serving's requests with a model and rows of any size."""
+"""`python -m oe_runtime.serve`: answer TensorFlow Serving's requests with a model and its rows."""
 
 from __future__ import annotations
 
@@ -35,51 +35,53 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m oe_runtime.serve",
         description="Answer TensorFlow Serving's requests (POST /v1/models/NAME:predict, GET "
-        "/v1/models/NAME[/metadata], and gRPC) with a trained model. Its rows come from checkpoints, which "
-        "are followed while training writes them, or from running servers, which are only read. There is "
-        "neither encryption nor a password: what listens elsewhere than on loopback belongs behind a proxy.",
+        "/v1/models/NAME[/metadata], and gRPC) with a trained model. Its rows come from checkpoints, also "
+        "while training publishes new ones, or from running servers, read-only. There is neither encryption "
+        "nor a password: put a proxy in front where it listens on other addresses than loopback.",
     )
     parser.add_argument(
         "model",
         type=Path,
-        help="what save_serving_model wrote, the directory of a run, or a SavedModel with its rows inside",
+        help="a model of save_serving_model, the directory of a run, or a SavedModel that includes its rows",
     )
     parser.add_argument(
         "--rows",
         type=Path,
         metavar="DIR",
-        help="the checkpoints: a run's directory or its checkpoints/, or one checkpoint (default: the run's)",
+        help="checkpoints: a run's directory or its checkpoints/, or one checkpoint (default: the run's)",
     )
     parser.add_argument(
         "--servers",
         type=lambda text: text.split(","),
         metavar="HOST:PORT,…",
-        help="ask these running servers for rows; of --rows only the other weights are taken then",
+        help="ask these running servers for rows; --rows then only gives the other weights",
     )
-    parser.add_argument("--token-file", type=Path, help="the servers' token")
+    parser.add_argument("--token-file", type=Path, help="file with the servers' token")
     parser.add_argument("--tls", choices=TLS, default="auto", help="to the servers (default: %(default)s)")
-    parser.add_argument("--job", default="", help="whose tables they are, on servers of several jobs")
-    parser.add_argument("--name", default="model", help="of the model in requests (default: %(default)s)")
-    parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: %(default)s)")
+    parser.add_argument("--job", default="", help="the tables' job, on servers of several jobs")
+    parser.add_argument("--name", default="model", help="the model's name in requests (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8501, help="for HTTP (default: %(default)s; 0: any free)")
     parser.add_argument("--grpc-port", type=int, help="for gRPC (default: none; 0: any free)")
     parser.add_argument(
         "--refresh-seconds",
         type=float,
         default=10.0,
-        help="how often to look for a newer checkpoint (default: %(default)s; 0: never)",
+        help="seconds between looks for a newer checkpoint (default: %(default)s; 0: never)",
     )
     parser.add_argument(
         "--max-body-bytes",
         type=int,
         default=MAX_BODY_BYTES,
-        help="of a request, and of all larger ones that are computed at a time; JSON takes about forty "
-        "times as much memory (default: %(default)s)",
+        help="maximum size of a request, and of all larger requests in progress together; JSON takes about "
+        "forty times as much memory (default: %(default)s)",
     )
-    parser.add_argument("--storage", choices=STORAGES, default="dram", help="of rows (default: %(default)s)")
-    parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for it")
-    parser.add_argument("--storage-cache", type=int, default=0, metavar="BYTES", help="of dram_pmem")
-    parser.add_argument("--ready-file", type=Path, help="written when requests are answered: ports and pid")
+    parser.add_argument(
+        "--storage", choices=STORAGES, default="dram", help="memory of the rows (default: %(default)s)"
+    )
+    parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for --storage")
+    parser.add_argument("--storage-cache", type=int, default=0, metavar="BYTES", help="DRAM of dram_pmem")
+    parser.add_argument("--ready-file", type=Path, help="JSON file with ports and pid, written at the start")
     return parser
 
 
@@ -108,7 +110,7 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     from oe_runtime.serving.model import Model
     from oe_runtime.serving.rest import RestServer
 
-    if options.model.is_dir():  # else that is said at once
+    if options.model.is_dir():  # else Model.load refuses it at once
         with without_noise():
             import tensorflow  # noqa: F401
     storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)
@@ -140,12 +142,12 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
 
 
 def _wait(model: object, ended: threading.Event) -> None:
-    """Until the end; says what `watch` cannot read, once."""
+    """Wait for the end; report each problem of `watch` once."""
     said = ""
     while not ended.wait(1.0):
         problem = getattr(model, "problem", "")
         if problem and problem != said:
-            print(f"warning: still serving what there was: {problem}", file=sys.stderr, flush=True)
+            print(f"warning: still serving the previous checkpoint: {problem}", file=sys.stderr, flush=True)
         said = problem
 
 

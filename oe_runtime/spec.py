@@ -1,7 +1,7 @@
-"""What makes a table and where its rows live, as plain values.
+"""Tables, storage and workers as plain values.
 
-The C++ core checks them (one home for the rules): a wrong field raises ``SpecError`` from
-``Client.create_table`` or when a client or server opens its storage.
+The C++ core checks them, so that the rules have one home. A wrong field raises ``SpecError`` from
+``Client.create_table``, or when a client or server opens its storage.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import oe_runtime._core as _core
 from oe_runtime.errors import SpecError
 
-__all__ = ["DTYPES", "STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]
+__all__ = ["DTYPES", "OPTIMIZERS", "STORAGES", "TLS", "StorageSpec", "TableSpec", "Worker"]
 
-# Whether connections are encrypted; auto: those that leave the machine.
+# Encryption of connections; auto: only those that leave the machine.
 TLS = ("auto", "on", "off")
 
-# Of weights; see TableSpec.
+# Dtypes of weights; see TableSpec.
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+# Names for TableSpec.optimizer.
+OPTIMIZERS = tuple(_core.optimizers())
 
 # Kinds of memory for rows; see StorageSpec.
 STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "pmem_memkind")
@@ -42,7 +46,7 @@ def _mapping(where: str, field: str, value: Any) -> dict[str, Any]:
 
 
 def _json(where: str, fields: Mapping[str, Any]) -> str:
-    """NumPy's numbers and paths are values too."""
+    """Return fields as JSON, with NumPy's numbers and paths as values."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, os.PathLike):
@@ -61,37 +65,39 @@ def _json(where: str, fields: Mapping[str, Any]) -> str:
 class TableSpec:
     """An embedding table.
 
-    ``index`` is ``"hash"`` (any of the 2**64 keys; ``input_dim`` stays 0) or ``"array"`` (keys in
-    ``[0, input_dim)``). ``optimizer`` and ``initializer`` are flat mappings with a ``name`` and Keras's
-    parameter names; what is left out has Keras's default. The learning rate belongs to a push.
-    ``nonfinite_gradients`` says what a push does with a key whose gradient has NaN or infinity: ``"refuse"``
-    changes nothing and raises ``GradientError``, ``"skip"`` leaves that row as it is, ``"pass"`` gives it to
-    the optimizer unchecked, as Keras does. Servers count those that they refused or skipped.
+    ``index``: ``"hash"`` takes any of the 2**64 keys (``input_dim`` stays 0); ``"array"`` takes keys in ``[0,
+    input_dim)``.
 
-    ``dtype`` is that of the weights, one of ``DTYPES``. float64 rows are trained in float64 from gradients in
-    float64; pulls and gradients of all others are float32. bfloat16 and float16 rows keep the optimizer's
-    state in float32, and are updated in float32 and rounded stochastically (reproducibly, from the seed), so
-    that updates smaller than their resolution count.
+    ``optimizer`` and ``initializer`` are flat mappings with a ``name`` and Keras's parameter names; missing
+    parameters have Keras's defaults. The learning rate belongs to a push.
 
-    ``admission`` says which keys get a row: ``{"name": "counter", "filter_freq": n}`` those that were in
-    pushed batches n times, duplicates in a batch included, and ``{"name": "cbf", "filter_freq": n,
-    "max_element_size": m, "false_positive_probability": p}`` the same with a counting Bloom filter, which
-    takes ``1.44 * log2(1 / p)`` bytes an element and lets a key in too early with that probability. The push
-    that reaches n makes the row and updates it; until then the key reads ``default_value`` (0.0). Pulls do
-    not count. A counter counts at most ``max_keys`` keys (default 1e8, of the whole table) at a time, and
-    forgets first those that were not pushed lately; with ``global_step`` or ``ttl`` below, it also forgets
-    keys that were not pushed for as long as a row would live, or at most twice as long. They begin at zero
-    again.
+    ``nonfinite_gradients`` decides about keys whose gradient has NaN or infinity. ``"refuse"`` changes
+    nothing and raises ``GradientError``; ``"skip"`` leaves that row as it is; ``"pass"`` gives it to the
+    optimizer unchecked, as Keras does. Servers count refused and skipped ones.
 
-    ``eviction`` lists which rows go: ``{"name": "global_step", "steps_to_live": n}`` those whose last push is
-    more than n pushes of the table ago, ``{"name": "l2_weight", "threshold": t}`` those with half the sum of
-    squared weights below t, ``{"name": "ttl", "seconds": s}`` those not pushed for longer (where the server's
-    clock jumps by more than an hour, or the newest row is 30 days old when rows are loaded, all rows count as
-    pushed at that moment). They are looked for before a save, by ``Client.evict`` and, with ``"every_steps":
-    k``, in a sixteenth of the table during every k pushes, a little after each. ``{"name": "cap", "max_rows":
-    n, "policy": "lru"}`` (or ``max_bytes``, or ``"lfu"``) holds each server to its share of n: a new row
-    makes another one go that is not in the batch, and a key for which there is no place has no row. Servers
-    count all of it. An evicted key is as one that never came, but for what a cbf has counted.
+    ``dtype`` is the dtype of the weights, one of ``DTYPES``. float64 rows are trained in float64 from float64
+    gradients; pulls and gradients of all others are float32. bfloat16 and float16 rows keep the optimizer's
+    state in float32. They are updated in float32 and rounded stochastically (reproducibly, from the seed), so
+    that updates below their resolution count.
+
+    ``admission`` decides which keys get a row. ``{"name": "counter", "filter_freq": n}``: keys that occurred
+    n times in pushed batches, duplicates included. ``{"name": "cbf", "filter_freq": n, "max_element_size": m,
+    "false_positive_probability": p}``: the same with a counting Bloom filter, which takes ``1.44 * log2(1 /
+    p)`` bytes per element and admits a key too early with that probability. The n-th push creates the row and
+    updates it; until then the key reads ``default_value`` (0.0). Pulls do not count. A counter counts at most
+    ``max_keys`` keys (default 1e8, of the whole table) and first forgets those not pushed lately. With
+    ``global_step`` or ``ttl`` below it also forgets keys not pushed for as long as a row would live, or at
+    most twice as long. Forgotten keys start again at zero.
+
+    ``eviction`` lists the rules by which rows are removed. ``{"name": "global_step", "steps_to_live": n}``:
+    rows whose last push is more than n pushes of the table ago. ``{"name": "l2_weight", "threshold": t}``:
+    rows with half the sum of squared weights below t. ``{"name": "ttl", "seconds": s}``: rows not pushed for
+    longer; where the server's clock jumps by more than an hour, or the newest row is 30 days old at loading,
+    all rows count as pushed at that moment. These rules run before a save, by ``Client.evict`` and, with
+    ``"every_steps": k``, on a sixteenth of the table during every k pushes, a little after each. ``{"name":
+    "cap", "max_rows": n, "policy": "lru"}`` (or ``max_bytes``, or ``"lfu"``) limits each server to its share
+    of n: a new row evicts another one that is not in the batch, and a key without room gets no row. Servers
+    count all of these. An evicted key is like a new one, except for the counts of a cbf.
     """
 
     name: str
@@ -106,7 +112,7 @@ class TableSpec:
     eviction: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> str:
-        """The specification as a JSON object; ``SpecError`` if a value has no JSON form."""
+        """Return the specification as a JSON object; ``SpecError`` if a value has no JSON form."""
         where = f"table {self.name!r}"
         fields: dict[str, Any] = {
             "name": self.name,
@@ -130,7 +136,7 @@ class TableSpec:
 
     @classmethod
     def from_json(cls, text: str | Mapping[str, Any]) -> TableSpec:
-        """The inverse of ``to_json``; takes the text or the parsed object."""
+        """Return the inverse of ``to_json``; takes the text or the parsed object."""
         fields = json.loads(text) if isinstance(text, str) else dict(text)
         try:
             return cls(**fields)
@@ -140,22 +146,22 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """Where rows live: one of ``STORAGES``.
+    """The memory of the rows: one of ``STORAGES``.
 
-    ``"dram"``; ``"pmem_libpmem"``: persistent memory, in the directory ``path``; ``"dram_pmem"``: the same
-    with the rows that are used most in ``cache_bytes`` of DRAM, for all tables of one server together;
-    ``"pmem_memkind"``: persistent memory or CXL memory as NUMA nodes, or a file without a name in ``path``,
-    neither of which outlives the process.
+    ``"dram"``. ``"pmem_libpmem"``: persistent memory, in the directory ``path``. ``"dram_pmem"``: the same,
+    with the most used rows in ``cache_bytes`` of DRAM, for all tables of a server together.
+    ``"pmem_memkind"``: persistent or CXL memory as NUMA nodes, or an unnamed file in ``path``; neither
+    outlives the process.
 
-    ``capacity_bytes`` caps the rows of all tables of one server; 0 means no cap. For ``"pmem_libpmem"`` and
-    ``"dram_pmem"``, ``recover`` opens the tables that the directory holds (otherwise they are removed, and
-    all start empty), and ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server) of
-    ``Client.checkpoint`` are kept. A row that changes between two checkpoints takes one more place for each
-    kept one and for the next. Where a storage does not have these places, new rows are refused
-    (``StorageFull``), and updates and evictions go on.
+    ``capacity_bytes`` caps the rows of all tables of a server; 0 means no cap. For ``"pmem_libpmem"`` and
+    ``"dram_pmem"``, ``recover`` opens the tables in the directory (otherwise they are removed and all start
+    empty), and ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server) of
+    ``Client.checkpoint`` are kept. A row that changes between two checkpoints takes one more slot for each
+    kept checkpoint and for the next. Where a storage lacks these slots, it refuses new rows
+    (``StorageFull``); updates and evictions go on.
 
-    ``weights_only`` leaves out what optimizers and policies keep in rows: for tables that are restored from
-    files and read. They refuse pushes, saves and checkpoints.
+    ``weights_only`` leaves out the state of optimizers and policies: for tables that are restored from files
+    and only read. They refuse pushes, saves and checkpoints.
     """
 
     type: str = "dram"
@@ -167,12 +173,12 @@ class StorageSpec:
     weights_only: bool = False
 
     def to_json(self) -> str:
-        """The storage as a JSON object; ``SpecError`` if a value has no JSON form."""
+        """Return the storage as a JSON object; ``SpecError`` if a value has no JSON form."""
         return _json("storage", asdict(self))
 
 
 def persistence_note(storage: str, path: str | os.PathLike[str], is_pmem: bool) -> str:
-    """What is to be said, once, where rows do not lie on persistent memory; empty where there is nothing."""
+    """Return a notice where rows are not on persistent memory; empty if they are."""
     if not path:
         return ""
     if storage == "pmem_memkind":
@@ -184,22 +190,24 @@ def persistence_note(storage: str, path: str | os.PathLike[str], is_pmem: bool) 
 
 @dataclass(frozen=True)
 class Worker:
-    """Which worker of a job a client is: ``rank``, from 0, of ``of``. All must say the same but for ``wait``.
+    """The place of a client among the workers of a job: ``rank``, from 0, of ``of``.
 
-    ``mode`` is ``"sync"``: the servers hold each worker's push of a batch until those of all are there, sum
-    them by key in the order of the ranks, and apply them as one push, so that the rows are those of one
-    worker with the whole batch, and the same bits whoever comes first. What a worker asks of those rows after
-    its own push waits for that: the next pull, a save, a checkpoint. A worker that has nothing in a batch
-    pulls and pushes empty arrays. Or it is ``"async"``: a push is applied when it comes, and with
-    ``staleness`` s a pull waits until no other worker is more than s pushes behind.
+    All workers must agree on everything except ``rank`` and ``wait``.
 
-    ``on_lost`` says what happens when a worker's connection ends without ``Client.leave``: with ``"stop"``
-    the others get ``WorkerLost`` when they wait for it or push, until all go back to a checkpoint together;
-    with ``"continue"`` they go on without it, and (``"sync"``) it takes part again when all go back to a
-    checkpoint. ``wait`` is how many seconds a request may wait for other workers before it raises
-    ``WorkerLost``. ``generation`` counts the starts of all workers together: those of a higher one take the
-    places of all of an earlier one, who get ``WorkerLost`` from then on, also where their connections are
-    still open because their host has vanished.
+    ``mode`` ``"sync"``: the servers hold each worker's push of a batch until all have arrived, sum them by
+    key in the order of ranks, and apply them as one push. The rows are those of one worker with the whole
+    batch, and the same bits in any order of arrival. A worker's next pull, save or checkpoint after its push
+    waits for that. A worker without a part of a batch pulls and pushes empty arrays. ``"async"``: a push is
+    applied on arrival; with ``staleness`` s a pull waits until no other worker is more than s pushes behind.
+
+    ``on_lost`` decides what happens when a worker's connection ends without ``Client.leave``. ``"stop"``: the
+    others get ``WorkerLost`` when they wait for it or push, until all go back to a checkpoint together.
+    ``"continue"``: they go on without it; in mode ``"sync"`` it takes part again when all go back to a
+    checkpoint.
+
+    ``wait``: seconds that a request may wait for other workers before it raises ``WorkerLost``.
+    ``generation`` counts the starts of all workers together. Workers of a higher generation take the places
+    of earlier ones, which get ``WorkerLost`` from then on, even where a vanished host left connections open.
     """
 
     rank: int
@@ -211,5 +219,5 @@ class Worker:
     generation: int = 0
 
     def to_json(self) -> str:
-        """The worker as a JSON object; ``SpecError`` if a value has no JSON form."""
+        """Return the worker as a JSON object; ``SpecError`` if a value has no JSON form."""
         return _json(f"worker {self.rank!r}", asdict(self))

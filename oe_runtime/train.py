@@ -11,7 +11,7 @@ from oe_runtime.training.run import run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the trainer; returns its exit status (see --help)."""
+    """Run the trainer; return its exit status (see --help)."""
     return run(parse(argv))
 
 

@@ -1,3 +1,3 @@
 """Observes hosts, plans what they need, applies it, and launches training on them."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -22,10 +22,18 @@ _NOT_OURS = ("__autograph_generated_file*", "__pycache__")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let SIGINT through, and give the run a temporary directory of its own.
+    """Refuse another clone's packages, let SIGINT through, and give the run a temporary directory of its own.
 
     Started in the background of a shell, the tests and all that they start would ignore SIGINT.
     """
+    for package in ("provision", "oe_runtime"):  # an editable installation comes before the current directory
+        found = find_spec(package)
+        origin = Path(found.origin).resolve().parents[1] if found and found.origin else None
+        if origin != Path(__file__).resolve().parents[1]:
+            raise pytest.UsageError(
+                f"{package}: this Python has it from {origin or 'nowhere'}, not from this clone; run "
+                "tools/setup.sh test here, then .venv/bin/python -m pytest"
+            )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # the processes of pytest-xdist inherit it

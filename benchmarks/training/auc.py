@@ -4,9 +4,9 @@ On real Criteo rows, or generated ones with a planted signal (--data generate:RO
 command trains on nine tenths and evaluates on the rest. Runs are appended to a file of JSON lines, so that
 they can be made in pieces; the report has all of them.
 
-"stock by row" is stock Keras whose optimizer does with an embedding what tables do (docs/decisions.md): the
-gradients of equal ids are summed first, and rows that are not in the batch stay as they are. Where it agrees
-with served and stock does not, that is why.
+"stock by row" is stock Keras whose optimizer treats an embedding as tables do: it sums the gradients of equal
+ids first, and leaves rows that are not in the batch as they are. Where it agrees with served and stock does
+not, that is why (docs/design/decisions/equal-ids-are-summed.md).
 """
 
 from __future__ import annotations

@@ -5,12 +5,10 @@
 """
 
 from oe_runtime.checkpoint.store import (
-    FORMAT,
     MANIFEST,
     Checkpoint,
     chain,
     latest,
-    problems,
     publish,
     published,
     read,
@@ -19,12 +17,10 @@ from oe_runtime.checkpoint.store import (
 )
 
 __all__ = [
-    "FORMAT",
     "MANIFEST",
     "Checkpoint",
     "chain",
     "latest",
-    "problems",
     "publish",
     "published",
     "read",

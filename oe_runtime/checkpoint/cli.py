@@ -1,7 +1,7 @@
-"""``python -m oe_runtime.checkpoint``: look at checkpoints, compare and rewrite them, without a server.
+"""``python -m oe_runtime.checkpoint``: show, verify, compare and rewrite checkpoints, without a server.
 
-Where a checkpoint is asked for, a directory that ``Client.save`` wrote does as well, except for ``reshard``.
-Exit status: 0 fine, 1 an error or, of ``verify``, problems, 2 differences found by ``diff``.
+A directory that ``Client.save`` wrote works like a checkpoint, except for ``reshard``. Exit status: 0
+success; 1 an error, or problems found by ``verify``; 2 differences found by ``diff``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from oe_runtime.checkpoint.saved import Saved, checkpoints_at, describe_storage
 from oe_runtime.checkpoint.verification import fields, problems_of, verify
 from oe_runtime.errors import CheckpointError, OeError
 
-_MEMORY = 1024  # MiB that a comparison uses for rows
+_MEMORY = 1024  # MiB for rows in a comparison
 _PATIENCE = 600.0  # seconds that `reshard` waits for a run that publishes in the same directory
-MOST_SERVERS = 1024  # each has a file that is open while they are written
+MOST_SERVERS = 1024  # each has an open file while they are written
 _ALL = sys.maxsize  # how many checkpoints `reshard` keeps
 _ENTRY = ("file", "table", "server", "servers", "rows", "version", "bytes", "checksum", "spec")
 
@@ -33,7 +33,7 @@ _ENTRY = ("file", "table", "server", "servers", "rows", "version", "bytes", "che
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """What is in a table file, a checkpoint, or every checkpoint of a run; as JSON has it."""
+    """Return the content of a table file, a checkpoint, or every checkpoint of a run, as JSON values."""
     if path.is_file():
         return {"file": str(path), **json.loads(_core.table_file(str(path)))}
     places = checkpoints_at(path)
@@ -91,7 +91,7 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
             if item["pool"]:
                 note = f"rows in {describe_storage(item['pool'])}"
             if item["problems"]:
-                note = "damaged: oeprov checkpoint verify says what"
+                note = "damaged; see oeprov checkpoint verify"
             total = sum(table["rows"] for table in tables)
             name = Path(item["path"]).name
             rows.append(tuple(map(str, (name, item["step"], len(tables), total, servers, size, note))))
@@ -143,7 +143,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterable[str]:
 
 
 def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, Any]:
-    """What differs between two checkpoints, of any numbers of servers; as JSON has it."""
+    """Return the differences of two checkpoints, of any numbers of servers, as JSON values."""
     left, right = (Saved.open(_one(path)).require_rows() for path in (before, after))
     tables: dict[str, dict[str, Any]] = {}
     for name in sorted({*left.files, *right.files}):
@@ -167,12 +167,12 @@ def diff(before: Path, after: Path, memory: int = _MEMORY << 20) -> dict[str, An
 
 
 def _one(path: Path) -> Path:
-    """The checkpoint itself, or the newest of a run."""
+    """Return the checkpoint itself, or the newest one of a run."""
     return checkpoints_at(path)[-1]
 
 
 def _files(left: Saved, right: Saved) -> list[str]:
-    """The files of both, that are no table's, whose checksums differ or that one lacks."""
+    """Return the other files whose checksums differ or that only one side has."""
     if left.found is None or right.found is None:
         return []
     sums = [
@@ -213,11 +213,11 @@ def _show_diff(found: Mapping[str, Any]) -> Iterable[str]:
 
 
 def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
-    """Publish a checkpoint anew, its tables as `servers` servers would have saved them; its path.
+    """Publish a checkpoint again, with its tables as `servers` servers would save them; return its path.
 
-    Under `output`, or beside the old one, as a newer checkpoint of the same step. Increments become whole.
-    The old checkpoint stays. Raises CheckpointError for one with problems or without rows, and then nothing
-    is published.
+    Goes under `output`, or beside the old one as a newer checkpoint of the same step. Increments become
+    complete. The old checkpoint stays. Raises CheckpointError for one with problems or without rows; nothing
+    is published then.
     """
     if not 1 <= servers <= MOST_SERVERS:
         raise CheckpointError(f"{servers} servers are not between 1 and {MOST_SERVERS}")

@@ -16,16 +16,16 @@ from oe_runtime.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Saved:
-    """A published checkpoint, or the files of tables in another directory."""
+    """A published checkpoint, or the table files in another directory."""
 
     path: Path
     found: store.Checkpoint | None
-    files: Mapping[str, Sequence[Mapping[str, Any]]]  # of each table, by server: what their headers say
+    files: Mapping[str, Sequence[Mapping[str, Any]]]  # by table: the headers of its files, by server
     problems: Sequence[str] = field(default=())
 
     @classmethod
     def open(cls, path: Path) -> Saved:
-        """Reads manifest and headers; ``problems`` are those of table files that cannot be read."""
+        """Read manifest and headers; ``problems`` are those of unreadable table files."""
         found = store.read(path) if (path / store.MANIFEST).exists() else None
         names = sorted(path.glob("*.oet"))
         if found is None and not names:
@@ -48,40 +48,40 @@ class Saved:
 
     @cached_property
     def directories(self) -> list[str]:
-        """Itself, after what it is an increment on. Raises CheckpointError for a base that is missing."""
+        """Itself, after its bases. Raises CheckpointError for a missing base."""
         paths = [self.path] if self.found is None else store.chain(self.path)
         return [str(path) for path in paths]
 
     def chains(self, table: str) -> list[list[str]]:
-        """Each server's files of a table, oldest first. Raises CheckpointError for one that is missing."""
+        """Return each server's files of a table, oldest first. Raises CheckpointError for a missing one."""
         return _core.table_chains(self.directories, table)
 
     @property
     def pool(self) -> Mapping[str, Any] | None:
-        """Of a run's checkpoint whose rows are in its servers' storage: where (oe_runtime.training)."""
+        """The servers' storage that holds the rows of a run's checkpoint, if they are not in files."""
         pool = None if self.found is None else self.found.manifest.get("pool")
         return pool if isinstance(pool, dict) else None
 
     @property
     def others(self) -> dict[str, int]:
-        """The files that are no table's, with their bytes, as the manifest has them."""
+        """The files that belong to no table, with their bytes in the manifest."""
         listed = {} if self.found is None else self.found.manifest["files"]
         return {
             name: item["bytes"] for name, item in listed.items() if not name.endswith((".oet", ".oet.filter"))
         }
 
     def require(self) -> Saved:
-        """Itself; CheckpointError if a table file cannot be read."""
+        """Return itself. Raises CheckpointError if a table file cannot be read."""
         for problem in self.problems:
             raise CheckpointError(problem)
         return self
 
     def require_rows(self) -> Saved:
-        """The same; CheckpointError too if its rows are elsewhere."""
+        """Return itself. Raises CheckpointError also if its rows are not in files."""
         if self.pool is not None:
             raise CheckpointError(
                 f"{self.path} has its rows in {describe_storage(self.pool)}, not in files; with "
-                "training_export_checkpoints: N every Nth checkpoint of a job has them in files"
+                "training_export_checkpoints: N every Nth checkpoint of a job has its rows in files"
             )
         return self.require()
 

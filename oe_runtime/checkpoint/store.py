@@ -1,13 +1,13 @@
-"""Checkpoints on disk: a directory that appears whole or not at all, and describes itself.
+"""Checkpoint directories, which appear complete or not at all, and describe themselves.
 
     checkpoints/
       step-0000001000/
-        manifest.json        format, step, every file with bytes and SHA-256, of an increment the name of its
-                             base with the SHA-256 of that one's manifest, and what the writer added
+        manifest.json        format, step, every file with bytes and SHA-256; for an increment the name of its
+                             base with the SHA-256 of that manifest; and the fields that the writer added
         …                    the files: table rows, dense weights
 
-A checkpoint is written beside its place under another name, flushed to the device, and renamed into place,
-so that a crash at any moment leaves the previous one the latest. Nothing here needs a server or TensorFlow.
+A checkpoint is written under another name beside its place, flushed to the device, and renamed. A crash at
+any moment leaves the previous one the latest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @property
     def base(self) -> Path | None:
-        """Of an increment: where the checkpoint is that it was made on."""
+        """The path of the checkpoint that this increment builds on; None for a complete one."""
         base = self.manifest.get("base")
         return self.path.parent / base["name"] if base else None
 
@@ -65,15 +65,16 @@ def publish(
     base: Path | None = None,
     patience: float = 0,
 ) -> Path:
-    """Publish what `write` puts into a directory as the checkpoint of `step`; its path.
+    """Publish the files that `write` makes as the checkpoint of `step`; return its path.
 
-    `write(path)` fills the empty directory `path` and returns what the manifest shall hold besides the files.
-    The `keep` newest checkpoints stay, and `spare`, and those that they are increments on; older ones are
-    removed. A second checkpoint of the same step is newer than the first. `base` is the checkpoint of the
-    same directory that this one is an increment on (``Client.save`` with ``since``). Another process that
-    publishes there is waited for, up to `patience` seconds.
-    Raises CheckpointError when the file system refuses or another process still publishes there; what `write`
-    raises passes through. Either way nothing is published and the earlier checkpoints are untouched.
+    `write(path)` fills the empty directory `path` and returns additional fields for the manifest. The `keep`
+    newest checkpoints stay, with `spare` and all bases of these; older ones are removed. A second checkpoint
+    of the same step is newer than the first. `base` is the checkpoint in the same directory that this
+    increment builds on (``Client.save`` with ``since``). Waits up to `patience` seconds for another process
+    that publishes there.
+
+    Raises CheckpointError when the file system refuses or another process still publishes there; errors of
+    `write` pass through. In both cases nothing is published and earlier checkpoints are untouched.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -112,7 +113,7 @@ def _publish(
     final = directory / (f"step-{step:010d}.{again}" if again else f"step-{step:010d}")
     partial = directory / f"{_PARTIAL}{final.name}"
     try:
-        for leftover in directory.glob(f"{_PARTIAL}*"):  # of a run that died while writing
+        for leftover in directory.glob(f"{_PARTIAL}*"):  # of a process that died while writing
             shutil.rmtree(leftover)
         partial.mkdir()
     except OSError as error:
@@ -149,26 +150,26 @@ def _publish(
 
 
 def _remove(path: Path) -> None:
-    # Half a removed checkpoint must not be taken for a whole one; the next publish clears what is left.
+    # A partly removed checkpoint must not look complete; the next publish removes the rest.
     with contextlib.suppress(OSError):
         shutil.rmtree(path.rename(path.with_name(f"{_PARTIAL}{path.name}")))
 
 
 def remove_from(directory: Path, step: int) -> None:
-    """Remove the checkpoints of `step` and of later ones."""
+    """Remove the checkpoints of `step` and of later steps."""
     for path in published(directory):
         if _order(path)[0] >= step:
             _remove(path)
 
 
 def latest(directory: Path) -> Checkpoint | None:
-    """The newest checkpoint under `directory`, or None. CheckpointError when its manifest cannot be read."""
+    """Return the newest checkpoint under `directory`, or None. Raises CheckpointError for a bad manifest."""
     found = published(directory)
     return read(found[-1]) if found else None
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint at `path`, its files not looked at. Raises CheckpointError naming file and field."""
+    """Read the manifest of the checkpoint at `path`. Raises CheckpointError naming file and field."""
     file = path / MANIFEST
     try:
         with _open(file) as stream:
@@ -208,9 +209,9 @@ def read(path: Path) -> Checkpoint:
 
 
 def chain(path: Path) -> list[Path]:
-    """The checkpoints that make up the one at `path`: itself, after those that it is an increment on.
+    """Return the checkpoints that make up the one at `path`: its bases, oldest first, and itself.
 
-    Raises CheckpointError naming a base that is missing or another one than it was.
+    Raises CheckpointError naming a base that is missing or was replaced.
     """
     found = read(path)
     paths = [path]
@@ -235,7 +236,7 @@ def chain(path: Path) -> list[Path]:
 
 
 def problems(found: Checkpoint) -> Iterator[str]:
-    """What of the files is not as the manifest says, one line each that names the file and the field."""
+    """Yield one line per file that differs from the manifest; each names the file and the field."""
     for name, wanted in found.manifest["files"].items():
         file = found.path / name
         try:
@@ -250,7 +251,7 @@ def problems(found: Checkpoint) -> Iterator[str]:
 
 
 def verify(path: Path) -> Checkpoint:
-    """Compare every file with its size and SHA-256 in the manifest. CheckpointError names the file."""
+    """Compare every file with the manifest. Raises CheckpointError naming the file."""
     found = read(path)
     for problem in problems(found):
         raise CheckpointError(problem)
@@ -258,7 +259,7 @@ def verify(path: Path) -> Checkpoint:
 
 
 def published(directory: Path) -> list[Path]:
-    """The checkpoints under `directory`, oldest first."""
+    """Return the checkpoints under `directory`, oldest first."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = [p for p in directory.iterdir() if _NAME.fullmatch(p.name) and p.is_dir()]
         return sorted(found, key=_order)
@@ -266,7 +267,7 @@ def published(directory: Path) -> list[Path]:
 
 
 def _unneeded(directory: Path, keep: int, spare: Path | None) -> list[Path]:
-    """All but the newest, `spare`, and what these are increments on."""
+    """Return all checkpoints except the newest, `spare`, and the bases of these."""
     paths = published(directory)
     needed = {*paths[-keep:], *([] if spare is None else [spare])}
     for path in reversed(paths):
@@ -284,7 +285,7 @@ def _order(path: Path) -> tuple[int, int]:
 
 
 def _open(file: Path) -> BinaryIO:
-    """A regular file, to read; OSError for a pipe or a device in its place, for which it does not wait."""
+    """Open a regular file. Raises OSError for a pipe or a device in its place, without waiting for it."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except BlockingIOError:  # somebody has a lease (NFS, Samba), which only regular files have
@@ -296,7 +297,7 @@ def _open(file: Path) -> BinaryIO:
 
 
 def _sum(file: Path, expected: int | None = None) -> tuple[int, str]:
-    """Bytes and SHA-256; a file of another size than `expected` is not read."""
+    """Return bytes and SHA-256; a file of another size than `expected` is not read."""
     digest, size = hashlib.sha256(), 0
     with _open(file) as stream:
         if expected is not None and (there := os.fstat(stream.fileno()).st_size) != expected:

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, or with the pools of a server that is not running."""
+"""Damage in checkpoints, and in the pools of servers that are not running."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from oe_runtime.errors import CheckpointError
 
 
 def verify(path: Path) -> list[str]:
-    """Every problem of a table file, a checkpoint, all checkpoints of a run, or pools, a line each.
+    """Return every problem of a table file, a checkpoint, all checkpoints of a run, or pools, as lines.
 
-    Of pools (``pmem_libpmem``, ``dram_pmem``), `path` is the storage directory of servers, or one above it.
+    For pools (``pmem_libpmem``, ``dram_pmem``), `path` is the storage directory of servers, or one above it.
     """
     if path.is_file():
-        return list(of_file(path))
+        return list(file_problems(path))
     places = checkpoints_at(path)
-    if places == [path] and (problems := of_pools(path)) is not None:
+    if places == [path] and (problems := pool_problems(path)) is not None:
         return problems
     return [problem for place in places for problem in problems_of(place)]
 
 
 def problems_of(place: Path) -> list[str]:
-    """The same of one checkpoint. Pools, which a shared directory may have of anybody, are not looked for."""
+    """Return every problem of one checkpoint. Pools in a shared directory are not looked for."""
     try:
-        return list(dict.fromkeys(of_checkpoint(Saved.open(place))))
+        return list(dict.fromkeys(checkpoint_problems(Saved.open(place))))
     except CheckpointError as error:
         return [str(error)]
 
 
-def of_checkpoint(saved: Saved) -> Iterable[str]:
-    """A line each that names file and field; every checksum is compared."""
+def checkpoint_problems(saved: Saved) -> Iterable[str]:
+    """Yield lines that name file and field; every checksum is compared."""
     listed: set[str] = set()
     if saved.found is not None:
         yield from store.problems(saved.found)
@@ -56,16 +56,16 @@ def of_checkpoint(saved: Saved) -> Iterable[str]:
             if not isinstance(name, str) or name not in listed:
                 yield f"{saved.path / store.MANIFEST}: tables: {name!r} is not in files"
             else:
-                yield from _of_entry(saved, entry)
+                yield from _entry_problems(saved, entry)
 
 
-def of_file(path: Path) -> Iterable[str]:
-    """The same of one table file."""
+def file_problems(path: Path) -> Iterable[str]:
+    """Yield the problems of one table file."""
     return _failure(partial(_core.verify_table_file, str(path)))
 
 
-def of_pools(path: Path) -> list[str] | None:
-    """The same of all pools below a directory, every row included; None where there is none.
+def pool_problems(path: Path) -> list[str] | None:
+    """Return the problems of all pools below a directory, every row included; None without pools.
 
     Raises StorageError for a directory that a server uses.
     """
@@ -75,12 +75,12 @@ def of_pools(path: Path) -> list[str] | None:
     return [problem for directory in directories for problem in _core.verify_pools(str(directory))]
 
 
-def _of_entry(saved: Saved, entry: Mapping[str, Any]) -> Iterable[str]:
-    """Where the manifest says something else of a table file than its header."""
+def _entry_problems(saved: Saved, entry: Mapping[str, Any]) -> Iterable[str]:
+    """Yield where the manifest differs from the header of a table file."""
     infos = (info for files in saved.files.values() for info in files)
     info = next((info for info in infos if info["file"] == entry["file"]), None)
     if info is None:
-        return  # it cannot be read, which was said
+        return  # unreadable, which is reported already
     where = f"{saved.path / store.MANIFEST}: tables: {entry['file']}"
     said = {**entry}
     counts = said.pop("filter", None)
@@ -88,12 +88,12 @@ def _of_entry(saved: Saved, entry: Mapping[str, Any]) -> Iterable[str]:
         if value != (there := fields(info).get(field)):
             yield f"{where}: {field} is {value!r}, but the file has {there!r}"
     if counts is not None:
-        there = _filter_of(saved, info)
+        there = _filter_entry(saved, info)
         if counts != there:
             yield f"{where}: filter is {counts!r}, but there is {there!r}"
 
 
-def _filter_of(saved: Saved, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _filter_entry(saved: Saved, info: Mapping[str, Any]) -> Mapping[str, Any] | None:
     file = saved.path / f"{info['file']}.filter"
     try:
         with file.open("rb") as stream:
@@ -105,7 +105,7 @@ def _filter_of(saved: Saved, info: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 
 def fields(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Of nested objects, the values by their dotted names."""
+    """Flatten nested objects to values by dotted names."""
     flat: dict[str, Any] = {}
     for name, value in spec.items():
         if isinstance(value, Mapping):

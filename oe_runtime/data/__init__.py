@@ -4,13 +4,13 @@ from oe_runtime.data.batches import (
     Source,
     Split,
     holdout_batches,
+    make_split,
     open_source,
     range_batches,
-    split_of,
     training_batches,
 )
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
+from oe_runtime.errors import DataError
 
 __all__ = [
     "Batch",
@@ -20,8 +20,8 @@ __all__ = [
     "field_cardinalities",
     "field_rows",
     "holdout_batches",
+    "make_split",
     "open_source",
     "range_batches",
-    "split_of",
     "training_batches",
 ]

@@ -29,17 +29,17 @@ class StreamingAuc:
         self._loss -= float(np.log(np.where(positive, p, 1 - p)).sum())
 
     def gather(self, total: Callable[[NDArray[np.generic]], NDArray[np.generic]]) -> None:
-        """Replace what was counted by what `total` makes of it: the sum over several processes."""
+        """Replace the counts by `total` of them: the sum over several processes."""
         self._counts = total(self._counts).astype(np.int64)
         self._loss = float(total(np.array([self._loss]))[0])
 
     @property
     def rows(self) -> int:
-        """How many predictions were added."""
+        """The number of predictions added."""
         return int(self._counts.sum())
 
     def result(self) -> float:
-        """The AUC; 0.5 as long as only one class was seen."""
+        """Return the AUC; 0.5 while only one class was seen."""
         negatives, positives = self._counts
         pairs = float(negatives.sum()) * float(positives.sum())
         if not pairs:
@@ -48,5 +48,5 @@ class StreamingAuc:
         return float((positives * (below + negatives / 2)).sum() / pairs)
 
     def log_loss(self) -> float:
-        """Mean −log p(label); not a number when nothing was added."""
+        """Return the mean −log p(label); NaN before the first prediction."""
         return self._loss / self.rows if self.rows else float("nan")

@@ -1,4 +1,4 @@
-"""From a source of rows to batches: which rows are held out, where a resumed run goes on."""
+"""Batches from a source of rows: which rows are held out, and where a resumed run continues."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ class Source(Protocol):
     """A table of rows in a fixed order."""
 
     def describe(self) -> str:
-        """How the data was named on the command line."""
+        """Return the name of the data on the command line."""
         ...
 
     def check(self, *, tensorflow: bool = True) -> None:
-        """Raise DataError for data that cannot be read; no `tensorflow`: TFRecord files are only opened."""
+        """Raise DataError for unreadable data. Without `tensorflow`, TFRecord files are only opened."""
         ...
 
     def identity(self) -> list[InputFile]:
-        """By what workers on several hosts see whether they have the same rows."""
+        """Return what workers on several hosts compare to know whether they have the same rows."""
         ...
 
     def evaluation(self) -> Source | None:
-        """Rows that are there for the evaluation alone; None: it is on rows that are held out of these."""
+        """Return separate rows for the evaluation; None: hold rows out of these."""
         ...
 
     def total_rows(self) -> int | None:
-        """Rows of one epoch as far as they are known."""
+        """Return the rows of one epoch as far as they are known."""
         ...
 
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
-        """All rows from `start_row` on, in order, in pieces of any size."""
+        """Yield all rows from `start_row` on, in order, in blocks of any size."""
         ...
 
     def ranges(self) -> list[Range]:
-        """Parts that share all rows out, for a work queue."""
+        """Return parts that together have all rows, for a work queue."""
         ...
 
     def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
-        """The rows of a range from its row `start_row` on, in order."""
+        """Yield the rows of a range from its row `start_row` on, in order."""
         ...
 
 
 def open_source(name: str, max_cardinality: int = 0, max_bad_rows: int = 0) -> Source:
-    """`generate:ROWS[:SEED]`, or the path of Criteo data; DataError when there is no such data.
+    """Open `generate:ROWS[:SEED]`, or Criteo data at a path. Raises DataError when there is no such data.
 
-    Up to `max_bad_rows` broken rows of a pass are left out, counted and shown.
+    Up to `max_bad_rows` broken rows per pass are skipped, counted and shown.
     """
     if name.startswith("generate:"):
         from oe_runtime.data import generate  # here, so that `python -m` can run that module
@@ -68,19 +68,19 @@ class Split:
 
     def __init__(self, holdout: float) -> None:
         if not 0 <= holdout < 1:
-            raise ValueError(f"the share of rows to hold out is {holdout}, expected 0 up to but not 1")
+            raise ValueError(f"the share of rows to hold out is {holdout}, expected 0 ≤ share < 1")
         self._share = Fraction(holdout).limit_denominator(1000)
 
     def held_before(self, row: int) -> int:
-        """How many of the rows before `row` are held out."""
+        """Return how many of the rows before `row` are held out."""
         return row * self._share.numerator // self._share.denominator
 
     def training_rows(self, rows: int) -> int:
-        """How many of the first `rows` rows are trained on."""
+        """Return how many of the first `rows` rows are trained on."""
         return rows - self.held_before(rows)
 
     def row_of(self, index: int) -> int:
-        """A row at which `index` training rows have gone before."""
+        """Return a row with `index` training rows before it."""
         low, high = index, 2 * index + 2
         while self.training_rows(high) < index:
             high *= 2
@@ -93,22 +93,22 @@ class Split:
         return low
 
     def held(self, start: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """For rows start … start+rows: which are held out."""
+        """Return for rows start … start+rows whether they are held out."""
         edges = np.arange(start, start + rows + 1, dtype=np.int64) * self._share.numerator
         counts = edges // self._share.denominator
         held: np.ndarray[tuple[int], np.dtype[np.bool_]] = counts[1:] > counts[:-1]
         return held
 
 
-def split_of(source: Source, holdout: float) -> Split:
-    """What is held out of the training rows: nothing where others are there for the evaluation."""
+def make_split(source: Source, holdout: float) -> Split:
+    """Return the split of a source: nothing is held out where separate rows exist for the evaluation."""
     return Split(0.0 if source.evaluation() else holdout)
 
 
 def training_batches(source: Source, split: Split, batch_size: int, skip: int = 0) -> Iterator[Batch]:
-    """One epoch's training rows in order, `batch_size` at a time; the last batch may be shorter.
+    """Yield one epoch's training rows in order, `batch_size` at a time; the last batch may be shorter.
 
-    `skip` batches are passed over without parsing them.
+    `skip` batches are passed over without parsing.
     """
     start = split.row_of(skip * batch_size)
     return _rebatch(_select(source.blocks(start), split, start, held=False), batch_size)
@@ -117,7 +117,7 @@ def training_batches(source: Source, split: Split, batch_size: int, skip: int = 
 def range_batches(
     source: Source, split: Split, part: Range, batch_size: int, done: int = 0, *, held: bool = False
 ) -> Iterator[Batch]:
-    """Rows of a work queue's range, to train on or `held` out: which is decided in each range by itself.
+    """Yield rows of a work queue's range, to train on or `held` out. Each range is split on its own.
 
     `done` of them are passed over.
     """
@@ -126,7 +126,7 @@ def range_batches(
 
 
 def holdout_batches(source: Source, split: Split, batch_size: int) -> Iterator[Batch]:
-    """The rows of the evaluation in order; the last batch may be shorter."""
+    """Yield the rows of the evaluation in order; the last batch may be shorter."""
     if (apart := source.evaluation()) is not None:
         return _rebatch(apart.blocks(), batch_size)
     return _rebatch(_select(source.blocks(), split, 0, held=True), batch_size)

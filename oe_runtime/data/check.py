@@ -1,9 +1,9 @@
-"""Says whether a trainer can read data, before anything is started: every file's format, columns, first rows.
+"""Check before a run whether a trainer can read its data: every file's format, columns, first rows.
 
     python -m oe_runtime.data.check [--max-bad-rows N] [--without-tensorflow] PATH
 
-PATH is what the trainer's --data takes. Exit status 0 and nothing said when it can; 1 and one line
-``error: FILE …`` when it cannot.
+PATH is the trainer's --data. Exit status 0 without output when it can; 1 and one line ``error: FILE …`` when
+it cannot.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from oe_runtime.errors import OeError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look at the data; the exit status."""
+    """Check the data; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m oe_runtime.data.check", description=__doc__)
-    parser.add_argument("--max-bad-rows", type=int, default=0, metavar="N", help="as of the trainer")
+    parser.add_argument("--max-bad-rows", type=int, default=0, metavar="N", help="as for the trainer")
     parser.add_argument(
         "--without-tensorflow",
         action="store_true",
-        help="only open TFRecord files, which TensorFlow reads: the trainer has it elsewhere",
+        help="only open TFRecord files, where TensorFlow, which reads them, is not installed",
     )
     parser.add_argument("data", metavar="PATH")
     given = parser.parse_args(argv)

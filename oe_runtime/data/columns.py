@@ -1,4 +1,4 @@
-"""From Arrow columns of Parquet and TFRecord files to rows."""
+"""Rows from the Arrow columns of Parquet and TFRecord files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oe_runtime.data.schema import CATEGORIES, INTEGERS, Batch, normalise
 
 
 def convert_columns(columns: Sequence[pa.Array], cardinalities: Sequence[int], read: int) -> Piece:
-    """Columns in Criteo's order as a piece; categories that are integers are hashed as their decimal text."""
+    """Return columns in Criteo's order as a piece; integer categories are hashed as decimal text."""
     rows = len(columns[0])
     problems: dict[int, str] = {}
     labels, missing, odd = _whole(columns[0])
@@ -37,12 +37,10 @@ def convert_columns(columns: Sequence[pa.Array], cardinalities: Sequence[int], r
     return Piece(batch, sorted(problems.items()), read)
 
 
-def _whole(
-    column: pa.Array,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """The values as integers, 0 where there is none; which are missing; which are no integers.
+def _whole(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the values as integers (0 where missing), which are missing, and which are no integers.
 
-    Floats are taken where they are whole, as pandas has them in columns that miss some, with NaN for missing.
+    Whole floats are accepted, as pandas stores columns with missing values, with NaN for missing.
     """
     missing = np.zeros(len(column), np.bool_)
     if column.null_count:
@@ -64,7 +62,7 @@ def _whole(
 
 
 def _texts(column: pa.Array) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.uint8]]:
-    """Offsets and bytes; empty where a value is missing."""
+    """Return offsets and bytes; empty where a value is missing."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_null(column.type) or pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):

@@ -1,7 +1,7 @@
-"""Files in Criteo's shape as one table: text, Parquet or TFRecord; a file, a directory or a glob, also mixed.
+"""Files in Criteo's format as one table: text, Parquet or TFRecord; a file, a directory or a glob.
 
-Files are read in the order of their names, so the row order, and with it the hold-out and a resumed position,
-is the same each time. What a file is, its name says.
+Files are read in the order of their names. So the row order, the held-out rows and a resumed position are the
+same each time. A file's name tells its format.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.identity import InputFile, identify
 from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead
 from oe_runtime.data.schema import Batch, field_cardinalities
 from oe_runtime.data.work_queue import Range
+from oe_runtime.errors import DataError
 
 RANGE_BYTES = 64 << 20
 
 _COMPRESSED = (".gz", ".zst")
-_CHECKS = 8  # files that are looked at at the same time
-# How files of these kinds begin; zstd's also with a frame that is skipped (RFC 8878).
+_CHECKS = 8  # files checked at the same time
+# First bytes by kind; zstd files may also begin with a skippable frame (RFC 8878).
 _MAGIC: dict[str, tuple[str, tuple[bytes, ...]]] = {
     ".gz": ("gzip", (b"\x1f\x8b",)),
     ".zst": ("zstd", (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))),
@@ -43,9 +43,9 @@ _KINDS = {
 
 
 class CriteoFiles:
-    """The rows of some Criteo files as one table; ids are hashed into `max_cardinality`-capped fields.
+    """The rows of Criteo files as one table; ids are hashed into `max_cardinality`-capped fields.
 
-    Broken rows up to the limit of `broken` are left out and have no number: row n is the nth that is read.
+    Broken rows up to the limit of `broken` are skipped and have no number: row n is the nth row read.
     """
 
     def __init__(self, name: str, max_cardinality: int = 0, broken: BrokenRows | None = None) -> None:
@@ -58,15 +58,15 @@ class CriteoFiles:
             self._evaluation = CriteoFiles(str(apart), max_cardinality)
         self._cardinalities = field_cardinalities(max_cardinality)
         self.broken = broken or BrokenRows()
-        # Known once a pass has reached the end; before that a guess from the share of bytes read.
+        # Exact once a pass has reached the end; before that an estimate from the share of bytes read.
         self._total: int | None = None
 
     def describe(self) -> str:
-        """How the data was named on the command line."""
+        """Return the name of the data on the command line."""
         return self._name
 
     def check(self, *, tensorflow: bool = True) -> None:
-        """Read the first rows of every file, so that a wrong one is refused before anything starts.
+        """Read the first rows of every file, to refuse a wrong one before anything starts.
 
         Without `tensorflow`, TFRecord files are only opened.
         """
@@ -76,10 +76,10 @@ class CriteoFiles:
                 _check_opens(path)
         with ThreadPoolExecutor(_CHECKS, "check") as threads:
             firsts = list(threads.map(self._first_rows, files))
-        broken = BrokenRows(self.broken.limit, say=lambda _: None)  # said when they are left out
+        broken = BrokenRows(self.broken.limit, say=lambda _: None)  # reported when they are skipped
         for path, (good, _, problems) in zip(files, firsts, strict=True):
             if not good:
-                broken.limit = 0  # it is no file of rows with broken ones among them
+                broken.limit = 0  # not a file of rows at all
             for place, problem in problems:
                 broken.add(path, place, problem)
         size = sum(path.stat().st_size for path in files)
@@ -88,7 +88,7 @@ class CriteoFiles:
             self._evaluation.check()
 
     def _first_rows(self, path: Path) -> tuple[int, int, list[tuple[str, str]]]:
-        """How many of the file's first rows are good, their bytes, and where others are and why."""
+        """Return the number of good rows among the file's first ones, their bytes, and the broken rows."""
         with contextlib.closing(_open(path, self._cardinalities)) as file:
             task = next(file.pieces(), None)
             if task is None:
@@ -97,23 +97,23 @@ class CriteoFiles:
             return batch.rows, read, [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
 
     def evaluation(self) -> CriteoFiles | None:
-        """See Source: the file eval.csv of a directory that has a train.csv too, as DeepRec's data has."""
+        """See Source: the file eval.csv of a directory that also has a train.csv, as in DeepRec's data."""
         return self._evaluation
 
     def identity(self) -> list[InputFile]:
-        """See Source: of each file, by its path below the directory that was named."""
+        """See Source: one entry per file, by its path below the named directory."""
         root = _root(self._name)
         files = [*self._files, *(self._evaluation._files if self._evaluation else [])]
         return identify(files, [os.path.relpath(path, root) for path in files])
 
     def total_rows(self) -> int | None:
-        """Rows of one epoch: exact after a whole pass, else judged from the bytes read; None before any."""
+        """Return the rows of one epoch: exact after a pass, before that estimated from the bytes read."""
         return self._total
 
     def blocks(self, start_row: int = 0) -> Generator[Batch, None, None]:
-        """All rows from `start_row` on, in order. DataError names the file and line of a broken row."""
+        """Yield all rows from `start_row` on, in order. DataError names the file and line of a broken row."""
         sizes = [f.stat().st_size for f in self._files]
-        before = 0  # rows in the files that were passed
+        before = 0  # rows in earlier files
         self.broken.start()
         for number, path in enumerate(self._files):
             pass_ = _Pass(max(0, start_row - before))
@@ -130,9 +130,9 @@ class CriteoFiles:
         self._total = before
 
     def ranges(self, target_bytes: int = RANGE_BYTES) -> list[Range]:
-        """Parts of about `target_bytes` for a work queue: of plain text bytes, of Parquet whole row groups.
+        """Return parts of about `target_bytes` for a work queue: bytes of plain text, row groups of Parquet.
 
-        Other files, which can only be read from their begin, are a part each.
+        Other files, which can only be read from their start, are one part each.
         """
         found = []
         for path in self._files:
@@ -141,7 +141,7 @@ class CriteoFiles:
         return found
 
     def read(self, part: Range, start_row: int = 0) -> Generator[Batch, None, None]:
-        """The rows of a range from its row `start_row` on, in order."""
+        """Yield the rows of a range from its row `start_row` on, in order."""
         path = Path(part.file)
         with contextlib.closing(_open(path, self._cardinalities)) as file:
             file.narrow(part.start, part.stop)
@@ -150,8 +150,8 @@ class CriteoFiles:
                     yield batch
 
     def _rows(self, path: Path, file: RowFile, pass_: _Pass) -> Generator[Batch, None, None]:
-        """What follows the first rows, which are passed over; a batch for each piece, which may be empty."""
-        if self.broken.limit == 0:  # else which of them are rows must be seen
+        """Yield the rows after the skipped ones: one batch per piece, perhaps empty."""
+        if self.broken.limit == 0:  # else skipped lines must be parsed, too
             pass_.rows = file.skip(pass_.start)
         line = file.first + pass_.rows
         with contextlib.closing(read_ahead(file.pieces())) as pieces:
@@ -171,9 +171,9 @@ class CriteoFiles:
 
 @dataclass
 class _Pass:
-    """How far a file was read."""
+    """The progress of reading a file."""
 
-    start: int  # the first row that is wanted
+    start: int  # the first wanted row
     rows: int = 0
     broken: int = 0
     read: int = 0  # bytes
@@ -184,9 +184,9 @@ def _empty(path: Path) -> DataError:
 
 
 def _check_magic(path: Path, kind: str) -> None:
-    """DataError for a file that is not what its name says. TFRecord files have no such bytes."""
+    """Raise DataError for a file that is not what its name says. TFRecord files have no magic bytes."""
     name = path.suffix if path.suffix in _COMPRESSED else kind
-    if name not in _MAGIC or (kind == "tfrecord" and name == ".zst"):  # which is refused as a whole
+    if name not in _MAGIC or (kind == "tfrecord" and name == ".zst"):  # the latter is refused elsewhere
         return
     what, magics = _MAGIC[name]
     try:
@@ -201,7 +201,7 @@ def _check_magic(path: Path, kind: str) -> None:
 
 
 def _check_opens(path: Path) -> None:
-    """DataError for a TFRecord file that cannot be read or has no record."""
+    """Raise DataError for a TFRecord file that cannot be read or has no record."""
     from oe_runtime.data.tfrecord import check_opens
 
     _check_magic(path, "tfrecord")
@@ -227,7 +227,7 @@ def _open(path: Path, cardinalities: tuple[int, ...]) -> RowFile:
 
 
 def file_kind(path: Path) -> str | None:
-    """What a file is by its name; None if the name does not say."""
+    """Return the kind of a file by its name; None if the name does not tell."""
     compressed = path.suffix in _COMPRESSED
     name = Path(path.stem) if compressed else path
     if not name.suffix and not compressed:
@@ -244,7 +244,7 @@ def _evaluation_file(name: str) -> Path | None:
 
 
 def _root(name: str) -> Path:
-    """The directory that all files of `name` are below: of a glob, what comes before its first pattern."""
+    """Return the directory above all files of `name`: for a glob, the part before its first pattern."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -254,7 +254,7 @@ def _root(name: str) -> Path:
 
 
 def find_files(name: str) -> list[Path]:
-    """The files that `name` (file, directory or glob) stands for, sorted; DataError when there are none."""
+    """Return the files of `name` (file, directory or glob), sorted. Raises DataError when there are none."""
     path = Path(name).expanduser()
     if path.is_file():
         return [path]

@@ -1,11 +1,11 @@
-"""Rows in Criteo's shape made from a seed: `generate:ROWS[:SEED]`, or a file from the command line.
+"""Rows in Criteo's format made from a seed: `generate:ROWS[:SEED]`, or a file from the command line.
 
-Ids follow a bounded Zipf law with exponent 1.25 over Criteo's 26 cardinalities. With it 0.05 % of the
-largest field's ids take about 86 % of its accesses and 1 % about 95 %, which is the skew published for
-production embeddings. Popular ids are scattered over the id range, as hashed categories are.
+Ids follow a bounded Zipf law with exponent 1.25 over Criteo's 26 cardinalities. So 0.05 % of the largest
+field's ids take about 86 % of its accesses and 1 % about 95 %, the skew published for production embeddings.
+Popular ids are scattered over the id range, as hashed categories are.
 
-Labels come from a planted logistic model: every id and every integer has a hidden weight drawn from the
-seed, so a model that learns the weights reaches the AUC that `best_auc` states, and no model exceeds it.
+Labels come from a planted logistic model: every id and every integer has a hidden weight from the seed. A
+model that learns the weights reaches the AUC of `best_auc`, and no model exceeds it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from oe_runtime.data.auc import StreamingAuc
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.schema import CATEGORIES, INTEGERS, MISSING_ID, Batch, field_cardinalities, normalise
 from oe_runtime.data.work_queue import Range
 from oe_runtime.data.write import SCHEMA, write_rows
+from oe_runtime.errors import DataError
 from oe_runtime.support import interrupt
 
 # Rows are made block by block, each from its own random stream: a resumed run starts at any block at once.
@@ -53,7 +53,7 @@ class RawRows(NamedTuple):
 
 
 class Generator:
-    """An endless table of rows that is a pure function of the seed and the cap on cardinalities."""
+    """An endless table of rows: a pure function of the seed and the cap on cardinalities."""
 
     def __init__(self, rows: int, seed: int = 0, max_cardinality: int = 0) -> None:
         self.rows = rows
@@ -64,21 +64,21 @@ class Generator:
         self._weights = [rng.standard_normal(c, dtype=np.float32) for c in self._cardinalities]
         self._integer_weights = rng.standard_normal(len(INTEGERS), dtype=np.float32)
         self._multipliers = [_coprime(_SCATTER % c or 1, c) for c in self._cardinalities]
-        # A few popular ids weigh so much that their luck would decide the share of ones and the best AUC.
+        # Normalise, because a few popular ids would decide the share of ones and the best AUC.
         self._shift, self._scale = np.float32(0), np.float32(1)
         logits = self.raw_block(0).logits
         self._scale = np.float32(_SIGNAL / logits.std())
         self._shift = np.float32(_BIAS) - self._scale * logits.mean()
 
     def describe(self) -> str:
-        """How the data was named on the command line."""
+        """Return the name of the data on the command line."""
         return f"generate:{self.rows}:{self.seed}"
 
     def check(self, *, tensorflow: bool = True) -> None:
-        """Nothing can be wrong with generated rows."""
+        """Accept: generated rows are always readable."""
 
     def identity(self) -> list[InputFile]:
-        """See Source: another version of NumPy might make other rows of the same seed."""
+        """See Source: another version of NumPy might make other rows from the same seed."""
         digest = hashlib.blake2b(digest_size=16)
         for values in self.raw_block(0):
             digest.update(np.ascontiguousarray(values).tobytes())
@@ -88,11 +88,11 @@ class Generator:
         """See Source."""
 
     def total_rows(self) -> int | None:
-        """Rows of one epoch."""
+        """Return the rows of one epoch."""
         return self.rows
 
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
-        """All rows from `start_row` on, in order."""
+        """Yield all rows from `start_row` on, in order."""
         first = start_row // BLOCK_ROWS
         for index in range(first, -(-self.rows // BLOCK_ROWS)):
             raw = self.raw_block(index)
@@ -102,12 +102,12 @@ class Generator:
             yield block.slice(max(0, start_row - begin), min(BLOCK_ROWS, self.rows - begin))
 
     def ranges(self, target_rows: int = 8 * BLOCK_ROWS) -> list[Range]:
-        """Parts of about `target_rows` rows for a work queue."""
+        """Return parts of about `target_rows` rows for a work queue."""
         starts = range(0, self.rows, target_rows)
         return [Range(self.describe(), start, min(self.rows, start + target_rows)) for start in starts]
 
     def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
-        """The rows of a range from its row `start_row` on, in order."""
+        """Yield the rows of a range from its row `start_row` on, in order."""
         row = part.start + start_row
         for block in self.blocks(row):
             if row >= part.stop:
@@ -116,7 +116,7 @@ class Generator:
             row += block.rows
 
     def raw_block(self, index: int) -> RawRows:
-        """Rows index·BLOCK_ROWS and on (always a full block)."""
+        """Return the rows from index·BLOCK_ROWS on (always a full block)."""
         rng = np.random.Generator(np.random.SFC64([self.seed, 1, index]))
         normal = rng.standard_normal((BLOCK_ROWS, len(INTEGERS)), dtype=np.float32)
         missing = rng.random((BLOCK_ROWS, len(INTEGERS)), dtype=np.float32) < _MISSING_INTEGER
@@ -144,7 +144,7 @@ class Generator:
 
 
 def _zipf(rng: np.random.Generator, cardinality: int) -> NDArray[np.int64]:
-    """BLOCK_ROWS ranks below `cardinality` by inverting the continuous bounded power law."""
+    """Return BLOCK_ROWS ranks below `cardinality` by inverting the continuous bounded power law."""
     reach = 1 - (cardinality + 1.0) ** (1 - ZIPF_EXPONENT)
     x = rng.random(BLOCK_ROWS)
     x *= -reach
@@ -159,14 +159,14 @@ def _zipf(rng: np.random.Generator, cardinality: int) -> NDArray[np.int64]:
 
 
 def _coprime(start: int, cardinality: int) -> int:
-    """The first number from `start` on that shares no factor with `cardinality`."""
+    """Return the first number from `start` on that shares no factor with `cardinality`."""
     while np.gcd(start, cardinality) != 1:
         start += 1
     return start
 
 
 def parse(name: str, max_cardinality: int = 0) -> Generator:
-    """`generate:ROWS[:SEED]` as a generator; DataError says what is wrong with the name."""
+    """Parse `generate:ROWS[:SEED]`. DataError says what is wrong with the name."""
     parts = name.split(":")
     numbers = [p.replace("_", "") for p in parts[1:]]
     if (
@@ -180,7 +180,7 @@ def parse(name: str, max_cardinality: int = 0) -> Generator:
 
 @functools.cache
 def best_auc(seed: int = 0, max_cardinality: int = 0) -> float:
-    """The AUC of the planted model itself on its first block: what training can approach."""
+    """Return the AUC of the planted model on its first block: the limit for training."""
     raw = Generator(BLOCK_ROWS, seed, max_cardinality).raw_block(0)
     auc = StreamingAuc()
     auc.update(raw.labels, 1 / (1 + np.exp(-raw.logits)))
@@ -188,7 +188,7 @@ def best_auc(seed: int = 0, max_cardinality: int = 0) -> float:
 
 
 def tables(generator: Generator) -> Iterator[pa.RecordBatch]:
-    """The rows as files have them. A category is eight hex digits, as Criteo's are."""
+    """Yield the rows as in files. A category is eight hex digits, as in Criteo's."""
     for index in range(-(-generator.rows // BLOCK_ROWS)):
         raw = generator.raw_block(index)
         columns = [pa.array(raw.labels.astype(np.int8))]
@@ -202,7 +202,7 @@ _HEX_BYTES = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(
 
 
 def _hex_texts(ids: NDArray[np.int64]) -> pa.StringArray:
-    """The ids, scattered over 32 bits, as hex digits; null for MISSING_ID."""
+    """Return the ids, scattered over 32 bits, as hex digits; null for MISSING_ID."""
     scattered = (ids.astype(np.uint64) * np.uint64(_SCATTER)).astype(">u4")
     digits = _HEX_BYTES[scattered.view(np.uint8)]
     fixed = pa.Array.from_buffers(pa.binary(8), len(ids), [None, pa.py_buffer(digits)])

@@ -1,11 +1,11 @@
-"""Which input a worker has: names, sizes and digests, by which workers on several hosts compare theirs.
+"""A worker's input as names, sizes and digests, which workers on several hosts compare.
 
-A digest reads a small, fixed part of each file, whatever its size: a file of up to 4 MiB whole, of a larger
-one 64 blocks of 64 KiB, which are its head, its tail and others evenly spread between them. Where there are
-more than 64 files there are fewer blocks of each, but always head and tail; in all they are about 256 MiB.
-So files of other rows differ, as do those that were cut off, or compressed files (whose end has a checksum)
-and Parquet files (whose end has the places of all columns) with any change. A change in place that leaves
-the size of a plain text file as it is, in none of the blocks, is not seen.
+A digest reads a small, fixed part of each file. A file of up to 4 MiB is read completely. From a larger one
+it reads 64 blocks of 64 KiB: head, tail, and others evenly spread between them. More than 64 files have fewer
+blocks each, but always head and tail; about 256 MiB in all. So files with other rows differ, as do truncated
+files, and compressed files (whose end has a checksum) and Parquet files (whose end has the places of all
+columns) with any change. A change inside a plain text file is missed if it keeps the size and touches none of
+the blocks.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from oe_runtime.data.errors import DataError
+from oe_runtime.errors import DataError
 
 BLOCK = 64 << 10  # bytes
 MOST_BLOCKS = 64  # of a file
-ALL_BLOCKS = 4096  # of all files, unless that is less than head and tail of each
-_THREADS = 8  # that read; a network file system answers them at the same time
+ALL_BLOCKS = 4096  # of all files, but at least head and tail of each
+_THREADS = 8  # readers; a network file system serves them in parallel
 
 
 class InputFile(NamedTuple):
-    """One file of the input, or all of the rows that are generated."""
+    """One file of the input, or all generated rows."""
 
-    name: str  # below the directory that was named, so that it may be another one on each host
-    size: int  # bytes; of generated rows, how many
+    name: str  # relative to the named directory, which may differ between hosts
+    size: int  # bytes; for generated rows, their number
     digest: str
 
 
 def identify(paths: Sequence[Path], names: Sequence[str]) -> list[InputFile]:
-    """What is compared of these files. DataError for one that cannot be read."""
+    """Return the entries of these files for the comparison. Raises DataError for an unreadable one."""
     blocks = max(2, min(MOST_BLOCKS, ALL_BLOCKS // max(1, len(paths))))
     with ThreadPoolExecutor(_THREADS, "digest") as threads:
         return list(threads.map(lambda path, name: _identify(path, name, blocks), paths, names))
@@ -59,7 +59,7 @@ def _identify(path: Path, name: str, blocks: int) -> InputFile:
 def difference(
     mine: Sequence[InputFile], theirs: Sequence[InputFile], me: str, other: str, *, unit: str = "bytes"
 ) -> str:
-    """The first file that is another one in words, of ``me`` and the ``other`` worker; empty if none is."""
+    """Describe the first file that differs between worker ``me`` and the ``other``; empty if none does."""
     for a, b in zip_longest(mine, theirs):
         if a is None or b is None or a.name != b.name:
             has, lacks, name = (me, other, a) if b is None or (a and a.name < b.name) else (other, me, b)
@@ -67,7 +67,7 @@ def difference(
     for a, b in zip(mine, theirs, strict=True):
         if a.size != b.size:
             return f"{a.name} has {a.size:,} {unit} on {me} and {b.size:,} on {other}"
-    # Which blocks a digest is of depends on the sizes, so these come first.
+    # Compare sizes first, because a digest's blocks depend on them.
     for a, b in zip(mine, theirs, strict=True):
         if a.digest != b.digest:
             return f"{a.name} has the same size on {me} and on {other}, {a.size:,} {unit}, and other content"

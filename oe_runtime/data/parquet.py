@@ -1,4 +1,4 @@
-"""Parquet files of rows, by pyarrow: the columns label, I1 … I13 and C1 … C26, in any order among others."""
+"""Parquet files of rows, by pyarrow: the columns label, I1 … I13 and C1 … C26, in any order."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oe_runtime.data.columns import convert_columns
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.rows import Piece
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
+from oe_runtime.errors import DataError
 
 _BATCH_ROWS = 8192
 
 
 class ParquetRows:
-    """An open Parquet file. Categories that are integers are hashed as their decimal text."""
+    """An open Parquet file. Integer categories are hashed as decimal text."""
 
     unit = "row"
 
@@ -41,11 +41,11 @@ class ParquetRows:
             raise
         self._size = path.stat().st_size
         self._total = self._file.metadata.num_rows
-        self._groups = range(self._file.metadata.num_row_groups)  # what is left to read
-        self._passed = 0  # rows of the first one that were passed over
+        self._groups = range(self._file.metadata.num_row_groups)  # the row groups to read
+        self._passed = 0  # skipped rows of the first one
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
-        """Rows of one row group after the other, together at least so large."""
+        """Return rows of consecutive row groups that together have at least `target_bytes`."""
         found, start, stop, size = [], 0, 0, 0
         for group in self._groups:
             stop += self._rows_of(group)
@@ -63,7 +63,7 @@ class ParquetRows:
         self.first = 1 + begins[self._groups.start]
 
     def skip(self, count: int) -> int:
-        """Pass over `count` rows: row groups by their numbers of rows, which the file's end has."""
+        """Skip `count` rows: row groups by their numbers of rows, which the file's end has."""
         left = count
         while self._groups and left >= self._rows_of(self._groups[0]):
             left -= self._rows_of(self._groups[0])
@@ -74,7 +74,7 @@ class ParquetRows:
         return count
 
     def pieces(self) -> Iterator[Callable[[], Piece]]:
-        """Batches of a few thousand rows."""
+        """Yield batches of a few thousand rows."""
         before = sum(self._rows_of(group) for group in range(self._groups.start))
         passed = self._passed
         groups = list(self._groups)

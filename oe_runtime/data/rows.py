@@ -1,4 +1,4 @@
-"""What the readers of the formats have in common: pieces of a file, broken rows, work done ahead."""
+"""The common part of the readers: pieces of a file, broken rows, reading ahead."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import oe_runtime._core as _core
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import MISSING_ID, Batch
+from oe_runtime.errors import DataError
 
 T = TypeVar("T")
 _HASH_SEED = 0
-_SHOWN = 10  # broken rows that are shown one by one
+_SHOWN = 10  # broken rows shown in full
 
 
 class Piece(NamedTuple):
@@ -36,19 +36,19 @@ class RowFile(Protocol):
     first: int  # the number of the first row in messages
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
-        """Begins and ends for `narrow`, about `target_bytes` apart, that share all rows out."""
+        """Return starts and stops for `narrow`, about `target_bytes` apart, that together have all rows."""
         ...
 
     def narrow(self, start: int, stop: int) -> None:
-        """Read only this part; before anything else is read or passed over."""
+        """Read only this part; call it before reading or skipping."""
         ...
 
     def skip(self, count: int) -> int:
-        """Pass over `count` rows without looking into them; how many there were."""
+        """Skip `count` rows without parsing them; return how many there were."""
         ...
 
     def pieces(self) -> Iterator[Callable[[], Piece]]:
-        """The rest, in order: pieces to be parsed on any thread."""
+        """Yield the rest, in order: pieces to be parsed on any thread."""
         ...
 
     def close(self) -> None:
@@ -57,9 +57,9 @@ class RowFile(Protocol):
 
 
 class BrokenRows:
-    """Counts the broken rows of passes over some files; beyond `limit` in a pass they are an error.
+    """Counts the broken rows of passes over some files; more than `limit` per pass are an error.
 
-    Each is shown once, the first of them in full. A pass that has `limit` 0 refuses its first one.
+    Each is shown once, the first ones in full.
     """
 
     def __init__(self, limit: int = 0, say: Callable[[str], None] | None = None) -> None:
@@ -69,11 +69,11 @@ class BrokenRows:
         self._most = 0  # of all passes so far
 
     def start(self) -> None:
-        """A new pass begins."""
+        """Start a new pass."""
         self.count = 0
 
     def add(self, path: Path, place: str, problem: str) -> None:
-        """A broken row; DataError where it is one too many."""
+        """Count a broken row. Raises DataError above the limit."""
         self.count += 1
         message = f"{path} {place}: {problem}"
         if self.count > self.limit:
@@ -83,13 +83,13 @@ class BrokenRows:
         if self.count > self._most:
             self._most = self.count
             if self.count <= _SHOWN:
-                self._say(f"left out: {message}")
+                self._say(f"skipped: {message}")
             elif self.count == _SHOWN + 1:
-                self._say("left out: further broken rows, which are only counted")
+                self._say("skipped: further broken rows, which are only counted")
 
 
 def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Generator[T, None, None]:
-    """Results of `tasks` in their order: one thread draws them, `threads` run them, a few ahead."""
+    """Yield the results of `tasks` in order: one thread draws them, `threads` run them, a few ahead."""
     makers, runners = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(threads, "parse")
 
     def make() -> Future[T] | None:
@@ -109,7 +109,7 @@ def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Generator[
 def category_ids(
     offsets: NDArray[np.int32] | NDArray[np.int64], data: NDArray[np.uint8], cardinality: int
 ) -> NDArray[np.int64]:
-    """1 + XXH3 modulo `cardinality` of each text data[offsets[i]:offsets[i+1]], MISSING_ID of empty ones."""
+    """Return 1 + XXH3 modulo `cardinality` of each text, and MISSING_ID for empty ones."""
     ids = (_core.hash_strings(offsets, data, _HASH_SEED) % np.uint64(cardinality)).astype(np.int64)
     ids += 1
     ids[offsets[1:] == offsets[:-1]] = MISSING_ID

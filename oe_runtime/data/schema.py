@@ -1,4 +1,4 @@
-"""The Criteo row: a label, 13 integers, 26 categories; and what a model sees of it."""
+"""The Criteo row: a label, 13 integers, 26 categories; and its form in a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import oe_runtime._core as _core
-from oe_runtime.data.errors import DataError
+from oe_runtime.errors import DataError
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -21,12 +21,12 @@ CARDINALITIES = (
     26, 12750, 1537323, 10, 5002, 2118, 4, 1902327, 17, 15, 135790, 94, 84305,
 )  # fmt: skip
 
-# A category that is missing has an id of its own; values take 1 .. cardinality.
+# The id of a missing category; values take 1 .. cardinality.
 MISSING_ID = 0
 
 
 class Batch(NamedTuple):
-    """Consecutive rows. `ids` is column-major, so that one field's ids lie together."""
+    """Consecutive rows. `ids` is column-major, so that the ids of a field are contiguous."""
 
     dense: NDArray[np.float32]  # (B, 13)
     ids: NDArray[np.int64]  # (B, 26)
@@ -34,29 +34,29 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return len(self.labels)
 
     def part(self, rank: int, of: int) -> Batch:
-        """What worker `rank` of `of` has of a batch that all train together.
+        """Return the part of worker `rank` of `of` in a batch that all train together.
 
-        Parts differ by a row at most; of a small batch one may be empty, and its step is done all the same.
+        Parts differ by at most one row. A part of a small batch may be empty; its step is done nevertheless.
         """
         if not 0 <= rank < of:
             raise ValueError(f"worker {rank} of {of}: expected 0 up to {of - 1}")
         return self.slice(self.rows * rank // of, self.rows * (rank + 1) // of)
 
     def slice(self, start: int, stop: int) -> Batch:
-        """Rows start..stop (views, no copy)."""
+        """Return rows start..stop (views, no copy)."""
         return Batch(self.dense[start:stop], self.ids[start:stop], self.labels[start:stop])
 
     def take(self, mask: NDArray[np.bool_]) -> Batch:
-        """The rows where `mask` is true (copies; `ids` stays column-major)."""
+        """Return the rows where `mask` is true (copies; `ids` stays column-major)."""
         return Batch(self.dense[mask], self.ids.T[:, mask].T, self.labels[mask])
 
 
 def concatenate(parts: list[Batch]) -> Batch:
-    """Several batches as one, in order (`ids` stays column-major)."""
+    """Join several batches in order (`ids` stays column-major)."""
     if len(parts) == 1:
         return parts[0]
     ids = np.empty((sum(p.rows for p in parts), len(CATEGORIES)), np.int64, order="F")
@@ -65,24 +65,24 @@ def concatenate(parts: list[Batch]) -> Batch:
 
 
 def field_cardinalities(max_cardinality: int = 0) -> tuple[int, ...]:
-    """How many distinct values each of the 26 fields keeps; 0 means Criteo's own numbers."""
+    """Return the distinct values of each of the 26 fields; 0 means Criteo's own numbers."""
     if max_cardinality <= 0:
         return CARDINALITIES
     return tuple(min(c, max_cardinality) for c in CARDINALITIES)
 
 
 def field_rows(max_cardinality: int = 0) -> tuple[int, ...]:
-    """Rows of each field's embedding: its cardinality and one for 'missing'."""
+    """Return the rows of each field's embedding: its cardinality plus one for 'missing'."""
     return tuple(c + 1 for c in field_cardinalities(max_cardinality))
 
 
 def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
-    """sign(x)·log1p(|x|) as float32, any shape; the counts are heavy-tailed."""
+    """Return sign(x)·log1p(|x|) as float32, any shape; the counts are heavy-tailed."""
     return _core.normalise(values)
 
 
 def column_places(what: str, names: Sequence[str]) -> list[int]:
-    """Where Criteo's columns are among `names`, in any case; DataError names the missing ones."""
+    """Return the positions of Criteo's columns in `names`, in any case. DataError names missing ones."""
     places = {name.lower(): place for place, name in reversed(list(enumerate(names)))}
     missing = [name for name in COLUMNS if name.lower() not in places]
     if missing:

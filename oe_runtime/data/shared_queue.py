@@ -1,4 +1,4 @@
-"""A work queue in a directory that all workers of a job see: of one machine, or shared with working locks."""
+"""A work queue in a directory that all workers of a job see: on one machine, or shared with file locks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.work_queue import Range, Work, WorkQueue
+from oe_runtime.errors import DataError
 
 
 class QueueRestored(Exception):
@@ -25,10 +25,9 @@ class QueueRestored(Exception):
 class SharedWorkQueue:
     """One worker's end of a WorkQueue; each call reads and writes its state under a lock.
 
-    A worker holds the lock of a file of its own as long as it lives. The kernel lets go of it with the
-    process, however that ends, and the others then take its ranges. So worker processes must not leave forked
-    children behind. The state is written for processes that end, not for machines that do: that is what
-    checkpoints (`save`) are for.
+    A worker locks a file of its own while it lives. The kernel releases the lock when the process ends in any
+    way, and the others then take its ranges. So worker processes must not leave forked children behind. The
+    state survives processes, not machines; checkpoints (`save`) survive those.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class SharedWorkQueue:
         give_up: Callable[[], bool] = lambda: False,
         idle: Callable[[], None] = lambda: None,
     ) -> Work | None:
-        """The next range; None when all are finished but those that this worker has itself.
+        """Return the next range; None when all are finished except this worker's own.
 
-        Where others have the last ones, waits for these to be finished or to come back, or until `give_up`;
-        `idle` is called before. Raises QueueRestored, as do `report`, `finish` and `save`.
+        Where others have the last ones, waits until they finish or give back, or until `give_up`; calls
+        `idle` before. Raises QueueRestored, as do `report`, `finish` and `save`.
         """
         waits = False
         while not give_up():
@@ -80,26 +79,26 @@ class SharedWorkQueue:
         return None
 
     def report(self, work: Work, done: int) -> int:
-        """`done` rows of the range, from its begin, were trained on: how many reports of all there were."""
+        """Report `done` trained rows of the range, from its start; return the number of all reports."""
         with self._locked() as queue:
             queue.report(self.worker, work, done)
             return queue.reports
 
     def finish(self, work: Work) -> None:
-        """All rows of the range were trained on."""
+        """Report that all rows of the range were trained on."""
         with self._locked() as queue:
             queue.finish(self.worker, work)
 
     def save(self) -> dict[str, Any]:
-        """For a checkpoint, as plain JSON. One worker does it for all."""
+        """Return the state for a checkpoint, as plain JSON. One worker does so for all."""
         with self._locked() as queue:
             return queue.save()
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from a checkpoint's state, or, None, from the start.
+        """Continue from a checkpoint's state, or from the start (None).
 
-        One worker does it, before any takes a range; the others then `follow`. What an earlier run left is
-        forgotten.
+        One worker calls it, before any takes a range; the others then `follow`. The state of an earlier run
+        is forgotten.
         """
         with _lock_of(self._directory / "queue.lock", wait=True):
             _, restores = self._read()
@@ -109,22 +108,22 @@ class SharedWorkQueue:
 
     @property
     def followed(self) -> int | None:
-        """How often the queue was restored, as far as this worker knows; None: it has not looked yet."""
+        """The number of restores that this worker knows of; None: it has not looked yet."""
         return self._followed
 
     def restores(self) -> int:
-        """How often it was restored until now."""
+        """Return the number of restores so far."""
         with _lock_of(self._directory / "queue.lock", wait=True):
             return self._read()[1]
 
     def follow(self) -> None:
-        """This worker has gone back where the queue has; it has no range."""
+        """Go to the state that the queue was restored to; this worker has no range then."""
         self._followed = None
         with self._locked() as queue:
             queue.lost(self.worker)
 
     def close(self) -> None:
-        """Give back what was not finished."""
+        """Give back unfinished ranges."""
         if self._alive.closed:
             return
         with contextlib.suppress(QueueRestored), self._locked() as queue:
@@ -133,7 +132,7 @@ class SharedWorkQueue:
         self._alive.close()
 
     def _free_lost(self, queue: WorkQueue) -> bool:
-        """Whether ranges of workers that are gone came back."""
+        """Take back the ranges of workers that are gone; return whether there were any."""
         freed = False
         for worker in queue.workers() - {self.worker}:
             file = self._alive_file(worker)
@@ -161,7 +160,7 @@ class SharedWorkQueue:
             self._write()
 
     def _read(self) -> tuple[dict[str, Any] | None, int]:
-        """What is written down, and how often it was restored."""
+        """Return the stored state and the number of restores."""
         if not self._state.exists():
             return None, 0
         state = json.loads(self._state.read_text())
@@ -174,7 +173,7 @@ class SharedWorkQueue:
 
 
 def _lock_of(path: Path, *, wait: bool) -> IO[str]:
-    """The open file, locked until it is closed; BlockingIOError where another process has the lock."""
+    """Open a file and lock it until it is closed. Raises BlockingIOError where another process has it."""
     file = path.open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,4 +1,4 @@
-"""Text files of rows: tab- or comma-separated, with a header or without, plain, .gz or .zst."""
+"""Text files of rows: tab- or comma-separated, with or without a header, plain, .gz or .zst."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 import oe_runtime._core as _core
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.rows import Piece
 from oe_runtime.data.schema import COLUMNS, Batch, column_places
+from oe_runtime.errors import DataError
 
 # Large enough for vectorised work, small enough to stay in a core's cache.
 BLOCK_BYTES = 2 << 20
@@ -21,7 +21,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class TextFile:
-    """An open text file; rows are its lines but for the header. Lines end in LF or CRLF."""
+    """An open text file; rows are its lines after the header. Lines end in LF or CRLF."""
 
     unit = "line"
 
@@ -39,7 +39,7 @@ class TextFile:
             head = self._read()
             self._head = head.removeprefix(_BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
-            # A .csv file may be tab-separated all the same, as many are.
+            # Many .csv files are tab-separated.
             delimiter = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
             self._layout, header = _layout(path, line, delimiter, cardinalities)
         except BaseException:
@@ -53,7 +53,7 @@ class TextFile:
             self.first = 2
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
-        """Bytes of a plain file; a compressed one is one part."""
+        """Return byte ranges of a plain file; a compressed one is one part."""
         size = self._raw.size()
         step = target_bytes if self._stream is self._raw else max(1, size)
         return [(start, min(size, start + step)) for start in range(0, size, step)]
@@ -69,13 +69,13 @@ class TextFile:
             self._raw.seek(self._begin)
         else:
             self._raw.seek(start - 1)
-            self.skip(1)  # the rest of a line that is the former part's; nothing if that ends here
+            self.skip(1)  # the rest of the previous part's last line; nothing if that ends here
             self.unit, self.first = f"after byte {start}, line", 1
 
     def skip(self, count: int) -> int:
-        """Pass over `count` lines by their ends, which is ten times as fast as parsing them."""
+        """Skip `count` lines by their ends, ten times as fast as parsing them."""
         passed = 0
-        ended = True  # whether the last line passed had its end
+        ended = True  # whether the last skipped line was complete
         while passed < count and (data := self._take()):
             newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
             if passed + len(newlines) >= count:
@@ -86,15 +86,15 @@ class TextFile:
         return passed + (not ended)
 
     def pieces(self) -> Iterator[Callable[[], Piece]]:
-        """Blocks of whole lines."""
-        rest: list[bytes | memoryview] = []  # the begin of a line
+        """Yield blocks of whole lines."""
+        rest: list[bytes | memoryview] = []  # the start of a line
         length = 0
         while data := self._take():
             cut = data.rfind(b"\n") + 1
             if cut:
                 yield self._piece(b"".join((*rest, memoryview(data)[:cut])))
                 rest, length = [], 0
-            # Of a line without an end only so much that the parser sees that it is too long.
+            # Keep only enough of an endless line for the parser to see that it is too long.
             if length <= _core.MAX_LINE_BYTES:
                 rest.append(memoryview(data)[cut:])
                 length += len(data) - cut
@@ -125,7 +125,7 @@ class TextFile:
             raise DataError(f"cannot read {self._path}: {error}") from error
 
     def _read_until(self, stop: int) -> bytes:
-        """The next block; the last one ends with the line that has the byte before `stop`."""
+        """Return the next block; the last one ends with the line that contains the byte before `stop`."""
         left = stop - self._raw.tell()
         if self._ended:
             return b""
@@ -146,7 +146,7 @@ def _parse(layout: _core.CriteoLayout, lines: bytes, read: int) -> Piece:
 def _layout(
     path: Path, line: bytes, delimiter: str, cardinalities: Sequence[int]
 ) -> tuple[_core.CriteoLayout, bool]:
-    """How the file's lines are divided, and whether its first one is a header."""
+    """Return the layout of the file's lines, and whether the first one is a header."""
     quotes = delimiter == ","
     plain = _core.CriteoLayout(delimiter, quotes, len(COLUMNS), range(len(COLUMNS)), cardinalities)
     names = [field.decode("latin-1").strip() for field in plain.split(line)]

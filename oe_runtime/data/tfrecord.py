@@ -1,7 +1,7 @@
 """TFRecord files of tf.train.Example, by TensorFlow: features label, I1 … I13 and C1 … C26, plain or .gz.
 
-A feature that is absent or empty is a missing value. Integers may be int64 or float. Categories may be bytes
-or int64, which is hashed as its decimal text.
+An absent or empty feature is a missing value. Integers may be int64 or float. Categories may be bytes, or
+int64, which is hashed as decimal text.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from oe_runtime.data.columns import convert_columns
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.rows import Piece
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
+from oe_runtime.errors import DataError
 from oe_runtime.support.tensorflow_noise import without_noise
 
 _BATCH_RECORDS = 4096
-_LOOKED_AT = 1000  # records in which each column must be somewhere, to know its type
-_FRAME_BYTES = 16  # of a record: length and checksums
-# What TensorFlow puts around the words of an error.
+_LOOKED_AT = 1000  # first records, in which each column must occur, to know its type
+_FRAME_BYTES = 16  # length and checksums of a record
+# TensorFlow's additions to an error message.
 _AROUND = re.compile(r"^\{\{.*?\}\}|\[Op:\w+\].*$", re.DOTALL)
 
 
@@ -57,17 +57,17 @@ class RecordFile:
         self._features = _features(path, itertools.islice(self._drawn(self._records), _LOOKED_AT), tf)
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
-        """The file, which can only be read from its begin."""
+        """Return the whole file, which can only be read from its start."""
         return [(0, self._size)]
 
     def narrow(self, start: int, stop: int) -> None:
-        """The whole file is the only part."""
+        """Do nothing: the whole file is the only part."""
 
     def skip(self, count: int) -> int:
-        """Pass over `count` records; how many there were."""
+        """Skip `count` records; return how many there were."""
         if count == 0:
             return 0
-        # Read, but not parsed: only so are their number and the file's soundness known.
+        # Read without parsing: their number and the file's integrity are not known otherwise.
         passed = 0
         for records in self._drawn(self._records.take(count).batch(_BATCH_RECORDS)):
             passed += len(records)
@@ -76,13 +76,13 @@ class RecordFile:
         return passed
 
     def pieces(self) -> Iterator[Callable[[], Piece]]:
-        """Batches of a few thousand records."""
+        """Yield batches of a few thousand records."""
         for records in self._drawn(self._records.batch(_BATCH_RECORDS)):
             self._count(records)
             yield functools.partial(self._convert, records, min(self._read, self._size))
 
     def close(self) -> None:
-        """TensorFlow closes a file when its data set is dropped."""
+        """Drop the data set; TensorFlow then closes the file."""
         del self._records
 
     def _count(self, records: Any) -> None:
@@ -120,7 +120,7 @@ class RecordFile:
         return convert_columns(columns, self._cardinalities, read)
 
     def _one_by_one(self, records: Any, read: int) -> Piece:
-        """A batch with broken records: the good ones as usual, the others by number and problem."""
+        """Parse a batch with broken records: the good ones as usual, the others by number and problem."""
         good, broken = [], []
         for number, record in enumerate(records.numpy()):
             problem = _problem(record, self._features, self._tf)
@@ -137,7 +137,7 @@ class RecordFile:
 
 
 def check_opens(path: Path) -> None:
-    """DataError for a file that cannot be opened or has another compression. Needs no TensorFlow."""
+    """Raise DataError for a file that cannot be opened or has another compression. Needs no TensorFlow."""
     if path.suffix == ".zst":
         raise DataError(f"cannot read {path}: TFRecord files may be plain or .gz")
     try:
@@ -147,7 +147,7 @@ def check_opens(path: Path) -> None:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-# What stands for a missing value. No count is the least of all integers.
+# Stand-ins for a missing value. No count is the least int64.
 _MISSING: dict[str, Any] = {"int64": -(2**63), "float32": float("nan"), "string": b""}
 
 
@@ -160,7 +160,7 @@ def _column(values: Any, kind: str) -> pa.Array:
 
 
 def _kind(feature: Any) -> str | None:
-    """int64_list, float_list or bytes_list; None for a feature without a value."""
+    """Return int64_list, float_list or bytes_list; None for a feature without a value."""
     kind: str | None = feature.WhichOneof("kind")
     return kind if kind and len(getattr(feature, kind).value) else None
 

@@ -12,8 +12,8 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from oe_runtime.data.criteo import file_kind
-from oe_runtime.data.errors import DataError
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
+from oe_runtime.errors import DataError
 
 SCHEMA = pa.schema(
     [
@@ -25,7 +25,7 @@ SCHEMA = pa.schema(
 
 
 def write_rows(path: Path, tables: Iterable[pa.RecordBatch]) -> None:
-    """Write tables of SCHEMA in the format that the name says; the file appears whole or not at all."""
+    """Write tables of SCHEMA in the format of the name; the file appears complete or not at all."""
     partial = path.with_name(f".{path.name}.part")
     kind = file_kind(path) or "tabs"
     codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
@@ -37,7 +37,7 @@ def write_rows(path: Path, tables: Iterable[pa.RecordBatch]) -> None:
                 for table in tables:
                     file.write_batch(table)
         else:
-            # Arrow picks the codec from the name; the partial file's name does not end in it.
+            # Arrow would pick the codec from the name, and the partial file's name has another ending.
             with pa.output_stream(str(partial), compression=codec) as out:
                 if kind == "commas":
                     out.write((",".join(COLUMNS) + "\n").encode())
@@ -61,7 +61,7 @@ def _write_records(path: Path, partial: Path, codec: str | None, tables: Iterabl
     try:
         import tensorflow as tf
     except ImportError:
-        raise DataError(f"writing {path} takes TensorFlow, which is not here") from None
+        raise DataError(f"writing {path} needs TensorFlow: pip install tensorflow") from None
     partial.touch()  # TensorFlow's own error would be a C++ one
     options = tf.io.TFRecordOptions(compression_type="GZIP" if codec else "")
     with contextlib.closing(tf.io.TFRecordWriter(str(partial), options)) as out:

@@ -6,9 +6,9 @@
     model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
     model.fit(...)
 
-The names are those of `openembedding.tensorflow`. Importing this module needs Keras and the backend that it
-runs on, TensorFlow, PyTorch or JAX (KERAS_BACKEND), but no server. `GradientTape`, `pulling` and
-`TensorFlowWorkers` are there on TensorFlow only.
+The names are those of `openembedding.tensorflow`. Importing this module needs Keras and its backend
+(KERAS_BACKEND: TensorFlow, PyTorch or JAX), but no server. `GradientTape`, `pulling` and `TensorFlowWorkers`
+exist on TensorFlow only.
 """
 
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""numpy arrays as tensors and back, without a copy where memory allows it."""
+"""NumPy arrays as tensors and back, without a copy where memory allows it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ALIGNMENT = 64
 
 
 def to_tensor(array: Any) -> Any:
-    """An array as a tensor; shares its memory when that is aligned as TensorFlow needs it, else copies.
+    """Return an array as a tensor, which shares the array's memory if TensorFlow accepts its alignment.
 
-    Tensors are returned as they are. The array must not be written while the tensor is in use.
+    Tensors are returned unchanged. The array must not be written while the tensor is in use.
     """
     if not isinstance(array, np.ndarray):
         return array if isinstance(array, tf.Tensor) else tf.convert_to_tensor(array)
@@ -31,7 +31,7 @@ def to_tensor(array: Any) -> Any:
 
 
 def to_numpy(tensor: Any) -> NDArray[Any]:
-    """A tensor as an array; shares the memory of a tensor on the CPU, which must not be written then."""
+    """Return a tensor as an array, which shares the memory of a CPU tensor and must not be written then."""
     if isinstance(tensor, tf.Tensor):
         if tensor.backing_device.endswith("CPU:0") and tensor.dtype.is_numpy_compatible:
             try:
@@ -42,8 +42,8 @@ def to_numpy(tensor: Any) -> NDArray[Any]:
     return np.asarray(tensor)
 
 
-def not_dense(what: str, value: Any) -> ValueError:
-    """The error of ragged and sparse data; `what` begins its sentence."""
+def not_dense_error(what: str, value: Any) -> ValueError:
+    """Return the error for ragged and sparse data; `what` begins its sentence."""
     return ValueError(
         f"{what} a {type(value).__name__}, but a step with tables takes dense tensors: pad lists of ids with "
         "Dataset.padded_batch and make their Embedding with mask_zero=True, which masks the padding, id 0; "

@@ -1,4 +1,4 @@
-"""EarlyStopping(restore_best_weights=True) with the rows: Keras itself keeps the dense weights only."""
+"""EarlyStopping(restore_best_weights=True) for rows; Keras itself keeps only the dense weights."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import keras
 
 
 @contextlib.contextmanager
-def kept(callbacks: Any, *, workers: int, library: Any = keras) -> Iterator[Any]:
-    """The callbacks, and for each that restores the best weights one that does so with the rows.
+def keeping_best_rows(callbacks: Any, *, workers: int, library: Any = keras) -> Iterator[Any]:
+    """Yield the callbacks, plus one that restores the rows for each that restores the best weights.
 
-    These are saved whenever an epoch is the best so far: one copy of all rows with their state, for a moment
-    two, in a directory of `tempfile`'s, which is gone afterwards. `library` is the callbacks', keras or
-    tf_keras. ValueError for what cannot be kept.
+    Saves the rows whenever an epoch is the best so far: one copy of all rows with their state, for a moment
+    two, in a temporary directory. `library` is that of the callbacks, keras or tf_keras. Raises ValueError
+    for callbacks whose rows cannot be kept.
     """
-    made = isinstance(callbacks, library.callbacks.CallbackList)  # then Keras takes it as it is
+    made = isinstance(callbacks, library.callbacks.CallbackList)  # Keras uses such a list unchanged
     found = callbacks.callbacks if made else keras.tree.flatten(callbacks or [])
     restoring = [one for one in found if getattr(one, "restore_best_weights", False)]
     for one in restoring:
         if workers > 1:
             raise ValueError(
-                f"{type(one).__name__}(restore_best_weights=True): each of {workers} workers sees metrics of "
-                "its own, but all go back together; use ModelCheckpoint(save_best_only=True) in one of them, "
-                "and load_weights in all afterwards"
+                f"{type(one).__name__}(restore_best_weights=True): each of {workers} workers has its own "
+                "metrics, but all must go back together; use ModelCheckpoint(save_best_only=True) in one of "
+                "them, and load_weights in all afterwards"
             )
         if made or not isinstance(one, library.callbacks.EarlyStopping):
             raise ValueError(
@@ -44,7 +44,7 @@ def kept(callbacks: Any, *, workers: int, library: Any = keras) -> Iterator[Any]
 
 
 class _BestRows:
-    """A callback. Comes after its EarlyStopping, which has by then said whether the epoch was the best."""
+    """A callback. Runs after its EarlyStopping, which has then decided whether the epoch is the best."""
 
     model: Any
 
@@ -52,7 +52,7 @@ class _BestRows:
         super().__init__()
         self._stopping = stopping
         self._directory = directory
-        self._weights: Any = None  # the dense ones that the rows belong to
+        self._weights: Any = None  # the dense weights that belong to the rows
         self._rows: Path | None = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

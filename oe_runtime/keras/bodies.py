@@ -1,4 +1,4 @@
-"""What a batch computes in training, testing and predicting: the bodies of the compiled functions."""
+"""The computation of a training, testing or predicting step: the bodies of the compiled functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Body = Callable[[Served, Supply, list[RowGroup], tuple[Any, Any, Any]], Any]
 def _gradients(
     served: Served, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any], share: Any = None
 ) -> Gradients:
-    """Forward and backward, with the gradients times `share`."""
+    """Compute forward and backward, with the gradients times `share`."""
     x, y, sample_weight = data
     rows, lookups = [group.rows for group in groups], [group.lookups for group in groups]
     together = [() if group.together is None else (group.together,) for group in groups]
@@ -34,15 +34,15 @@ def _gradients(
         with feeding(supply):
             y_pred = _forward(served)(x)
         loss = served.batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=True)
-    # Lookups are gathered before the tape: of the rows there is what regularizers and `by_row` see directly.
+    # Lookups are gathered before the tape, so `rows` gets gradients only from regularizers and `by_row`.
     sources = [served.model.trainable_variables, rows, lookups, together]
     return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))
 
 
 def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]) -> Any:
-    """Updates the dense variables; returns (logs, learning rate, gradients of ids, gradients of rows).
+    """Update the dense variables; return (logs, learning rate, gradients of ids, gradients of rows).
 
-    There is one of each for every group, or None where there is the other.
+    Each group has one of each kind; None where it has only the other kind.
     """
     x, y, sample_weight = data
     model, workers, count = served.model, served.workers, served.settings.micro_batches
@@ -56,7 +56,7 @@ def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[A
         group.of_ids(parts, next(iter(whole), None))
         for group, parts, whole in zip(groups, of_lookups, of_together, strict=True)
     ]
-    of_rows: Sequence[Any] = [  # something for each group
+    of_rows: Sequence[Any] = [  # a gradient for each group
         tf.zeros_like(r) if direct is None and ids is None else direct
         for r, direct, ids in zip(rows, direct_gradients, of_ids, strict=True)
     ]
@@ -74,7 +74,7 @@ def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[A
         dense, weighted = weighted_mean(workers, zeros, there, examples)
         shares = iter(weighted)
         of_ids, of_rows = ([None if g is None else next(shares) for g in part] for part in (of_ids, of_rows))
-    # The rate of this step: applying the gradients moves the schedule on.
+    # Before the gradients are applied, which advances the schedule.
     rate = tf.cast(served.learning_rate(), tf.float64)
     if variables:
         optimizer.apply_gradients(zip(dense, variables, strict=True))
@@ -84,10 +84,10 @@ def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[A
 
 
 def _forward(served: Served) -> Any:
-    """The model's call in training, and with it its gradients: compiled by XLA if wanted.
+    """Return the model's call in training, compiled by XLA together with its gradients if wanted.
 
-    Only the gathered rows of the lookups go in, whose shapes follow from the batch's. That of the unique rows
-    differs from batch to batch, and XLA would compile each anew.
+    Only the gathered rows of the lookups go in, whose shapes follow from the batch's. The number of unique
+    rows differs between batches, and XLA would compile each anew.
     """
 
     def call(x: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Dense layers and sums over embeddings, computed once for each distinct embedding of a batch.
+"""Dense layers and sums over embeddings, computed once per distinct embedding of a batch.
 
-A dense layer over concatenated embeddings is a sum: of each embedding times its own rows of the kernel. The
-ids of a batch of clicks repeat themselves (in Criteo's data, 4,096 examples have 13 % distinct ids), so the
-products are computed for the distinct (lookup, row) pairs, and summed by example: fewer multiplications, and
-neither the embeddings nor their gradients need to be written out for each example. Likewise the sums over
-fields of embeddings and of their squares, of which factorisation machines consist. The results differ from
-Keras's in the order of the summation only.
+A dense layer over concatenated embeddings is a sum: each embedding times its own rows of the kernel. The ids
+in a batch of clicks repeat (in Criteo's data, 4,096 examples have 13 % distinct ids). So the products are
+computed for the distinct (lookup, row) pairs and summed by example. This takes fewer multiplications, and
+neither the embeddings nor their gradients are written out per example. The same holds for sums over fields of
+embeddings and of their squares, as in factorization machines. The results differ from Keras's only in the
+order of summation.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from oe_runtime.keras import feed
 from oe_runtime.keras.gradients import RowGroup
 from oe_runtime.keras.supply import Answers
 
-# Below, a row of products takes longer to sum than to compute (measured: dim 9 loses, dim 64 wins).
+# Below these, summing a row of products takes longer than computing it (measured: dim 9 loses, dim 64 wins).
 _LEAST_DIM = 32
 _LEAST_UNITS = 64
-# TensorFlow sums in one thread. The same number everywhere, for the order of summation follows from it.
+# TensorFlow sums in one thread. A fixed number, because the order of summation follows from it.
 _PORTIONS = 2
 
 
 @keras.saving.register_keras_serializable(package="oe_runtime", name="Dense")
 class Dense(keras.layers.Dense):  # type: ignore[misc]
-    """keras.layers.Dense, which in a step asks the feed first whether it knows the product."""
+    """keras.layers.Dense, which in a step first asks the feed for the product."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """See keras.layers.Dense."""
@@ -50,7 +50,7 @@ class Dense(keras.layers.Dense):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="oe_runtime", name="Concatenate")
 class Concatenate(keras.layers.Concatenate):  # type: ignore[misc]
-    """keras.layers.Concatenate, which in a step asks the feed whether it has the embeddings in one piece."""
+    """keras.layers.Concatenate, which in a step first asks the feed for the embeddings in one piece."""
 
     def call(self, inputs: Any) -> Any:
         """See keras.layers.Concatenate."""
@@ -63,7 +63,7 @@ class Concatenate(keras.layers.Concatenate):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="oe_runtime", name="Sum")
 class Sum(KerasSum):  # type: ignore[misc]
-    """keras.ops.sum in a functional model, which in a step asks the feed whether it sums lookups."""
+    """keras.ops.sum in a functional model, which in a step first asks the feed for a sum of lookups."""
 
     def call(self, x: Any) -> Any:
         """See keras.ops.sum."""
@@ -76,8 +76,8 @@ class Sum(KerasSum):  # type: ignore[misc]
         return keras.ops.expand_dims(summed, 1) if self.keepdims else summed
 
 
-def take_over(model: Any) -> None:
-    """Makes the plain dense and concatenating layers of a model ours, and the sums of its graph."""
+def use_fast_layers(model: Any) -> None:
+    """Replace the plain Dense and Concatenate layers of a model, and the sums of its graph, by ours."""
     for one in _operations(model):
         if type(one) is keras.layers.Concatenate:
             one.__class__ = Concatenate
@@ -88,14 +88,14 @@ def take_over(model: Any) -> None:
 
 
 def _operations(model: Any) -> list[Any]:
-    """All layers of a model, and the operations of the graphs that it and they have."""
+    """Return all layers of a model, and the operations of its and their graphs."""
     layers = list(model._flatten_layers(include_self=True, recursive=True))
     graphs = [layer.operations for layer in layers if isinstance(layer, Function)]
     return [*layers[1:], *itertools.chain(*graphs)]
 
 
 def wants_pairs(model: Any, group: Any) -> bool:
-    """Whether dense layers and sums over a pulled group may be worth it."""
+    """Whether dense layers and sums over a pulled group may be faster by pair."""
     return (
         group.dim >= _LEAST_DIM
         and len(set(group.sizes)) == 1
@@ -121,7 +121,7 @@ class Products:
         self.used: set[int] = set()
 
     def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
-        """inputs @ kernel, or None where its lookups are not those of one whole group or more, each once."""
+        """Return inputs @ kernel, or None unless its lookups are those of whole groups, each once."""
         if not isinstance(inputs, tf.Tensor) or tf.executing_eagerly() or inputs.shape.rank != 2:
             return None
         parts = _parts(inputs, answers) or []
@@ -153,7 +153,7 @@ class Products:
         return tf.add_n(terms)
 
     def summed(self, answers: Answers, inputs: Any) -> Any:
-        """The sum of (examples, lookups, dim) over the lookups, or None as `product`.
+        """Return the sum of (examples, lookups, dim) over the lookups, or None as `product`.
 
         `inputs` are embeddings or their squares.
         """
@@ -170,7 +170,7 @@ class Products:
         return tf.add_n([_by_example(paired, r if squared is None else tf.square(r)) for paired, r in rows])
 
     def _groups_of(self, parts: Sequence[Any], dtype: Any) -> dict[int, PairedGroup] | None:
-        """By number, the groups whose lookups are the ones in `parts`, all of them and each once."""
+        """Return the groups, by number, whose lookups are exactly those in `parts`, each once."""
         found = [part for part in parts if isinstance(part, int)]
         groups = {
             number: paired
@@ -182,7 +182,7 @@ class Products:
         return groups
 
     def _pair_rows(self, number: int, graph: Any) -> Any:
-        """(pairs, dim): the row of each of a group's pairs, gathered once in a graph."""
+        """Return (pairs, dim): the row of each pair of a group, gathered once per graph."""
         paired, key = self._groups[number], (number, id(graph))
         self.used.add(number)
         if key not in self._rows:
@@ -191,7 +191,7 @@ class Products:
 
 
 def _portions(paired: PairedGroup) -> list[PairedGroup]:
-    """A group's pairs in parts, each of some lookups, which are summed at the same time."""
+    """Split a group's pairs by lookups into parts that are summed at the same time."""
     pairs, lookups = paired.pairs, len(paired.lookups)
     lengths = [lookups // _PORTIONS + (i < lookups % _PORTIONS) for i in range(min(lookups, _PORTIONS))]
     examples = tf.size(pairs.of_ids) // lookups
@@ -217,7 +217,7 @@ def _portions(paired: PairedGroup) -> list[PairedGroup]:
 
 
 def _by_example(paired: PairedGroup, values: Any) -> Any:
-    """(examples, n): from values of a group's pairs, (pairs, n), the sum over each example's lookups."""
+    """Sum values of a group's pairs, (pairs, n), over each example's lookups: (examples, n)."""
     pairs, lookups = paired.pairs, len(paired.lookups)
     examples = tf.size(pairs.of_ids) // lookups
 
@@ -239,13 +239,13 @@ def _segment_sum(values: Any, indices: Any, segments: Any, count: Any) -> Any:
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
 def _gather(rows: Any, places: Any) -> Any:
-    """tf.gather whose gradient is a dense tensor: there are hardly more places than rows."""
+    """tf.gather with a dense gradient: there are hardly more places than rows."""
     count = tf.shape(rows)[0]
     return tf.gather(rows, places), lambda g: (tf.math.unsorted_segment_sum(g, places, count), None)
 
 
 def _parts(tensor: Any, answers: Answers) -> list[Any] | None:
-    """What lies side by side in each example of `tensor`: lookups (int), and other tensors (examples, n).
+    """Return what lies side by side in each example: lookups (int), and other tensors (examples, n).
 
     None where the lengths are not known.
     """
@@ -277,7 +277,7 @@ def _parts(tensor: Any, answers: Answers) -> list[Any] | None:
 
 
 def _squared(tensor: Any) -> Any:
-    """What `tensor` is the square of, or None."""
+    """Return the tensor whose square `tensor` is, or None."""
     op = tensor.op
     by_itself = op.type == "Mul" and op.inputs[0].name == op.inputs[1].name
     to_the_second = op.type == "Pow" and tf.get_static_value(op.inputs[1]) == 2
@@ -285,7 +285,7 @@ def _squared(tensor: Any) -> Any:
 
 
 def _length(tensor: Any) -> int | None:
-    """Numbers in each example."""
+    """Return the number of values per example."""
     shape = tensor.shape
     if not shape.rank or not shape[1:].is_fully_defined():
         return None

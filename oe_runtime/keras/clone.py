@@ -1,4 +1,4 @@
-"""Copies of functional models in which some layers are other layers."""
+"""Copies of functional models with some layers replaced."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from oe_runtime.keras.embedding import TableLayer
 
 
 def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """A copy of a functional or Sequential model's graph, as the symbolic (inputs, outputs) of the copy.
+    """Copy a functional or Sequential model's graph; return the symbolic (inputs, outputs) of the copy.
 
-    `replace(layer)` returns the layer to take in place of `layer`, or None to take a copy of it with the same
-    weights. Models inside the model are copied too; layers that are used several times stay shared.
+    `replace(layer)` returns the replacement of `layer`, or None for a copy of it with the same weights.
+    Models inside the model are copied too; layers used several times stay shared.
 
     Raises ValueError when `model` has no graph, or naming a layer that cannot be copied.
     """
@@ -27,7 +27,7 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
         )
     copies: list[tuple[Any, Any]] = []
     originals: list[Any] = []
-    made: dict[int, Any] = {}  # by the id of the layer: models inside may share layers
+    made: dict[int, Any] = {}  # by id of the layer, because inner models may share layers
 
     def copy_of(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):
@@ -36,7 +36,7 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
             originals.append(layer)
             made[id(layer)] = replace(layer)
             if made[id(layer)] is None:
-                made[id(layer)] = remade(layer)
+                made[id(layer)] = remake_layer(layer)
                 copies.append((layer, made[id(layer)]))
         return made[id(layer)]
 
@@ -51,19 +51,19 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     return cloned.input, cloned.output
 
 
-def remade(layer: Any) -> Any:
-    """A layer like another one, of Keras 3 or of tf-keras; ValueError where it cannot be made."""
-    # A configuration has the bytecode of a Lambda without the names around it, and of a subclass of our layer
-    # what the subclass gave ours, not what the subclass takes.
+def remake_layer(layer: Any) -> Any:
+    """Make a layer like another one, of Keras 3 or tf-keras. Raises ValueError where that fails."""
+    # A configuration has a Lambda's bytecode without its global names, and for a subclass of our layer the
+    # arguments of our constructor, not the subclass's.
     if not layer.variables and (
         isinstance(layer, TableLayer) or any(map(_is_lambda, layer._flatten_layers()))
     ):
-        return _twin(layer)
+        return _copy_without_weights(layer)
     try:
         return type(layer).from_config(layer.get_config())
     except Exception as error:
         if not layer.variables:
-            return _twin(layer)
+            return _copy_without_weights(layer)
         raise ValueError(
             f"layer '{layer.name}' ({type(layer).__name__}) cannot be copied, because it has weights and "
             f"cannot be made from its get_config(): {error}"
@@ -77,7 +77,7 @@ def _is_lambda(layer: Any) -> bool:
     )
 
 
-# What an object has for itself: its places in graphs, and the losses of its last call.
+# Attributes that a copy must not share: places in graphs, and the losses of the last call.
 _OWN: Mapping[str, Callable[[], Any]] = {
     "_inbound_nodes": list,
     "_outbound_nodes": list,
@@ -88,11 +88,10 @@ _OWN: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def _twin(layer: Any) -> Any:
-    """A layer with the attributes of one that has no weights, in no graph.
+def _copy_without_weights(layer: Any) -> Any:
+    """Return a layer with the attributes of one without weights, in no graph.
 
-    Not the layer itself: it knows the graphs that it is used in, so that the copied model would keep the
-    embeddings of the original one in memory.
+    The layer itself knows its graphs, so the copied model would keep the original embeddings in memory.
     """
     if isinstance(layer, keras.layers.Layer):
         kind: Any = type(layer)
@@ -109,7 +108,7 @@ def _twin(layer: Any) -> Any:
 
 
 def check_ties(layers: Sequence[Any]) -> None:
-    """Raises ValueError naming layers that share a weight, of which their copies would have one each."""
+    """Raise ValueError naming layers that share a weight, which their copies would not share."""
     owners: dict[int, Any] = {}
     for layer in layers:
         for weight in layer.weights:
@@ -122,7 +121,7 @@ def check_ties(layers: Sequence[Any]) -> None:
 
 
 def copy_weights(copies: Sequence[tuple[Any, Any]]) -> None:
-    """Gives the second layer of each pair, once it is built, the weights of the first."""
+    """Assign the weights of the first layer of each pair to the second, once that is built."""
     for layer, new in copies:
         _make_all_weights(layer)
         _make_all_weights(new)
@@ -137,10 +136,10 @@ def copy_weights(copies: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _make_all_weights(layer: Any) -> None:
-    """Traces the call of a layer that makes weights in it.
+    """Trace the call of a layer that makes weights in it.
 
-    Keras 3 does so unless the layer says which shape comes out; such a layer has all of its weights only
-    after the first batch, and those would be drawn anew in a copy.
+    Keras 3 does so unless the layer declares its output shape. Such a layer has all of its weights only after
+    the first batch, and a copy would draw other values.
     """
     if not isinstance(layer, keras.layers.Layer) or all(one.built for one in layer._flatten_layers()):
         return
@@ -152,10 +151,10 @@ def _make_all_weights(layer: Any) -> None:
 
 
 def _copy_operation(operation: Any) -> Any:
-    """A copy of an operation such as keras.ops.add.
+    """Copy an operation such as keras.ops.add.
 
-    It has no weights, but it knows the graphs it is used in: if two models share it, either keeps the
-    weights of both in memory. One that cannot be copied is shared nevertheless.
+    It has no weights but knows its graphs: a shared one would keep the weights of both models in memory. An
+    operation that cannot be copied is shared nevertheless.
     """
     try:
         return type(operation).from_config(operation.get_config())

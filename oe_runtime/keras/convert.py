@@ -1,4 +1,4 @@
-"""Models with distributed embeddings, made from ordinary ones."""
+"""Ordinary Keras models made into models with distributed embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oe_runtime.client import Client
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, TableLayer
-from oe_runtime.keras.in_worker import check_names, kept, warn_of_embeddings
+from oe_runtime.keras.in_worker import check_names, find_kept_layers, warn_of_embeddings
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.matrices import written_rows
 from oe_runtime.keras.model import Distributed, DistributedModel
@@ -44,71 +44,65 @@ def distributed_model(
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
 ) -> Distributed:
-    """A model like `model`, with its large embeddings on parameter servers.
+    """Return a model like `model`, with its large embeddings on parameter servers.
 
     Every `keras.layers.Embedding` with input_dim ≥ `sparse_as_dense_size`, and every
-    `oe_runtime.keras.Embedding`, becomes a table of the servers behind `client`, named `name_prefix` + the
-    layer's name; without a client, `flags` say where the servers are. All other weights are copied; `model`
-    stays as it is. A subclassed model, whose graph is not known, is changed itself and returned; in it the
-    layers are replaced that are its attributes, or those of its layers, in lists too.
+    `oe_runtime.keras.Embedding`, becomes a table on the servers of `client`, named `name_prefix` + the
+    layer's name. Without a client, `flags` name the servers. All other weights are copied; `model` stays
+    unchanged. A subclassed model, whose graph is not known, is changed in place and returned. Its replaced
+    layers are those in its attributes, or in its layers' attributes, lists included.
 
-    Rows are brought over from a layer whose weights differ anywhere from what its initializer gives again,
-    because training, a file or set_weights wrote them; the servers get them when the result is compiled. Of
-    any other layer the rows begin with what its initializer means: a pure function of its seed (`seed` if
-    it has none), the table's name and the row, so not with the values that the original layer drew.
+    Rows are copied from a layer whose weights differ from the output of its initializer, because training, a
+    file or set_weights wrote them. The servers get them when the result is compiled. All other rows start
+    from the initializer as a pure function of its seed (`seed` if it has none), the table's name and the row,
+    so not with the values that the original layer drew.
 
-    The tables are made when the result is compiled, because their rows keep the optimizer's state.
-    `nonfinite_gradients` says what they do with NaN and infinities: "refuse" raises GradientError, "skip"
-    leaves such rows as they are, "pass" trains them like Keras.
+    compile() creates the tables, because their rows keep the optimizer's state. `nonfinite_gradients` handles
+    NaN and infinities: "refuse" raises GradientError, "skip" leaves such rows unchanged, "pass" trains them
+    like Keras.
 
-    With `workers`, each process trains on its part of every batch: the gradients of the mean loss over all
-    parts are applied, dense ones summed by `workers`, rows' by the servers, which `client` tells the same
+    With `workers`, each process trains on its part of every batch. The gradients of the mean loss over all
+    parts are applied: `workers` sum the dense ones, the servers those of rows; `client` must have the same
     rank. All start with worker 0's weights. Metrics and callbacks see a process's own part.
 
-    With `pipeline`, the rows of the next batch are pulled while one computes; the results are those of one
-    step after the other, to the bit. `fit` and `evaluate` do so by themselves; see `prefetch` for
-    `train_on_batch`. Where a next batch is known, another thread pushes, and the error of a push is raised by
-    the next step, or whatever asks the servers first. With several workers, only reading the batch and making
-    its ids unique is done early, because the next rows are there when all have pushed. `staleness=1` lets a
-    push go out while the next batch computes, on rows that lack this one push, always: faster, as
-    reproducible, but not what one step after the other gives.
+    With `pipeline`, the rows of the next batch are pulled while one computes. The results equal those of
+    sequential steps, bit for bit. `fit` and `evaluate` use it; see `prefetch` for `train_on_batch`. Where the
+    next batch is known, another thread pushes, and the next step, or the next request to the servers, raises
+    the errors of a push. Several workers only read ahead and make ids unique ahead, because the next rows
+    exist when all have pushed.
 
-    With `micro_batches`, a training step computes its batch in so many parts, one after the other, and adds
-    up their gradients before it updates dense weights and pushes, once. It needs less memory, and gives the
-    same within floating point for losses that are means over the examples, without BatchNormalization.
+    `staleness=1` sends a push while the next batch computes, on rows that always lack this one push. It is
+    faster and as reproducible, but its results differ from sequential steps.
 
-    Where the servers have rows of these tables already, compile() goes on from them, and a warning says so.
-    `fresh=True` drops them first, with their checkpoints in the servers' storage: SpecError while clients
-    other than these workers use them. `fresh=False` goes on without the warning. A model that brings rows
-    over is refused without one of the two.
+    With `micro_batches`, a training step computes its batch in that many parts, one after the other, and sums
+    their gradients before it updates dense weights and pushes, once. It needs less memory. Results are equal
+    within floating point for losses that are means over the examples, without BatchNormalization.
 
-    `num_shards` and `override_method` are OpenEmbedding's: keys are always shared among all servers, and
+    Where the servers already have rows of these tables, compile() keeps them with a warning. `fresh=True`
+    drops them first, with their checkpoints in the servers' storage; it raises SpecError while other clients
+    than these workers use them. `fresh=False` keeps them without the warning. A model that brings its own
+    rows needs one of the two.
+
+    `num_shards` and `override_method` are OpenEmbedding's and have no effect: all servers share the keys, and
     the methods are always those of `Distributed`. With `explicit`, an embeddings_constraint is an error;
-    otherwise it is left out, and a warning says so.
+    otherwise it is ignored with a warning.
 
-    An embeddings_regularizer (L1, L2, L1L2) counts for the rows of the batch only, and a warning says so.
+    An embeddings_regularizer (L1, L2, L1L2) covers only the rows of the batch, with a warning.
 
-    Layers whose names are in `in_worker` stay as they are, with all that is inside of them. A warning names
-    other layers whose weights stay in the worker's memory though their size belongs on servers.
+    Layers named in `in_worker` stay unchanged, with everything inside them. A warning names other layers with
+    weights in the worker's memory whose size belongs on servers.
 
-    Raises ValueError naming the layer for what tables do not support: other regularizers, LoRA,
-    quantization, other initializers, dtypes that are no floats, two layers of one name, a subclass of
-    Embedding that overrides more than its constructor and configuration; naming the model for a functional
-    or Sequential one whose class overrides its call, its steps or its loss; and compile() with
-    several workers for clipping and regularizers, which are about the gradients of all.
+    Raises ValueError naming the layer for what tables do not support: other regularizers, LoRA, quantization,
+    other initializers, dtypes that are not floats, two layers of one name, a subclass of Embedding that
+    overrides more than its constructor and configuration. Raises ValueError naming the model for a functional
+    or Sequential one whose class overrides its call, its steps or its loss. compile() raises ValueError with
+    several workers for clipping and regularizers, which need the gradients of all.
     """
     del num_shards, override_method
     settings = Settings(
-        seed=seed,
-        name_prefix=name_prefix,
-        nonfinite_gradients=nonfinite_gradients,
-        pipeline=pipeline,
-        staleness=staleness,
-        micro_batches=micro_batches,
-        in_worker=tuple(in_worker),
-        fresh=fresh,
+        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, tuple(in_worker), fresh
     )
-    workers = together(client, workers, settings)
+    workers = check_workers(client, workers, settings)
 
     def replace(layer: Any) -> Any:
         if id(layer) in stays:
@@ -121,7 +115,7 @@ def distributed_model(
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
     check_names(model, in_worker)
-    stays = kept(model, in_worker)
+    stays = find_kept_layers(model, in_worker)
     new: Distributed
     if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
         if not isinstance(model, WithTables):
@@ -136,14 +130,17 @@ def distributed_model(
     return new
 
 
-def together(client: Any, workers: Workers | None, settings: Settings) -> Workers | None:
-    """The workers that train a model, those of `flags` if none are given; None where it is one.
+def check_workers(client: Any, workers: Workers | None, settings: Settings) -> Workers | None:
+    """Return the workers that train a model, by default those of `flags`; None for a single one.
 
-    Raises ValueError or TypeError for options that do not go together, or not with Keras's backend.
+    Raises ValueError or TypeError for options that do not fit together or with Keras's backend.
     """
     if client is None and workers is None:
         workers = known_workers()
     several = workers is not None and workers.count > 1
+    if workers is not None and several and hasattr(workers, "wish"):
+        warnings.warn("Workers.wish and .wishes are now .stop_request and .stop_requests", stacklevel=4)
+        workers.stop_request, workers.stop_requests = workers.wish, workers.wishes  # type: ignore[attr-defined]
     staleness, micro_batches = settings.staleness, settings.micro_batches
     backend.check(several_workers=several, staleness=staleness, micro_batches=micro_batches)
     if client is not None and not isinstance(client, Client):
@@ -168,13 +165,12 @@ _STEPS = (
 
 
 def in_place(model: Any, replace: Callable[[Any], Any], methods: type, library: Any) -> Any:
-    """The subclassed model itself, with its layers replaced and `methods`; `library` is keras or tf_keras."""
+    """Replace the layers of a subclassed model in place and add `methods`; `library` is keras or tf_keras."""
     kind = type(model)
     if own := [name for name in _STEPS if getattr(kind, name) is not getattr(library.Model, name)]:
         raise ValueError(
-            f"{kind.__name__} has a {' and a '.join(own)} of its own, but a step with distributed "
-            "embeddings pulls and pushes rows around the model's call; override call, compute_loss or "
-            "compute_metrics instead"
+            f"{kind.__name__} overrides {' and '.join(own)}, but a step with distributed embeddings pulls "
+            "and pushes rows around the model's call; override call, compute_loss or compute_metrics instead"
         )
     if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):
         raise ValueError("the model is compiled already: give it to distributed_model before compile")
@@ -186,10 +182,10 @@ def in_place(model: Any, replace: Callable[[Any], Any], methods: type, library: 
 def _replace_attributes(
     owner: Any, replace: Callable[[Any], Any], library: Any, known: dict[int, Any]
 ) -> None:
-    """Replaces the layers that are attributes of a layer and of its layers; `known`: by what, by id."""
+    """Replace the layers in the attributes of a layer and of its layers; `known`: replacements by id."""
 
     def new(value: Any) -> Any:
-        """`value` itself where there is nothing to replace."""
+        """Return `value` itself where there is nothing to replace."""
         if isinstance(value, library.layers.Layer):
             if id(value) not in known:
                 replacement = replace(value)
@@ -205,30 +201,30 @@ def _replace_attributes(
             return changed if any(a is not b for a, b in zip(changed, value, strict=True)) else value
         return value
 
-    tracker: Any = getattr(owner, "_tracker", None)  # of Keras 3: it takes no new layers where all is built
+    tracker: Any = getattr(owner, "_tracker", None)  # of Keras 3: refuses new layers in a built layer
     locked = tracker is not None and tracker.locked
     if locked:
         tracker.unlock()
     # On PyTorch, layers are not among the attributes but in its modules.
     for name, value in [*vars(owner).items(), *vars(owner).get("_modules", {}).items()]:
-        if name.startswith("_"):  # what Keras itself keeps track of
+        if name.startswith("_"):  # Keras's own
             continue
         changed = new(value)
         if changed is not value:
             setattr(owner, name, changed)
     if locked:
         tracker.lock()
-    if library is not keras:  # which forgets them by itself
+    if library is not keras:  # tf-keras forgets them itself
         return
     for old in [layer for layer in owner._layers if known.get(id(layer), layer) is not layer]:
         owner._tracker.untrack(old)
 
 
 def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> Any:
-    """A layer of our `kind` in place of an Embedding of Keras or tf-keras."""
+    """Return a layer of our `kind` for an Embedding of Keras or tf-keras."""
     if layer.embeddings_constraint is not None and not explicit:
         warnings.warn(
-            f"embeddings_constraint of layer '{layer.name}' is left out: Keras applies it to the whole "
+            f"embeddings_constraint of layer '{layer.name}' is ignored: Keras applies it to the whole "
             "matrix after each step; regularize with L2, or clip the gradients",
             stacklevel=4,
         )
@@ -260,7 +256,7 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
 
 
 def warn_of_regularizers(served: Served) -> None:
-    """Warns that they are about the rows of a batch."""
+    """Warn that regularizers cover only the rows of a batch."""
     names = [layer.name for layer in served.layers.values() if layer.embeddings_regularizer is not None]
     if names:
         warnings.warn(

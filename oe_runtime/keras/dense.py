@@ -1,4 +1,4 @@
-"""The weights that are not rows, and the optimizer's variables, in a file of a checkpoint."""
+"""The dense weights and the optimizer's variables, as a file of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = "dense.npz"
 
 
 def named_variables(model: Any) -> dict[str, Any]:
-    """Every variable by a name that is the same in another process: model/… and optimizer/…."""
+    """Return every variable by a name that is the same in other processes: model/… and optimizer/…."""
     if not model.compiled:
         raise RuntimeError("compile the model first: its dense checkpoint has the optimizer's variables too")
     check_built(model)
@@ -43,7 +43,7 @@ def named_variables(model: Any) -> dict[str, Any]:
 
 
 def check_built(model: Any) -> None:
-    """Raises RuntimeError for a subclassed model that has not made its weights yet."""
+    """Raise RuntimeError for a subclassed model that has not made its weights yet."""
     if not all(layer.built for layer in model._flatten_layers()):
         raise RuntimeError(
             f"the model '{model.name}' makes its weights with its first batch: call it once, model(batch), "
@@ -52,29 +52,29 @@ def check_built(model: Any) -> None:
 
 
 def build_optimizer(model: Any) -> None:
-    """Makes the optimizer's variables, if there are none yet. (tf-keras's optimizers do not say.)"""
+    """Make the optimizer's variables unless they exist. (tf-keras's optimizers do not say.)"""
     if not getattr(model.optimizer, "built", False):
         model.optimizer.build(model.trainable_variables)
 
 
 def _path(variable: Any) -> str:
-    """Of a variable of Keras 3, or the name of one of TensorFlow's, which tf-keras has."""
+    """Return the path of a Keras 3 variable, or the name of a TensorFlow variable of tf-keras."""
     path: str = getattr(variable, "path", None) or variable.name.partition(":")[0]
     return path
 
 
 def values(model: Any) -> dict[str, NDArray[Any]]:
-    """What `write` writes down: copies, which later steps do not change."""
+    """Return copies of all variables for `write`, which later steps do not change."""
     return {name: np.asarray(variable).copy() for name, variable in named_variables(model).items()}
 
 
 def save(model: Any, directory: Path) -> Path:
-    """Writes `directory`/dense.npz (arrays by name, no pickle) and returns its path."""
+    """Write `directory`/dense.npz (arrays by name, no pickle) and return its path."""
     return write(values(model), directory)
 
 
 def write(arrays: Mapping[str, NDArray[Any]], directory: Path) -> Path:
-    """As `save`, of what `values` returned."""
+    """Write the result of `values` as `save` does."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE
     temporary = path.with_suffix(".tmp")
@@ -85,7 +85,7 @@ def write(arrays: Mapping[str, NDArray[Any]], directory: Path) -> Path:
 
 
 def load(model: Any, directory: Path) -> None:
-    """Assigns the variables in `directory`/dense.npz to the model and its optimizer; all or nothing.
+    """Assign the variables in `directory`/dense.npz to the model and its optimizer; all or nothing.
 
     Raises CheckpointError naming the file and the first variable that is missing, unknown, or of another
     shape or dtype.
@@ -94,7 +94,7 @@ def load(model: Any, directory: Path) -> None:
 
 
 def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
-    """What `load` assigns, after its checks. A file may be without all of the optimizer's variables."""
+    """Return checked arrays for `assign`. A file may lack all of the optimizer's variables."""
     path = directory / FILE
     variables = named_variables(model)
     try:
@@ -125,7 +125,7 @@ def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
 
 
 def assign(model: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """The second half of `load`."""
+    """Assign the result of `read`."""
     variables = named_variables(model)
     for name, value in arrays.items():
         variables[name].assign(value)

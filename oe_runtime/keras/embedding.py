@@ -22,17 +22,20 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
     `input_dim` is the number of rows, with ids in [0, input_dim), or -1 for any 64-bit id; a row then takes
     memory from its first update on. `mask_zero` masks id 0. `embeddings_regularizer` (L1, L2 or L1L2) adds
-    the loss of the batch's rows, each once, where Keras adds that of all rows in every batch. `admission` and
-    `eviction` say which ids get a row and which rows go, as in `oe_runtime.TableSpec`. The layer has no
-    variables. Use it in a model and give that to `distributed_model`, which binds it to the
-    servers; the table has the layer's name. `weights=[matrix]`, `Constant(matrix)` as the initializer, and
-    `set_weights([matrix])` at any time give a table with an input_dim all of its rows. Of OpenEmbedding's
-    arguments, `num_shards` has no meaning, because keys are shared among all servers; `sparse_as_dense`
-    must be False where there is an `input_dim`; without `explicit` an `embeddings_constraint` is left out,
-    else it is refused.
+    the loss of the batch's rows, each once; Keras adds that of all rows in every batch. `admission` and
+    `eviction` decide which ids get a row and which rows are removed, as in `oe_runtime.TableSpec`. The layer
+    has no variables. Use it in a model and pass that to `distributed_model`, which connects it to the
+    servers; the table has the layer's name.
+
+    `weights=[matrix]`, `Constant(matrix)` as the initializer, and `set_weights([matrix])` at any time give
+    all rows to a table with an input_dim.
+
+    OpenEmbedding's arguments: `num_shards` has no effect, because all servers share the keys;
+    `sparse_as_dense` must be False where there is an `input_dim`; without `explicit` an
+    `embeddings_constraint` is ignored, otherwise refused.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
-    (output_dim,). Rows have the policy's variable dtype, float32, float64, bfloat16 or float16, the last two
+    (output_dim,). Rows have the policy's variable dtype: float32, float64, bfloat16 or float16, the last two
     with the optimizer's state in float32 (`oe_runtime.TableSpec`).
     """
 
@@ -93,13 +96,13 @@ class TableLayer(_Layer):  # type: ignore[misc]
         self.admission = dict(admission) if admission is not None else None
         self.eviction = [dict(policy) for policy in eviction]
         self.initializer_spec(0)
-        # What the table begins with instead of the initializer's rows.
+        # The table's first rows, in place of the initializer's.
         self.first_rows: Any = matrices.matrix_of(self.embeddings_initializer, self)
         if weights is not None:
             self.first_rows = matrices.one_matrix(
                 weights if isinstance(weights, (list, tuple)) else [weights], self
             )
-        self.bringing_rows = False  # whether an assignment of these began and did not end
+        self.bringing_rows = False  # whether an assignment of these was interrupted
         self.mask_zero = mask_zero
         self.supports_masking = mask_zero
         self.autocast = False  # ids must not become float16
@@ -108,16 +111,16 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
     @staticmethod
     def _keras3(part: Any) -> Any:
-        """The initializer or regularizer of Keras 3 that means the same, for `translate`."""
+        """Return the equivalent initializer or regularizer of Keras 3, for `translate`."""
         return part
 
     @property
     def rows_dtype(self) -> str:
-        """Of rows and their gradients as they come from the servers and go there."""
+        """The dtype of rows and gradients on their way from and to the servers."""
         return "float64" if self.variable_dtype == "float64" else "float32"
 
     def initializer_spec(self, seed: int) -> dict[str, Any]:
-        """How rows begin; `seed` is for an initializer without one of its own."""
+        """Return the table's initializer; `seed` is for an initializer without one."""
         initializer = self._keras3(self.embeddings_initializer)
         if matrices.matrix_of(initializer, self) is not None:
             initializer = keras.initializers.Zeros()  # every row is assigned
@@ -126,7 +129,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
     def table_spec(
         self, name: str, optimizer: dict[str, Any], seed: int, nonfinite_gradients: str
     ) -> TableSpec:
-        """The table of this layer."""
+        """Return the specification of this layer's table."""
         return TableSpec(
             name=name,
             dim=self.output_dim,
@@ -141,9 +144,9 @@ class TableLayer(_Layer):  # type: ignore[misc]
         )
 
     def set_weights(self, weights: Any) -> None:
-        """[matrix] of all rows of a table with an input_dim: at once, or as soon as there is the table.
+        """Set all rows of a table with an input_dim, as [matrix]: at once, or when the table is created.
 
-        The optimizer's state of the rows stays. Of several workers each calls it. For a table of any id:
+        The optimizer's state of the rows stays. All workers make this call. For a table of any id, use
         `model.client.assign(layer.table.number, keys, rows)`.
         """
         matrix = matrices.one_matrix(weights, self)
@@ -153,7 +156,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
             self.table.assign(matrix)
 
     def get_weights(self) -> list[Any]:
-        """[matrix] of all rows of a table with an input_dim, pulled from the servers."""
+        """Return [matrix] of all rows of a table with an input_dim, pulled from the servers."""
         if self.input_dim == -1:
             raise ValueError(
                 f"layer '{self.name}' takes any id, so that no matrix has all of its rows: "
@@ -164,11 +167,11 @@ class TableLayer(_Layer):  # type: ignore[misc]
         return [self.bound().rows(np.arange(self.input_dim))]
 
     def count_params(self) -> int:
-        """Those on the servers: rows × output_dim of a table with an input_dim, 0 for one of any id."""
+        """Return the parameters on the servers: input_dim × output_dim, 0 for a table of any id."""
         return max(self.input_dim, 0) * self.output_dim
 
     def take_first_rows(self, other: TableLayer) -> None:
-        """Begins with the rows that the layer which this is a copy of would begin with."""
+        """Take the first rows of the layer that this one copies."""
         if other.table is not None:
             raise ValueError(
                 f"layer '{other.name}' has rows on servers already, which a copy of it would not have: "
@@ -189,17 +192,17 @@ class TableLayer(_Layer):  # type: ignore[misc]
         return more(name)
 
     def build(self, input_shape: Any = None) -> None:
-        """There is nothing to build: the layer has no variables."""
+        """Build nothing: the layer has no variables."""
 
     def call(self, inputs: Any) -> Any:
-        """Embeddings of ids: from the running step's rows, or pulled here and now outside of a step."""
+        """Return the embeddings of ids: from the running step's rows, or pulled now outside of a step."""
         ids = backend.integer_ids(inputs, self.name)
         step = feed.current()
         rows = self._pull(ids) if step is None else step.lookup(self, ids)
         return keras.ops.cast(rows, self.compute_dtype)
 
     def bound(self) -> Table:
-        """The layer's table. RuntimeError if there is none yet."""
+        """Return the layer's table. Raises RuntimeError if there is none yet."""
         if self.table is None:
             raise RuntimeError(
                 f"Embedding '{self.name}' has no table yet: give its model to distributed_model(model, "
@@ -212,15 +215,15 @@ class TableLayer(_Layer):  # type: ignore[misc]
         return backend.pull(self, ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """False where the id is 0, if the layer was made with mask_zero."""
+        """Return False where the id is 0, if mask_zero is set."""
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The ids' shape + (output_dim,)."""
+        """Return the ids' shape + (output_dim,)."""
         return (*input_shape, self.output_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         config = super().get_config()
         if self.activity_regularizer is not None:  # tf-keras's Layer leaves it out
             config["activity_regularizer"] = self._library.regularizers.serialize(self.activity_regularizer)
@@ -238,12 +241,12 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="oe_runtime")
 class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
-    """keras.layers.Embedding with its rows on parameter servers; TableLayer says what its arguments mean."""
+    """keras.layers.Embedding with its rows on parameter servers; TableLayer documents the arguments."""
 
     _library = keras
 
     def add_stock_variable(self) -> Any:
-        """The variable that keras.layers.Embedding has, of zeros."""
+        """Add the variable of keras.layers.Embedding, filled with zeros."""
         self._tracker.unlock()
         variable = self.add_weight(
             name="embeddings", shape=(self.input_dim, self.output_dim), initializer="zeros"
@@ -252,5 +255,5 @@ class Embedding(TableLayer, keras.layers.Layer):  # type: ignore[misc]
         return variable
 
     def remove_stock_variable(self, variable: Any) -> None:
-        """Ends what `add_stock_variable` began."""
+        """Remove the variable of `add_stock_variable`."""
         self._untrack_variable(variable)

@@ -1,4 +1,4 @@
-"""SavedModels of a model whose rows are on parameter servers: with the rows inside, or without them."""
+"""SavedModels of a model with rows on parameter servers: with the rows included, or without."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from oe_runtime.keras.translate import expected_row_value
 from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
 from oe_runtime.support import durable
 
-# Rows are read in pieces of about this many bytes.
+# Bytes of rows per request.
 _PIECE = 64 << 20
 
 
 def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
-    """Writes `model` with the rows of its `tables` as a SavedModel; see `WithTables`'s method."""
+    """Write `model` with the rows of its `tables` as a SavedModel; see the method of `WithTables`."""
     return publish(path, lambda place: original_model(model, tables).export(place, verbose=False), overwrite)
 
 
 def save_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
-    """Writes `model` without its rows, for `oe_runtime.serving`; see `Distributed`'s method."""
+    """Write `model` without its rows, for `oe_runtime.serving`; see the method of `Distributed`."""
     return publish(path, lambda place: _write_serving_model(model, tables, place))
 
 
 def publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -> Path:
-    """Has `write` make a SavedModel beside `path`, which it then becomes; FileExistsError if it is there."""
+    """Have `write` make a SavedModel beside `path`, then rename it to `path`. Raises FileExistsError."""
     check_export(path, overwrite)
     replaces = os.path.lexists(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -
         if replaces:
             os.rename(path, temporary / "old")
         if os.path.lexists(path):
-            raise FileExistsError(f"{path} was made by someone else in the meantime")
+            raise FileExistsError(f"{path} was created by another process in the meantime")
         durable.rename(temporary / "model", path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -61,7 +61,7 @@ def publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -
 
 
 def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> None:
-    """Two functions: from the inputs to the ids that are looked up, and from rows and inputs to outputs."""
+    """Write two functions: inputs to the looked-up ids, and rows with inputs to outputs."""
     if not getattr(model, "inputs", None):
         raise ValueError(
             f"{type(model).__name__} has no graph: a model for serving must be functional or Sequential, "
@@ -72,7 +72,7 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
     plan = Plan(model, structure, specs)
     first = [plan.sources.index(n) for n in range(len(set(plan.sources)))]
     numbered = [tf.TensorSpec(s.shape, s.dtype, f"input_{i}") for i, s in enumerate(specs)]
-    # Few tensors, because each costs time in every call: lookups of a width and a dtype come together.
+    # Each tensor costs time in every call: lookups of equal width and dtype share one.
     groups: dict[tuple[int, str], list[int]] = {}
     for i, layer in enumerate(plan.layers):
         groups.setdefault((layer.output_dim, tf.as_dtype(layer.rows_dtype).name), []).append(i)
@@ -101,14 +101,14 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         name: variable for name, variable in dense.named_variables(model).items() if name.startswith("model/")
     }
     module = tf.Module()
-    # As signatures: TensorFlow takes milliseconds to check the arguments of any other restored function.
+    # Signatures, because TensorFlow takes milliseconds to check arguments of other restored functions.
     signatures = {"forward": tf.function(forward, input_signature=[sizes, *rows, *numbered], autograph=False)}
     if first:
         signatures["ids"] = tf.function(ids, input_signature=numbered, autograph=False)
     module.weights = [variable.value for variable in named.values()]
-    module.model = model  # what its layers hold beside variables, lookup tables for example
-    module.trigger = trigger()  # which the graphs of layers capture
-    # Nobody trains what is served, and rows in a graph refuse gradients, also when these are saved.
+    module.model = model  # keeps the layers' other resources, such as lookup tables
+    module.trigger = trigger()  # captured by the layers' graphs
+    # A served model is not trained, and rows in a graph refuse gradients, even while these are saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
     tf.saved_model.save(module, str(path), signatures, options)
     outputs = signatures["forward"].get_concrete_function().structured_outputs
@@ -126,21 +126,21 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
 
 
 def _named_outputs(outputs: Any) -> dict[str, Any]:
-    """By the names that Keras's own export gives them."""
+    """Name the outputs as Keras's own export does."""
     if isinstance(outputs, dict):
         return dict(outputs)
     return {f"output_{i}": output for i, output in enumerate(keras.tree.flatten(outputs))}
 
 
 def original_model(model: Any, tables: Mapping[str, Table]) -> Any:
-    """A plain Keras model equal to `model`, with the rows in its layers."""
+    """Return a plain Keras model equal to `model`, with the rows in its layers."""
     return with_rows_inside(model, tables, clone, _SortedRows)
 
 
 def with_rows_inside(
     model: Any, tables: Mapping[str, Table], clone: Callable[..., Any], any_id: Callable[..., Any]
 ) -> Any:
-    """The same for a model of either library: its `clone`, and its layer of a table for `any_id`."""
+    """Do so for either library, with its `clone` and its layer `any_id` for a table of any id."""
     by_layer = {id(layer): tables[name] for name, layer in model.served.layers.items()}
     filled: list[tuple[Any, Table]] = []
 
@@ -164,7 +164,7 @@ def with_rows_inside(
 
 
 def _fill(rows: Any, table: Table) -> None:
-    """Gives a variable of TensorFlow's all rows of a table with an input_dim."""
+    """Assign all rows of a table with an input_dim to a TensorFlow variable."""
     step = max(1, _PIECE // (4 * table.spec.dim))
     for begin in range(0, table.spec.input_dim, step):
         keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
@@ -172,7 +172,7 @@ def _fill(rows: Any, table: Table) -> None:
 
 
 def sorted_rows(table: Table) -> tuple[Any, Any, float]:
-    """The keys of a table for any 64-bit id, ascending, their rows, and the value in all others."""
+    """Return the keys of a table of any id, ascending, their rows, and the value for all other ids."""
     admission = table.spec.admission
     default = (
         expected_row_value(table.spec.initializer)
@@ -183,13 +183,13 @@ def sorted_rows(table: Table) -> tuple[Any, Any, float]:
     keys = np.asarray(keys).view(np.int64)
     order = np.argsort(keys)
     keys, rows = keys[order], np.asarray(rows)[order]
-    if not len(keys):  # a search needs something to search in
+    if not len(keys):  # the search needs at least one key
         keys, rows = np.zeros(1, np.int64), np.full((1, table.spec.dim), default, rows.dtype)
     return keys, rows, default
 
 
 def search(ids: Any, keys: Any, rows: Any, default: float) -> Any:
-    """The rows of ids, by `sorted_rows` as tensors: ids.shape + (dim,)."""
+    """Return the rows of ids from the tensors of `sorted_rows`: ids.shape + (dim,)."""
     ids = tf.convert_to_tensor(ids)
     ids = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
     flat = tf.reshape(ids, [-1])
@@ -203,7 +203,7 @@ def search(ids: Any, keys: Any, rows: Any, default: float) -> Any:
 
 
 class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
-    """The rows of a table for any 64-bit id in TensorFlow only: a binary search among the sorted keys."""
+    """The rows of a table of any id in pure TensorFlow: a binary search among the sorted keys."""
 
     def __init__(self, table: Table, *, mask_zero: bool, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -228,16 +228,16 @@ class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def build(self, input_shape: Any = None) -> None:
-        """Everything is built already."""
+        """Build nothing."""
 
     def call(self, inputs: Any) -> Any:
-        """ids → rows, the default for unknown ids."""
+        """Return the rows of ids, the default for unknown ids."""
         return tf.cast(search(inputs, self.keys.value, self.rows.value, self._default), self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """False where the id is 0, if wanted."""
+        """Return False where the id is 0, if mask_zero is set."""
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The ids' shape + (dim,)."""
+        """Return the ids' shape + (dim,)."""
         return (*input_shape, self._dim)

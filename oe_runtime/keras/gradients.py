@@ -1,7 +1,7 @@
 """The gradients of a batch's rows between the tape and the push: regularizers and clipping.
 
-Both are about rows, each once, while the tape has a gradient for every id of a lookup. Without them the
-client sums those, faster; with them the sums are made here, inside the compiled step.
+Both concern rows, each once, while the tape has one gradient per id of a lookup. Without them the client sums
+those, faster; with them the compiled step does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oe_runtime.keras.translate import clip_tables, clips
 class RowGroup:
     """The rows of all trained tables of one dim in a batch, as tensors of a step's function.
 
-    Rows of several tables lie in no order among each other.
+    Rows of several tables are in no order.
     """
 
     rows: Any  # (rows, dim), each once
@@ -30,9 +30,9 @@ class RowGroup:
     together: Any  # the same side by side, (examples, lookups, dim); None where they differ in length
 
     def of_ids(self, of_lookups: Sequence[Any], of_together: Any) -> Any:
-        """From gradients of `lookups` and of `together` to one of all ids; None if there is none of either.
+        """Join the gradients of `lookups` and `together` into one of all ids; None without either.
 
-        Of shape (ids, dim), or (examples, lookups, dim).
+        Its shape is (ids, dim), or (examples, lookups, dim).
         """
         if all(g is None for g in of_lookups):
             return of_together
@@ -40,22 +40,22 @@ class RowGroup:
         return tf.concat(parts, 0) if of_together is None else tf.stack(parts, 1) + of_together
 
     def tables(self) -> list[Any]:
-        """The layers, each once: one a table."""
+        """Return the layers, each once: one per table."""
         return list(dict.fromkeys(self.layers))
 
     def sum(self, gradients: Any) -> Any:
-        """From a gradient for each id (`of_ids`) to one for each row."""
+        """Sum gradients per id (`of_ids`) to one per row."""
         if gradients.shape.rank == 3:
             gradients = tf.reshape(tf.transpose(gradients, [1, 0, 2]), [-1, gradients.shape[2]])
         return tf.math.unsorted_segment_sum(gradients, self.inverse, tf.shape(self.rows)[0])
 
     def split(self, values: Any) -> list[Any]:
-        """(rows, …) → for each of `tables`, what belongs to its rows."""
+        """Split (rows, …) into the parts of each of `tables`."""
         tables = self.tables()
         return [values] if len(tables) == 1 else tf.dynamic_partition(values, self._table_of(), len(tables))
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """The inverse of `split`."""
+        """Return the inverse of `split`."""
         if len(parts) == 1:
             return parts[0]
         return tf.dynamic_stitch(self.split(tf.range(tf.shape(self.rows)[0])), parts)
@@ -68,9 +68,9 @@ class RowGroup:
 
 
 def each_row_once(gradient: Any) -> Any:
-    """The gradient of an embedding that stayed in the model, summed by row, as several workers sum theirs.
+    """Sum by row the gradient of an embedding in the worker, as several workers sum theirs.
 
-    The tape has it id by id, and Keras would square those one by one for Adam and Adagrad.
+    The tape has it per id, and Keras would square each for Adam and Adagrad.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -80,7 +80,7 @@ def each_row_once(gradient: Any) -> Any:
 
 
 def regularization(groups: Sequence[RowGroup]) -> list[Any]:
-    """The regularizers' losses of the rows of a batch."""
+    """Return the regularizers' losses of the rows of a batch."""
     return [
         layer.embeddings_regularizer(rows)
         for group in groups
@@ -93,7 +93,7 @@ def regularization(groups: Sequence[RowGroup]) -> list[Any]:
 def clip(
     optimizer: Any, dense: Sequence[Any], groups: Sequence[RowGroup], sums: Sequence[Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """`translate.clip_tables` for the summed gradients of groups of tables."""
+    """Apply `translate.clip_tables` to the summed gradients of groups of tables."""
     if not clips(optimizer):
         return dense, sums
     parts = [group.split(s) for group, s in zip(groups, sums, strict=True)]

@@ -1,4 +1,4 @@
-"""What stays in the worker's memory when a model of Keras 3 or tf-keras is converted, and that it is said."""
+"""Weights that stay in the worker's memory when a model of Keras 3 or tf-keras is converted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oe_runtime.model_tables import is_large
 
 
 def check_names(model: Any, names: Sequence[str]) -> None:
-    """Raises ValueError for a name in `in_worker` that no layer of the model has."""
+    """Raise ValueError for a name in `in_worker` that no layer of the model has."""
     if isinstance(names, str):
         raise ValueError(f"in_worker is a list of layers' names: in_worker=[{names!r}]")
     known = {layer.name for layer in _layers(model)}
@@ -20,15 +20,15 @@ def check_names(model: Any, names: Sequence[str]) -> None:
             raise ValueError(f"in_worker: the model has no layer '{name}'; it has {', '.join(sorted(known))}")
 
 
-def kept(model: Any, names: Sequence[str]) -> set[int]:
-    """By id, the layers of these names, and all layers inside of them."""
+def find_kept_layers(model: Any, names: Sequence[str]) -> set[int]:
+    """Return the ids of the layers with these names, and of all layers inside them."""
     named = [layer for layer in _layers(model) if layer.name in names]
     return {id(one) for layer in named for one in layer._flatten_layers()}
 
 
 def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]) -> None:
-    """Warns of embeddings of `library` that were not replaced, but for those in `names`."""
-    meant = kept(model, names)
+    """Warn of embeddings of `library` that were not replaced, except those in `names`."""
+    meant = find_kept_layers(model, names)
     for layer in _layers(model):
         if id(layer) in meant:
             continue
@@ -49,8 +49,8 @@ def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]
 
 
 def warn_of_weights(model: Any, library: Any, names: Sequence[str]) -> None:
-    """Warns of other layers with weights of a size that belongs on servers, but for those in `names`."""
-    meant = kept(model, names)
+    """Warn of other layers with weights of a size that belongs on servers, except those in `names`."""
+    meant = find_kept_layers(model, names)
     for layer in model._flatten_layers(include_self=True, recursive=True):
         if id(layer) in meant or isinstance(layer, library.layers.Embedding):
             continue
@@ -76,7 +76,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _embedding_columns(layer: Any) -> Iterator[tuple[str, int]]:
-    """Of a DenseFeatures or its like: the name and the rows of each column that is an embedding."""
+    """Yield name and rows of each embedding column, for DenseFeatures and similar layers."""
     for column in getattr(layer, "_feature_columns", None) or ():
         if hasattr(column, "dimension") and hasattr(column, "categorical_column"):
             yield column.name, int(column.categorical_column.num_buckets)

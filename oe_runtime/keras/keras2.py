@@ -1,4 +1,4 @@
-"""What was written for Keras 2, on Keras 3."""
+"""Code for Keras 2 on Keras 3."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ _ORDER = ("name", "shape", "dtype", "initializer", "regularizer", "trainable")  
 
 
 def accept_keras2_layers() -> None:
-    """Let layers name their weights by position, as Keras 2 did: `self.add_weight("kernel", shape=…)`.
+    """Let layers name their weights by position, as in Keras 2: `self.add_weight("kernel", shape=…)`.
 
-    It is all that DeepCTR 0.9.4's WDL, DeepFM and xDeepFM lack on Keras 3. Changes keras.layers.Layer in this
-    process; calls in the order of Keras 3 mean what they meant, because a shape is not a str. Calling it
-    twice does no harm.
+    DeepCTR 0.9.4's WDL, DeepFM and xDeepFM need only this on Keras 3. Changes keras.layers.Layer in this
+    process; calls in Keras 3's order keep their meaning, because a shape is not a str. May be called twice.
     """
     add_weight = keras.layers.Layer.add_weight
     if getattr(add_weight, "accepts_keras2", False):
@@ -33,7 +32,7 @@ def accept_keras2_layers() -> None:
 
 
 def refuse_legacy(thing: Any) -> None:
-    """Raises ValueError for a model or optimizer of tf-keras, which is Keras 2: tf.keras with a setting."""
+    """Raise ValueError for a model or optimizer of tf-keras (tf.keras with TF_USE_LEGACY_KERAS=1)."""
     if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(thing).__mro__):
         raise ValueError(
             f"{type(thing).__name__} is of tf-keras 2, which tf.keras is with TF_USE_LEGACY_KERAS=1, but "

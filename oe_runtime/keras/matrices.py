@@ -13,9 +13,9 @@ import numpy as np
 
 
 def matrix_of(initializer: Any, layer: Any) -> Any:
-    """The matrix of Constant(matrix) for all rows of a layer, or None for any other initializer.
+    """Return the matrix of Constant(matrix) for all rows of a layer, or None for other initializers.
 
-    ValueError naming the layer where a table cannot begin with it.
+    Raises ValueError naming the layer where a table cannot begin with it.
     """
     value: Any = getattr(initializer, "value", None)
     if type(initializer).__name__ != "Constant" or np.ndim(value) == 0:
@@ -40,7 +40,7 @@ def matrix_of(initializer: Any, layer: Any) -> Any:
 
 
 def one_matrix(weights: Any, layer: Any) -> Any:
-    """The matrix in what `set_weights` takes. ValueError naming the layer where it does not fit."""
+    """Return the matrix in the argument of `set_weights`. Raises ValueError where it does not fit."""
     if layer.input_dim == -1:
         raise ValueError(
             f"layer '{layer.name}' takes any id, so that no matrix has all of its rows: assign them by key, "
@@ -57,10 +57,10 @@ def one_matrix(weights: Any, layer: Any) -> Any:
 
 
 def written_rows(layer: Any) -> Any:
-    """The matrix of a stock Embedding, if it is not what the layer's initializer gives again; else None.
+    """Return the matrix of a stock Embedding if it is not the output of its initializer; else None.
 
-    Whatever training, a file or `set_weights` wrote differs from that. An initializer without a seed gives
-    the same values again too; one with a SeedGenerator does not, so that its matrix counts as written.
+    Training, a file or `set_weights` make a difference. An initializer without a seed gives the same values
+    again. One with a SeedGenerator does not, so its matrix counts as written.
     """
     if not layer.built:
         given = getattr(layer, "_initial_weights", None)  # of tf-keras: weights=[…]
@@ -75,7 +75,7 @@ def written_rows(layer: Any) -> Any:
 
 
 def snapshot(variable: Any) -> Any:
-    """The values of a variable as they are now."""
+    """Return the present values of a variable."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

@@ -1,7 +1,7 @@
-"""A batch computed in parts, whose gradients are added up before one update and one push.
+"""A batch computed in parts, whose gradients are summed before one update and one push.
 
-What a step needs beside the weights and the rows is then that of a part: activations and their gradients. The
-parts follow each other. (DeepRec's micro batch.)
+A step then needs memory for activations and gradients of one part only. The parts run one after the other.
+(DeepRec's micro batch.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oe_runtime.keras.supply import Supply
 
 
 class Gradients(NamedTuple):
-    """What one pass forward and backward gives; None for what the loss does not depend on."""
+    """The result of one pass forward and backward; None for what the loss does not depend on."""
 
     y_pred: Any
     dense: Sequence[Any]  # one for each trainable variable
@@ -35,10 +35,10 @@ Pass = Callable[[Served, Supply, list[RowGroup], tuple[Any, Any, Any], Any], Gra
 def accumulated(
     step: Pass, count: int, served: Served, supply: Supply, groups: list[RowGroup], data: tuple[Any, Any, Any]
 ) -> Gradients:
-    """The gradients of `step` over the whole batch, computed in up to `count` parts of about equal size.
+    """Return the gradients of `step` over the whole batch, in up to `count` parts of about equal size.
 
-    The same within floating point for a loss that is a mean over examples, and layers that look at each
-    example by itself (not BatchNormalization). Every lookup must have as many ids for each example.
+    Equal within floating point for a loss that is a mean over examples, and layers that treat each example
+    alone (not BatchNormalization). Every lookup needs the same number of ids per example.
     """
     examples = tf.shape(keras.tree.flatten(data[0])[0])[0]
     parts = tf.clip_by_value(examples, 1, count)
@@ -85,7 +85,7 @@ def accumulated(
 
 
 class _Cut:
-    """Takes the rows of some examples from those of a lookup; the same tensor from the same one."""
+    """Takes the rows of some examples from those of a lookup; the same tensor for the same input."""
 
     def __init__(self, begin: Any, end: Any, examples: Any) -> None:
         self._begin, self._end, self._examples = begin, end, examples

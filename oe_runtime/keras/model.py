@@ -1,4 +1,4 @@
-"""What a Keras model with distributed embeddings does."""
+"""Keras 3 models with distributed embeddings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from oe_runtime.keras.with_tables import WithTables
 
 @keras.saving.register_keras_serializable(package="oe_runtime")
 class WeightsOnly:
-    """What config.json in a directory of `save_weights` calls the model, for keras.models.load_model."""
+    """The class in config.json of a directory of `save_weights`, for keras.models.load_model."""
 
     def get_config(self) -> dict[str, Any]:
-        """There is nothing to say."""
+        """Return nothing."""
         return {}
 
     @classmethod
     def from_config(cls, config: Any) -> Any:
-        """Refused: the layers are not in the directory."""
+        """Raise ValueError: the layers are not in the directory."""
         raise ValueError(
             "this directory has the weights and rows of a distributed model, but not its layers: make the "
             "model as it was made before, compile it, and model.load_weights(directory)"
@@ -32,9 +32,9 @@ class WeightsOnly:
 
 
 class Distributed(WithTables):
-    """What `distributed_model` adds to a Keras model: its embeddings are on parameter servers.
+    """The methods that `distributed_model` adds to a Keras model, with those of WithTables.
 
-    See WithTables; the methods that are not there are Keras's.
+    All other methods are Keras's.
     """
 
     def compile(
@@ -46,13 +46,13 @@ class Distributed(WithTables):
         experimental_run_tf_function: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As keras.Model.compile; makes the tables. `optimizer`: see `distributed_optimizer`.
+        """Compile as keras.Model does, and make the tables. `optimizer`: see `distributed_optimizer`.
 
-        With `jit_compile=True`, XLA compiles the model's call in training and its gradients, for each size of
-        a batch anew; "auto" does not. `experimental_run_tf_function`, of Keras 2, is left out.
+        With `jit_compile=True`, XLA compiles the model's call in training and its gradients, once per batch
+        size; "auto" does not. `experimental_run_tf_function`, of Keras 2, is ignored.
 
         Raises ValueError for an optimizer that tables do not support, and SpecMismatch when the servers have
-        a table of the same name but, say, another dim or optimizer.
+        a table of the same name with, say, another dim or optimizer.
         """
         del experimental_run_tf_function
         if self.dtype_policy.name == "mixed_float16":
@@ -67,27 +67,27 @@ class Distributed(WithTables):
         self._begin(tables, backend.steps(served, eager=run_eagerly))
 
     def prefetch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
-        """Says with which arrays `train_on_batch` will be called the time after the next.
+        """Announce the arrays of the `train_on_batch` after the next one.
 
-        Their rows are then pulled while the next batch computes, and that one's push goes on after its
-        `train_on_batch` has returned: every request of the client waits for it and raises its error, and so
-        does the next `train_on_batch`. They must be the same objects, and not change until then; if other
-        ones come, what was pulled is dropped.
+        Their rows are pulled while the next batch computes. That batch's push goes on after its
+        `train_on_batch` has returned: every request of the client, and the next `train_on_batch`, waits for
+        it and raises its errors. The arrays must be the same objects and not change until then; if others
+        come, the pulled rows are dropped.
         """
         self._running().announce((x, y, sample_weight))
 
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
-        """Writes a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
+        """Write a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.
 
-        Those look the rows up in checkpoints or at the servers, so that tables may be as large as they like.
-        They need neither Keras nor the code that made the model. `path` must not exist; it appears only when
-        it is complete. Returns it. Raises ValueError for a model without a graph (a subclassed one).
+        Those look the rows up in checkpoints or at the servers, so tables may have any size. They need
+        neither Keras nor the code that made the model. `path` must not exist, and appears when it is
+        complete. Returns it. Raises ValueError for a model without a graph (a subclassed one).
         """
         written: Path = self._exports().save_serving_model(self, self.served.tables(), Path(path))
         return written
 
     def _exports(self) -> Any:
-        """The module that writes SavedModels."""
+        """Return the module that writes SavedModels."""
         if backends.NAME != "tensorflow":
             raise ValueError(
                 f"a SavedModel is TensorFlow's, but Keras runs on {backends.NAME} here: "

@@ -1,6 +1,6 @@
-"""DeepRec's optimizers as Keras optimizers, for the dense variables beside tables that have the same rule.
+"""DeepRec's optimizers as Keras optimizers, for dense variables beside tables with the same rule.
 
-The rules are those of core/optimizer/adam_async.cc and adagrad_decay.cc, which name their sources.
+core/optimizer/adam_async.cc and adagrad_decay.cc have the rules and name their sources.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from keras import ops
 class AdamAsync(keras.optimizers.Optimizer):  # type: ignore[misc]
     """DeepRec's AdamAsync: Adam whose powers of the betas count a table's own updates.
 
-    `apply_sparse_rmsprop` takes the momenta's bias corrections out of tables, as in RMSprop; dense variables
-    are updated as by Adam.
+    `apply_sparse_rmsprop` drops the momenta's bias corrections in tables, as in RMSprop; dense variables are
+    updated as by Adam.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class AdamAsync(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.apply_sparse_rmsprop = apply_sparse_rmsprop
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the momenta of `variables`."""
+        """Make the momenta of `variables`."""
         if self.built:
             return
         super().build(variables)
         self._momenta, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable."""
+        """Update one variable."""
         number = self._get_variable_index(variable)
         m, v = self._momenta[number], self._velocities[number]
         rate, beta_1, beta_2, step = (
@@ -57,7 +57,7 @@ class AdamAsync(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.assign_sub(variable, m * alpha / (ops.sqrt(v) + self.epsilon))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         return {
             **super().get_config(),
             "beta_1": self.beta_1,
@@ -71,8 +71,8 @@ class AdamAsync(keras.optimizers.Optimizer):  # type: ignore[misc]
 class Ftrl(keras.optimizers.Ftrl):  # type: ignore[misc]
     """Keras's Ftrl, with DeepRec's rule for rows where `group_lasso` is set.
 
-    Then `l1_regularization_strength` is against the norm of a row, which becomes zero as a whole, not against
-    each of its weights. Dense variables are updated as by Keras's Ftrl, as they are in DeepRec.
+    `l1_regularization_strength` then applies to the norm of a row, which becomes zero as a whole, not to each
+    weight. Dense variables are updated as by Keras's Ftrl, as in DeepRec.
     """
 
     def __init__(self, learning_rate: Any = 0.001, *, group_lasso: bool = False, **kwargs: Any) -> None:
@@ -80,14 +80,17 @@ class Ftrl(keras.optimizers.Ftrl):  # type: ignore[misc]
         self.group_lasso = bool(group_lasso)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         return {**super().get_config(), "group_lasso": self.group_lasso}
 
 
 @keras.saving.register_keras_serializable(package="oe_runtime")
 class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """DeepRec's AdagradDecay: Adagrad whose accumulators decay by `accumulator_decay_rate` every
-    `accumulator_decay_step` steps, but not below `initial_accumulator_value`."""
+    """DeepRec's AdagradDecay: Adagrad with decaying accumulators.
+
+    They decay by `accumulator_decay_rate` every `accumulator_decay_step` steps, but not below
+    `initial_accumulator_value`.
+    """
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.accumulator_decay_rate = accumulator_decay_rate
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the accumulators of `variables`."""
+        """Make the accumulators of `variables`."""
         if self.built:
             return
         super().build(variables)
@@ -111,7 +114,7 @@ class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._accumulators = self.add_optimizer_variables(variables, "accumulator", initial)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable."""
+        """Update one variable."""
         slot = self._accumulators[self._get_variable_index(variable)]
         accumulator = ops.convert_to_tensor(slot)
         gradient = ops.cast(gradient, variable.dtype)
@@ -122,7 +125,7 @@ class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.assign_sub(variable, rate * gradient / ops.sqrt(ops.convert_to_tensor(slot)))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         return {
             **super().get_config(),
             "initial_accumulator_value": self.initial_accumulator_value,

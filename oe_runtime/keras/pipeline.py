@@ -1,13 +1,14 @@
-"""The rows of the next batch are pulled while a batch computes.
+"""Prefetched rows: those of the next batch are pulled while a batch computes.
 
-Batch k + 1 is read, its ids are made unique and its rows are pulled in a second thread, during the compute of
-batch k. After the push of k, those rows that both have are pulled again, and all of them if anything else has
-changed rows in between: a checkpoint that was put back, a save, which evicts, another model's push. So the
-results are, bit for bit, those of one step after the other. Where a batch is known to follow and there is one
-worker, the second thread does the push and that pull too, while the caller reads input and runs callbacks;
-what the push raises, the next step does. With `staleness` 1 the push of k goes out while k + 1 computes, on
-rows that lack that push and no other. In both cases save, evaluate and everything else that asks the servers
-waits for the push.
+A second thread reads batch k + 1, makes its ids unique and pulls its rows during the compute of batch k.
+After the push of k, the rows that both batches have are pulled again; or all rows, if anything else has
+changed rows in between: a restored checkpoint, a save (which evicts), another model's push. So the results
+are, bit for bit, those of sequential steps.
+
+Where a following batch is known and there is one worker, the second thread also does the push and that pull,
+while the caller reads input and runs callbacks. The next step raises the errors of the push. With `staleness`
+1 the push of k goes out while k + 1 computes, on rows that lack only that push. In both cases save, evaluate
+and every other request to the servers waits for the push.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ class Pipeline:
         self._staleness = staleness
         self._thread: ThreadPoolExecutor | None = None
         self._announced: Any = None
-        # What the thread prepares: for whom (an iterator, or the data themselves), and the (data, Prepared).
+        # What the thread prepares: its owner (an iterator, or the data themselves), and the (data, Prepared).
         self._next: tuple[Any, Future[tuple[Any, Prepared | None]]] | None = None
 
     def announce(self, data: Any) -> None:
-        """Says which (x, y, sample_weight) the step after the next will get from `train_on_batch`."""
+        """Announce the (x, y, sample_weight) of the `train_on_batch` after the next one."""
         self._announced = data if self._ahead else None
 
     def __call__(self, iterator: Any) -> Any:
-        """One step; raises StopIteration at the end. An error of a batch is raised at its own step."""
+        """Run one step; raise StopIteration at the end. A batch's error is raised at its own step."""
         following: Callable[[], Any] | None
-        if isinstance(iterator, GeneratorType):  # of train_on_batch, which has one batch
+        if isinstance(iterator, GeneratorType):  # from train_on_batch, with one batch
             data = next(iterator)
             announced, self._announced = self._announced, None
             _, prepared = self._take(lambda owner: _same(owner, data)) or (data, None)
@@ -74,7 +75,7 @@ class Pipeline:
         return result
 
     def _take(self, is_mine: Callable[[Any], bool]) -> tuple[Any, Prepared | None] | None:
-        """What was prepared for this step, if anything; what was for another is dropped."""
+        """Return what was prepared for this step, if anything; drop what was prepared for another."""
         waiting, self._next = self._next, None
         if not self._staleness:
             self._client.settle()
@@ -87,7 +88,7 @@ class Pipeline:
         return data, self._steps.prepare_ahead(self._body, data, None if self._staleness else before)
 
     def _catch_up(self, following: Future[tuple[Any, Prepared | None]]) -> tuple[Any, Prepared | None]:
-        """What `_prepare` returned, up to date. The push comes before this in the one thread."""
+        """Bring the result of `_prepare` up to date. The single thread has pushed before."""
         data, prepared = following.result()
         if prepared is not None:
             self._steps.refresh(prepared)
@@ -100,9 +101,9 @@ class Pipeline:
 
 
 def pulling(dataset: Any, model: Any, steps: int | None = None) -> Any:
-    """OpenEmbedding's: the dataset as it is, because `fit` pulls the rows of the next batch by itself.
+    """Return the dataset unchanged, because `fit` prefetches the rows (OpenEmbedding's function).
 
-    `steps` has no meaning here. ValueError unless `dataset` is a tf.data.Dataset and `model` is compiled.
+    `steps` has no effect. Raises ValueError unless `dataset` is a tf.data.Dataset and `model` is compiled.
     """
     del steps
     if not isinstance(dataset, tf.data.Dataset):
@@ -113,6 +114,6 @@ def pulling(dataset: Any, model: Any, steps: int | None = None) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two (x, y, sample_weight) are of the very same arrays."""
+    """Whether two (x, y, sample_weight) have the same array objects."""
     ours, theirs = keras.tree.flatten(a), keras.tree.flatten(b)
     return len(ours) == len(theirs) and all(x is y for x, y in zip(ours, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""Which ids a model looks up in which tables, found by tracing the model once."""
+"""The lookups of a model (which ids in which tables), found by tracing it once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from oe_runtime.keras.arrays import to_numpy
-from oe_runtime.keras.feed import dependent_ids, feeding
+from oe_runtime.keras.feed import dependent_ids_error, feeding
 from oe_runtime.keras.supply import Collect
 
-# Operations that leave the order of the elements as it is, and integer casts that lose nothing.
+# Operations that keep the order of the elements; so do widening integer casts.
 _SAME_ELEMENTS = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"}
 
 
 class Plan:
     """The lookups of one model for inputs of one structure.
 
-    layers[i] is the layer of lookup i, sources[i] the index of its ids in what `ids` returns. Lookups of the
-    same ids share them. Ids that are an input of the model are read from it directly; only the others take a
-    run of TensorFlow, of one function with nothing but the operations that lead to them.
+    layers[i] is the layer of lookup i, sources[i] the index of its ids in the result of `ids`. Lookups of the
+    same ids share them. Ids that are an input of the model are read from it directly. The others take one
+    TensorFlow function with only the operations that lead to them.
     """
 
     def __init__(self, model: Any, structure: Any, specs: Sequence[Any]) -> None:
@@ -45,8 +45,8 @@ class Plan:
         }
         self.layers: list[Any] = collect.layers
         self.sources: list[int] = []
-        self._direct: list[int | None] = []  # per distinct ids: the index of the input that they are
-        computed: list[int] = []  # the others: a lookup that has them
+        self._direct: list[int | None] = []  # per distinct ids: the index of their input, if they are one
+        computed: list[int] = []  # a lookup for each of the others
         numbers: dict[Any, int] = {}
         for lookup, ids in enumerate(collect.ids):
             layer = collect.layers[lookup].name
@@ -63,7 +63,7 @@ class Plan:
         self._compute = _ids_function(model, structure, specs, computed) if computed else None
 
     def ids(self, inputs: Sequence[Any]) -> list[NDArray[np.int64]]:
-        """The distinct ids of a batch, flat. `inputs` are the flat inputs as tensors."""
+        """Return the distinct ids of a batch, flat. `inputs` are the flat inputs as tensors."""
         values = iter(self._compute(*inputs)) if self._compute is not None else iter(())
         tensors = [next(values) if direct is None else inputs[direct] for direct in self._direct]
         return [np.ascontiguousarray(to_numpy(t), dtype=np.int64).reshape(-1) for t in tensors]
@@ -83,7 +83,7 @@ def _ids_function(
 
 
 def _strip(tensor: Any) -> Any:
-    """The tensor nearest to the inputs that has the elements of `tensor` in the same order."""
+    """Return the tensor nearest to the inputs with the elements of `tensor` in the same order."""
     while True:
         kind = tensor.op.type
         widening = (
@@ -95,7 +95,7 @@ def _strip(tensor: Any) -> Any:
 
 
 def _identity(tensor: Any, known: dict[str, Any]) -> Any:
-    """Equal for tensors that are computed by equal operations from the same inputs."""
+    """Return a key that is equal for equal operations on the same inputs."""
     op = tensor.op
     if op.name not in known:
         if op.type == "Placeholder" or op.op_def.is_stateful:
@@ -118,5 +118,5 @@ def _refuse_dependence(ids: Any, stand_ins: dict[str, str], layer: str) -> None:
             continue
         seen.add(op.name)
         if op.name in stand_ins:
-            raise dependent_ids(layer, f"'{stand_ins[op.name]}'")
+            raise dependent_ids_error(layer, f"'{stand_ins[op.name]}'")
         rest.extend(t.op for t in op.inputs)

@@ -1,4 +1,4 @@
-"""What is compiled for data of one structure, and a batch that is ready for it."""
+"""The compiled function for data of one structure, and batches prepared for it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from oe_runtime.keras.supply import Supply
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch that is ready to compute once its rows are there."""
+    """A batch that is ready to compute once its rows are up to date."""
 
     program: Program
     tensors: list[Any]
     pulls: list[Pulled]
-    pairs: list[list[Any]]  # of each group, the tensors of its Pairs: empty ones where nobody uses them
-    connection: int  # the client's, over which the pulls were made
+    pairs: list[list[Any]]  # per group the tensors of its Pairs, empty where unused
+    connection: int  # the client's at the time of the pulls
 
 
 class Program:
@@ -61,7 +61,7 @@ class Program:
             if layer.table is None:
                 raise RuntimeError(f"Embedding '{layer.name}' has no table yet: compile the model first")
         lookups = range(len(self._plan.layers))
-        # Frozen tables are pulled by themselves, because all that a pull brought is pushed.
+        # Frozen tables have a pull of their own, because a push covers all rows of its pull.
         self._trained = [i for i in lookups if self._plan.layers[i].trainable]
         frozen = [i for i in lookups if not self._plan.layers[i].trainable]
         self._pulls = [pulled for pulled in (self._trained, frozen) if pulled]
@@ -71,7 +71,7 @@ class Program:
         ]
         self._function: Any = None
         self._sizes: tuple[list[list[int]], list[Any]] = ([], [])
-        self._paired: set[int] | None = None  # the groups whose pairs the function uses, once it is known
+        self._paired: set[int] | None = None  # the groups whose pairs the function uses; None: not known yet
 
     def accepts(self, shapes: Sequence[tuple[int, ...]]) -> bool:
         """Whether tensors of these shapes fit the compiled function."""
@@ -82,18 +82,18 @@ class Program:
 
     @property
     def trains(self) -> bool:
-        """Whether the first of the pulls is pushed."""
+        """Whether the first pull will be pushed."""
         return self.body is TRAIN and bool(self._trained)
 
     def plan(self, client: Client, tensors: Sequence[Any]) -> list[Pulled]:
-        """The pulls of all lookups: of trained tables first, if there are any, then of frozen ones."""
+        """Plan the pulls of all lookups: first of trained tables, if any, then of frozen ones."""
         if not self._pulls:
             return []
         ids = self._plan.ids(tensors[: self._inputs])
         return [client.plan(ids, tables) for tables in self._tables]
 
     def pairs(self, client: Client, pulls: Sequence[Pulled]) -> list[list[Any]]:
-        """The pairs of all groups that need them (`by_row`)."""
+        """Return the pairs of all groups that need them (`by_row`)."""
         groups = [group for pulled in pulls for group in pulled.groups]
         if self._paired is None:
             served = self._served
@@ -109,14 +109,14 @@ class Program:
         ]
 
     def run(self, prepared: Prepared) -> Any:
-        """Runs the compiled function on pulled rows and the batch."""
+        """Run the compiled function on pulled rows and the batch."""
         groups = [group for pulled in prepared.pulls for group in pulled.groups]
         if self._function is None:
             self._function = self._compile(prepared)
         rows = [to_tensor(group.rows) for group in groups]
         inverses = [to_tensor(group.inverse) for group in groups]
         sizes = [group.sizes for group in groups]
-        if self._sizes[0] != sizes:  # seldom: at the last, smaller batch
+        if self._sizes[0] != sizes:  # rarely: at the last, smaller batch
             self._sizes = (sizes, [tf.constant(part, tf.int32) for part in sizes])
         pairs = [part for parts in prepared.pairs for part in parts]
         return self._function(*rows, *inverses, *self._sizes[1], *pairs, *prepared.tensors)
@@ -125,7 +125,7 @@ class Program:
         pulls = prepared.pulls
         served, body, layers = self._served, self.body, self._plan.layers
         data, present = self._data, self._present
-        # For every group, its rows and its lookups as the plan numbers them.
+        # Per group, its rows and the plan's numbers of its lookups.
         groups = [
             (tf.TensorSpec([None, group.dim], group.rows.dtype), [lookups[i] for i in group.lookups])
             for lookups, pulled in zip(self._pulls, pulls, strict=True)
@@ -143,7 +143,7 @@ class Program:
             for (_, lookups), unique, inverse, sizes in zip(
                 groups, flat[:n], flat[n : 2 * n], flat[2 * n : 3 * n], strict=True
             ):
-                # The positions are split, not the gathered rows: those would be copied once more.
+                # Split the positions, not the gathered rows, which would be copied again.
                 for lookup, part in zip(lookups, tf.split(inverse, sizes, num=len(lookups)), strict=True):
                     rows[lookup] = tf.gather(unique, part)
             every_pair = [Pairs(*flat[k : k + m]) for k in range(3 * n, (3 + m) * n, m)]
@@ -180,7 +180,7 @@ def _even(sizes: Sequence[int]) -> bool:
 
 
 def _together(rows: Any, inverse: Any, lookups: int) -> Any:
-    """(examples, lookups, dim) of as many ids each."""
+    """Return (examples, lookups, dim) for lookups with equally many ids."""
     # Not tf.transpose: of int32, oneDNN complains about it on stderr where there is no AVX-512.
     by_example = tf.stack(tf.split(inverse, lookups), axis=1)
     whole = tf.gather(rows, by_example)

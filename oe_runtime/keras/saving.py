@@ -1,8 +1,8 @@
 """A model with its rows in a directory, and OpenEmbedding's functions for the rows alone.
 
-A directory appears whole or not at all. `save_weights` writes dense.npz and the servers' table files into it,
-`save_server_model` the table files only, `persist_server_model` which checkpoint in the servers' storage it
-is.
+A directory appears complete or not at all. `save_weights` writes dense.npz and the servers' table files,
+`save_server_model` only the table files, `persist_server_model` the number of a checkpoint in the servers'
+storage.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from oe_runtime.support import durable
 _Path = str | os.PathLike[str]
 
 _PERSISTED = "persisted.json"
-# Has keras.models.load_model of such a directory say what it is; see `oe_runtime.keras.model.WeightsOnly`.
+# Lets keras.models.load_model explain such a directory; see `oe_runtime.keras.model.WeightsOnly`.
 _CONFIG = {
     "class_name": "WeightsOnly",
     "config": {},
     "module": "oe_runtime.keras.model",
     "registered_name": "oe_runtime>WeightsOnly",
 }
-# Batches between two checkpoints in storage that cost about 2 % of training (benchmarks/results/pmem.md).
+# Batches between checkpoints in storage; they then cost about 2 % of training (benchmarks/results/pmem.md).
 _PERSIST_EVERY = 1000
 
 
 def save_weights(model: Any, filepath: _Path, overwrite: bool = True, include_optimizer: bool = True) -> None:
-    """See `Distributed.save_weights`."""
+    """See `WithTables.save_weights`."""
     arrays = dense.values(model)
     if not include_optimizer:
         arrays = {name: value for name, value in arrays.items() if not name.startswith("optimizer/")}
@@ -46,14 +46,14 @@ def save_weights(model: Any, filepath: _Path, overwrite: bool = True, include_op
 
 
 def load_weights(model: Any, filepath: _Path) -> None:
-    """See `Distributed.load_weights`."""
+    """See `WithTables.load_weights`."""
     arrays = dense.read(model, Path(filepath))
     model.client.restore(filepath)
     dense.assign(model, arrays)
 
 
 def check_export(filepath: _Path, overwrite: bool = False) -> None:
-    """Raises FileExistsError where `save_as_original_model` would: before training, not after it."""
+    """Raise FileExistsError where `save_as_original_model` would: before training, not after it."""
     path = Path(filepath)
     if os.path.lexists(path) and not (overwrite and (path / "saved_model.pb").is_file()):
         what = "is not a SavedModel" if overwrite else "exists already"
@@ -64,10 +64,10 @@ def check_export(filepath: _Path, overwrite: bool = False) -> None:
 
 
 def save_server_model(model: Any, filepath: _Path, include_optimizer: bool = True) -> None:
-    """Writes the rows of a model's tables, with the optimizer's state, into the new directory `filepath`.
+    """Write the rows of a model's tables, with the optimizer's state, into the new directory `filepath`.
 
-    `include_optimizer` is OpenEmbedding's; the state of a row always goes with it. FileExistsError when
-    there is something already.
+    `include_optimizer` is OpenEmbedding's; the state of a row is always included. Raises FileExistsError when
+    `filepath` exists.
     """
     del include_optimizer
     with _published(Path(filepath), overwrite=False) as directory:
@@ -75,9 +75,10 @@ def save_server_model(model: Any, filepath: _Path, include_optimizer: bool = Tru
 
 
 def load_server_model(model: Any, filepath: _Path) -> None:
-    """Puts back the rows that `save_server_model`, `save_weights` or `Client.save` wrote.
+    """Restore the rows that `save_server_model`, `save_weights` or `Client.save` wrote.
 
-    All workers call it together. CheckpointError names the file that does not fit; nothing has changed then.
+    All workers make this call. Raises CheckpointError naming the file that does not fit; nothing has changed
+    then.
     """
     model.client.restore(filepath)
 
@@ -85,7 +86,7 @@ def load_server_model(model: Any, filepath: _Path) -> None:
 def save_as_original_model(
     model: Any, filepath: _Path, overwrite: bool = False, include_optimizer: bool = False
 ) -> None:
-    """`model.save_as_original_model`, under OpenEmbedding's name."""
+    """Call `model.save_as_original_model`, under OpenEmbedding's name."""
     model.save_as_original_model(filepath, overwrite=overwrite, include_optimizer=include_optimizer)
 
 
@@ -97,11 +98,11 @@ def should_persist_server_model(model: Any) -> bool:
 
 
 def persist_server_model(model: Any, filepath: _Path, persist_pending_window: int = 0) -> None:
-    """Marks the rows as they are as a checkpoint in the servers' persistent storage; see `Client.checkpoint`.
+    """Mark the present rows as a checkpoint in the servers' storage; see `Client.checkpoint`.
 
-    Nothing is copied; the new directory `filepath` says which checkpoint it is. With a
-    `persist_pending_window` above 0 it may become durable after the return, else it is. SpecError for
-    storage that keeps no checkpoints.
+    Nothing is copied; the new directory `filepath` holds the checkpoint's number. With a
+    `persist_pending_window` above 0 it may become durable after the return. Raises SpecError for storage
+    without checkpoints.
     """
     batch = int(model.optimizer.iterations)
     with _published(Path(filepath), overwrite=False) as directory:
@@ -111,9 +112,10 @@ def persist_server_model(model: Any, filepath: _Path, persist_pending_window: in
 
 
 def restore_server_model(model: Any, filepath: _Path) -> None:
-    """Takes the rows back to what `persist_server_model` marked; see `Client.recover`.
+    """Go back to the rows of `persist_server_model`; see `Client.recover`.
 
-    The storage keeps the newest few. CheckpointError when it has this one no more; nothing has changed then.
+    The storage keeps the newest few. Raises CheckpointError when it no longer has this one; nothing has
+    changed then.
     """
     path = Path(filepath) / _PERSISTED
     try:
@@ -126,7 +128,7 @@ def restore_server_model(model: Any, filepath: _Path) -> None:
 
 @contextlib.contextmanager
 def _published(path: Path, *, overwrite: bool, ours: str = "") -> Iterator[Path]:
-    """A temporary directory beside `path` that becomes it; with `overwrite`, in place of one with `ours`."""
+    """Yield a temporary directory that becomes `path`; `overwrite` replaces a directory with `ours`."""
     if os.path.lexists(path) and not (overwrite and (path / ours).is_file()):
         what = f"is not a directory with {ours}" if overwrite else "exists already"
         raise FileExistsError(f"{path} {what}; choose another path or remove it")

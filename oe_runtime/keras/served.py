@@ -46,12 +46,12 @@ class Table:
     spec: TableSpec
 
     def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
-        """The rows of ids of any shape: ids.shape + (dim,)."""
+        """Return the rows of ids of any shape: ids.shape + (dim,)."""
         keys = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
         return self.client.pull_rows(self.number, keys).reshape(*ids.shape, self.spec.dim)
 
     def assign(self, matrix: Any) -> None:
-        """Writes the row of every id of a table with an input_dim; the optimizer's state stays."""
+        """Assign the row of every id of a table with an input_dim; the optimizer's state stays."""
         assign_all(self.client, self.number, self.spec, matrix, keras.ops.convert_to_numpy)
 
 

@@ -1,4 +1,4 @@
-"""Where a model finds its parameter servers when it is not given a client: OpenEmbedding's flags."""
+"""The servers of a model without a client: OpenEmbedding's flags."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ _PATIENCE = 60.0  # seconds for servers to start
 
 @dataclass
 class Flags:
-    """What `distributed_model` without a client goes by; set it before.
+    """Settings of `distributed_model` without a client; set them before.
 
     `master_endpoint`: the servers, "host:port,host:port" in the order of their index; empty: tables in this
-    process. Where OpenEmbedding asks a master for the servers, all are named here.
-    `wait_num_servers`: how many there must be; -1: as many as are named.
-    `num_workers`: how many processes train the job. Set above 1 in one that horovodrun has started, or that
-    has TF_CONFIG in its environment, it waits for the others there and then (ValueError if TensorFlow has
-    computed something before), and `distributed_model` knows them; else that needs `workers`.
+    process. Name all servers; OpenEmbedding asks a master for them.
+
+    `wait_num_servers`: the required number of servers; -1: as many as are named.
+
+    `num_workers`: the number of processes that train the job. Set above 1 under horovodrun, or with TF_CONFIG
+    in the environment, it waits at once for the other processes, and `distributed_model` uses them
+    (ValueError if TensorFlow has computed something before). Elsewhere pass `workers`.
+
     `config`: YAML or JSON for tables in this process, {"server": {"pmem_pool_root_path": DIR, "cache_size":
-    MB}}; other entries of OpenEmbedding's, about its server's threads and messages, have no counterpart.
-    `bind_ip`: of OpenEmbedding's own servers; those here have `python -m oe_runtime.server --host`.
-    `token`: the servers', if they have one.
+    MB}}. OpenEmbedding's other entries, for its server's threads and messages, have no counterpart.
+
+    `bind_ip`: for OpenEmbedding's own servers; here, see `python -m oe_runtime.server --host`.
+
+    `token`: the servers' token, if they have one.
     """
 
     config: str = ""
@@ -52,12 +57,12 @@ class Flags:
 
 
 class _Together:
-    """The processes of a job that were started for it by somebody else, once they have met."""
+    """The processes that a launcher started for the job, once they have met."""
 
     workers: TensorFlowWorkers | None = None
 
     def join(self, count: int) -> None:
-        """Wait for the others, where the environment says who they are."""
+        """Wait for the others if the environment names them."""
         if self.workers is not None:
             return
         found = _endpoints(os.environ)
@@ -82,7 +87,7 @@ flags = Flags()
 
 
 def _endpoints(environment: Mapping[str, str]) -> tuple[int, Sequence[str]] | None:
-    """Rank, and HOST:PORT of all processes, of horovodrun's or of TF_CONFIG; None without either."""
+    """Return rank and HOST:PORT of all processes from horovodrun or TF_CONFIG; None without either."""
     if (place := horovod.started(environment)) is not None:
         return place.rank, horovod.exchange(place, _PATIENCE)
     try:
@@ -93,12 +98,12 @@ def _endpoints(environment: Mapping[str, str]) -> tuple[int, Sequence[str]] | No
 
 
 def known_workers() -> Workers | None:
-    """Those that `flags.num_workers` has waited for."""
+    """Return the workers that `flags.num_workers` has waited for."""
     return _together.workers if flags.num_workers > 1 else None
 
 
 def connect(workers: Workers | None) -> Client:
-    """A client as `flags` say. Raises ValueError naming the flag, and what `Client` raises."""
+    """Return a client as `flags` say. Raises ValueError naming the flag, and what `Client` raises."""
     count = 1 if workers is None else workers.count
     if flags.num_workers not in (1, count):
         raise ValueError(

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oe_runtime.keras.arrays import not_dense, to_numpy, to_tensor
+from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.bodies import PREDICT, TRAIN, Body
 from oe_runtime.keras.dense import build_optimizer
 from oe_runtime.keras.feed import skeleton
 from oe_runtime.keras.program import Prepared, Program
 from oe_runtime.keras.served import Served
-from oe_runtime.keras.workers import begin_alike
+from oe_runtime.keras.workers import broadcast_weights
 
 _NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 
@@ -24,9 +24,8 @@ _NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
 class Steps:
     """Runs the batches of one compiled model.
 
-    For every structure of the data there is one plan of lookups and one compiled function for each of
-    training, testing and predicting. The batch's size is free in them, so that the last, smaller batch needs
-    no new ones.
+    For each structure of the data there is one plan of lookups, and one compiled function each for training,
+    testing and predicting. Their batch size is free, so that the last, smaller batch needs no new ones.
     """
 
     def __init__(self, served: Served, *, eager: bool) -> None:
@@ -43,7 +42,7 @@ class Steps:
         return self._served.workers is None
 
     def predict(self, data: Any) -> Any:
-        """The model's outputs for (x, …)."""
+        """Return the model's outputs for (x, …)."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         prepared = self.prepare(PREDICT, (x, None, None))
         self._client.settle()
@@ -51,7 +50,7 @@ class Steps:
         return self.finish(prepared)
 
     def prepare(self, body: Body, data: Any) -> Prepared:
-        """What there is to do for a batch before its rows are asked for."""
+        """Prepare a batch up to the request for its rows."""
         tensors, key, present = self._tensors(body, data)
         program = self._programs.get(key)
         shapes = [tuple(t.shape) for t in tensors]
@@ -73,10 +72,10 @@ class Steps:
         return self._plan(program, tensors)
 
     def prepare_ahead(self, body: Body, data: Any, before: Prepared | None) -> Prepared | None:
-        """The same with the rows, as they are now, in another thread than the one that computes.
+        """Prepare a batch with its present rows, in another thread than the one that computes.
 
-        `before` is the batch whose push they are going to lack. With several workers nothing is pulled: the
-        servers hold a pull back until all have pushed. None when data of this structure were not seen before.
+        `before` is the batch whose push these rows will lack. With several workers nothing is pulled: the
+        servers hold a pull back until all have pushed. Returns None for data of a new structure.
         """
         tensors, key, _ = self._tensors(body, data)
         program = self._programs.get(key)
@@ -96,12 +95,12 @@ class Steps:
         return Prepared(program, tensors, pulls, program.pairs(self._client, pulls), connection)
 
     def refresh(self, prepared: Prepared, staleness: int = 0) -> None:
-        """Brings the rows of a batch up to date, but for that many pushes."""
+        """Bring the rows of a batch up to date, except for `staleness` pushes."""
         for pulled in prepared.pulls:
             self._client.refresh(pulled, staleness=staleness)
 
     def finish(self, prepared: Prepared, thread: ThreadPoolExecutor | None = None) -> Any:
-        """Computes, and pushes what training gives, in `thread` if there is one.
+        """Compute, and push the gradients of training, in `thread` if there is one.
 
         Returns Keras's logs, or the model's outputs.
         """
@@ -117,23 +116,23 @@ class Steps:
         return logs
 
     def _build(self, x: Any, tensors: Sequence[Any]) -> None:
-        """Calls a model without a graph once: one that is built while it is traced is called twice then."""
+        """Call a model without a graph once; one that is built while traced would be called twice."""
         if all(layer.built for layer in self._model._flatten_layers()):
             return
         flat = [t[:1] for t in tensors[: len(keras.tree.flatten(x))]]
         self._model(keras.tree.pack_sequence_as(x, flat), training=False)
 
     def _begin(self) -> None:
-        """Before the first training step."""
+        """Prepare the first training step."""
         model, workers = self._model, self._served.workers
         build_optimizer(model)
         if workers is not None:
-            begin_alike(workers, [*model.variables, *model.optimizer.variables])
+            broadcast_weights(workers, [*model.variables, *model.optimizer.variables])
         self._served.warn_of_large_weights()
         self._begun = True
 
     def _tensors(self, body: Body, data: Any) -> tuple[list[Any], Any, tuple[bool, ...]]:
-        """The data as flat tensors, the key of the program for them, and which leaves are there."""
+        """Return the data as flat tensors, the key of their program, and which leaves are present."""
         data = keras.utils.unpack_x_y_sample_weight(data)
         leaves = [None if isinstance(v, tf.experimental.Optional) else v for v in keras.tree.flatten(data)]
         if any(isinstance(v, _NOT_DENSE) for v in leaves):
@@ -149,4 +148,4 @@ def _not_dense(data: Any, leaves: Sequence[Any]) -> ValueError:
     x, _, _ = data
     inputs = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, (list, tuple)) else ()
     names = [f"input {name!r}" for name, one in inputs if one is value]
-    return not_dense(f"{names[0] if names else 'the input' if value is x else 'a label'} is", value)
+    return not_dense_error(f"{names[0] if names else 'the input' if value is x else 'a label'} is", value)

@@ -10,40 +10,34 @@ import tensorflow as tf
 
 from oe_runtime.keras.feed import check_order
 
-# The lookups that a tensor is the answer to, side by side and of one id an example, by graph and operation.
+# By graph and operation of a tensor: the lookups that it answers, side by side, with one id per example.
 Answers = dict[tuple[int, str], tuple[int, ...]]
 
 
 class Products(Protocol):
-    """Knows a shorter way to products of embeddings; see `oe_runtime.keras.by_row`."""
+    """Computes products of embeddings a shorter way; see `oe_runtime.keras.by_row`."""
 
     def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
-        """Returns inputs @ kernel, or None."""
+        """Return inputs @ kernel, or None."""
         ...
 
     def summed(self, answers: Answers, inputs: Any) -> Any:
-        """Returns (examples, lookups, dim) summed over the lookups, or None."""
+        """Return (examples, lookups, dim) summed over the lookups, or None."""
         ...
 
 
 class Plain:
-    """A feed that knows no shorter way: what the layers of `by_row` ask."""
+    """A feed without shorter ways: each None lets Keras compute the result."""
 
-    def product(self, _inputs: Any, _kernel: Any) -> Any:
-        """None: Keras computes it."""
+    def product(self, *_inputs: Any) -> Any:
+        """Return None."""
         return None
 
-    def summed(self, _inputs: Any) -> Any:
-        """None: Keras computes it."""
-        return None
-
-    def joined(self, _inputs: Sequence[Any], _axis: int) -> Any:
-        """None: Keras computes it."""
-        return None
+    summed = joined = product
 
 
 class Collect(Plain):
-    """Writes down the lookups of a model's call; `answers` are the tensors that stood in for the rows."""
+    """Records the lookups of a model's call; `answers` are the tensors in place of the rows."""
 
     def __init__(self) -> None:
         self.layers: list[Any] = []
@@ -51,7 +45,7 @@ class Collect(Plain):
         self.answers: list[Any] = []
 
     def lookup(self, layer: Any, ids: Any) -> Any:
-        """Returns zeros: nothing that is computed from them is kept."""
+        """Return zeros; nothing computed from them is kept."""
         answer = tf.zeros(tf.concat([tf.shape(ids), [layer.output_dim]], 0), layer.rows_dtype)
         answer.set_shape((*ids.shape, layer.output_dim))
         self.layers.append(layer)
@@ -61,9 +55,9 @@ class Collect(Plain):
 
 
 class Supply:
-    """Answers the lookups, in the order `Collect` saw them, with rows[i] of shape (number of ids, dim).
+    """Answers the lookups, in the order of `Collect`, with rows[i] of shape (number of ids, dim).
 
-    `together`: by lookups, of one id an example, their rows side by side, (examples, lookups, dim).
+    `together`: by lookups with one id per example, their rows side by side, (examples, lookups, dim).
     """
 
     def __init__(
@@ -81,11 +75,11 @@ class Supply:
         self._answers: Answers = {}
 
     def part(self, cut: Callable[[Any], Any]) -> Supply:
-        """The same for a part of the batch, which `cut` takes from the rows of a lookup."""
+        """Return the same for a part of the batch, which `cut` takes from the rows of a lookup."""
         return Supply(self._layers, [cut(rows) for rows in self._rows])
 
     def lookup(self, layer: Any, ids: Any) -> Any:
-        """Returns the rows of the next lookup in the shape of `ids`."""
+        """Return the rows of the next lookup in the shape of `ids`."""
         check_order(self._layers, self._next, layer)
         rows = self._rows[self._next]
         self._next += 1
@@ -102,7 +96,7 @@ class Supply:
         return rows
 
     def joined(self, inputs: Sequence[Any], axis: int) -> Any:
-        """Returns the concatenation of `inputs` if they are all lookups of tables of one dim, else None."""
+        """Return the concatenation of `inputs` if all are lookups of tables of one dim, else None."""
         if tf.executing_eagerly() or not all(isinstance(t, tf.Tensor) for t in inputs):
             return None
         known = [self._answers.get((id(t.graph), t.op.name), ()) for t in inputs]
@@ -123,9 +117,9 @@ class Supply:
             self._answers[id(answer.graph), answer.op.name] = lookups
 
     def product(self, inputs: Any, kernel: Any) -> Any:
-        """Returns inputs @ kernel if it can be had without the rows of every example, else None."""
+        """Return inputs @ kernel if it needs no rows per example, else None."""
         return None if self._products is None else self._products.product(self._answers, inputs, kernel)
 
     def summed(self, inputs: Any) -> Any:
-        """Returns (examples, lookups, dim) summed over the lookups, likewise, else None."""
+        """Return (examples, lookups, dim) summed over the lookups likewise, else None."""
         return None if self._products is None else self._products.summed(self._answers, inputs)

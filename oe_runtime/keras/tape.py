@@ -1,4 +1,4 @@
-"""Training loops of one's own on TensorFlow: a GradientTape that trains the rows too."""
+"""Custom training loops on TensorFlow: a GradientTape that also trains the rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Lookup(NamedTuple):
 
 
 class GradientTape(tf.GradientTape):  # type: ignore[misc]
-    """tf.GradientTape for a model with tables, in a training loop of one's own.
+    """tf.GradientTape for a model with tables, in a custom training loop.
 
         with embed.GradientTape(model) as tape:
             loss = loss_function(labels, model(features, training=True))
@@ -32,12 +32,12 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
     `gradient` also pushes the gradients of all rows that the model has looked up inside the `with`, in one
-    push with the learning rate of the optimizer that the model was compiled with, so call it before
-    `apply_gradients`. It works in a tf.function too, if the tape is inside of it. Each lookup is a pull by
-    itself: `fit` and `train_on_batch`, which pull all of a batch together and ahead, are faster.
+    push with the learning rate of the optimizer of `compile`. Call it before `apply_gradients`. It also works
+    in a tf.function that contains the tape. Each lookup is a separate pull: `fit` and `train_on_batch`, which
+    prefetch all rows of a batch together, are faster.
 
-    Raises ValueError for what is not offered here: a persistent tape, several workers, gradient clipping and
-    embeddings_regularizer, which need the sums over the rows of a batch that `fit` makes.
+    Raises ValueError for a persistent tape, several workers, gradient clipping and embeddings_regularizer;
+    the last two need the sums over the rows of a batch that `fit` makes.
     """
 
     def __init__(self, model: Any, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
@@ -90,11 +90,11 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """See tf.GradientTape; pushes the gradients of the rows."""
+        """See tf.GradientTape; also pushes the gradients of the rows."""
         rows = [lookup.rows for lookup in self._lookups]
         found, of_rows = super().gradient(target, [sources, rows], output_gradients, unconnected_gradients)
         if self._lookups:
-            # As in a step of `fit`, a row of the batch that the loss does not depend on has a gradient of 0.
+            # As in `fit`, a row of the batch without influence on the loss has a zero gradient.
             self._push(
                 [
                     tf.zeros_like(r) if g is None else tf.convert_to_tensor(g)
@@ -104,7 +104,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
         return found
 
     def jacobian(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refused."""
+        """Raise ValueError: jacobians do not train rows."""
         raise ValueError(
             "GradientTape: jacobians do not train rows; take tape.gradient, or a tf.GradientTape"
         )
@@ -112,7 +112,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
     batch_jacobian = jacobian
 
     def look_up(self, layer: Any, ids: Any) -> Any:
-        """The rows of ids, which the tape watches."""
+        """Return the rows of ids, which the tape watches."""
         if layer.table is None or (layer.trainable and self._recording and id(layer) not in self._own):
             if self._outer is not None:  # the tape of another model
                 return self._outer.lookup(layer, ids)
@@ -162,5 +162,5 @@ class _Feed(Plain):
 
 
 def _graph() -> Any:
-    """The graph that operations go to now; None where they run at once."""
+    """Return the current graph; None in eager execution."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""Keras's optimizers and initializers in the words of a table's specification."""
+"""Keras's optimizers and initializers as entries of a table's specification."""
 
 from __future__ import annotations
 
@@ -10,40 +10,20 @@ from typing import Any
 import keras
 import numpy as np
 
+import oe_runtime._core as _core
+from oe_runtime.keras import optimizers as ours
 from oe_runtime.keras.keras2 import refuse_legacy
-from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
+from oe_runtime.spec import OPTIMIZERS
 
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
-_ADAM = ("beta_1", "beta_2", "epsilon", "amsgrad")
-_FTRL = (
-    "learning_rate_power",
-    "initial_accumulator_value",
-    "l1_regularization_strength",
-    "l2_regularization_strength",
-    "l2_shrinkage_regularization_strength",
-    "beta",
-)
-
-# The hyperparameters that decide how a row is updated, weight decay apart; the learning rate travels with
-# every push instead.
-_OPTIMIZERS: Mapping[type, tuple[str, tuple[str, ...]]] = {
-    keras.optimizers.Adadelta: ("adadelta", ("rho", "epsilon")),
-    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
-    AdagradDecay: (
-        "adagrad_decay",
-        ("initial_accumulator_value", "accumulator_decay_step", "accumulator_decay_rate"),
-    ),
-    keras.optimizers.Adam: ("adam", _ADAM),
-    AdamAsync: ("adam_async", ("beta_1", "beta_2", "epsilon", "apply_sparse_rmsprop")),
-    keras.optimizers.Adamax: ("adamax", ("beta_1", "beta_2", "epsilon")),
-    keras.optimizers.AdamW: ("adamw", _ADAM),
-    keras.optimizers.Ftrl: ("ftrl", _FTRL),
-    Ftrl: ("ftrl", (*_FTRL, "group_lasso")),
-    keras.optimizers.Lion: ("lion", ("beta_1", "beta_2")),
-    keras.optimizers.Nadam: ("nadam", ("beta_1", "beta_2", "epsilon")),
-    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
-    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
+# Each optimizer of tables by the Keras class of that name: Keras's own, or one of this package.
+_OPTIMIZERS: Mapping[type, str] = {
+    kind: name
+    for name in OPTIMIZERS
+    for module in (keras.optimizers, ours)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and kind.__name__.lower() == name.replace("_", "")
 }
 
 # Options of any Keras optimizer that change an update beyond its rule.
@@ -51,20 +31,20 @@ _UNSUPPORTED = ("use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
 
 def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
-    """Checks that tables can be trained like dense variables by `optimizer`, and returns it.
+    """Check that tables can be trained like dense variables by `optimizer`, and return it.
 
     Takes a Keras SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, Nadam, RMSprop, Lion or Ftrl, or the name of
     one, or an AdamAsync, AdagradDecay or Ftrl (with `group_lasso`) of this package.
-    `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters; each
-    step pushes with the learning rate of that step, also when it follows a schedule.
+    `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters. Each
+    step pushes with its learning rate, schedules included.
 
-    Where it is not what Keras does with a dense variable: a row's gradients are summed over the batch before
-    the update, and only rows that are in the batch are updated. So momenta of other rows stay, and
-    `weight_decay` shrinks a row in the steps that it takes part in, not in the others.
+    Differences from dense variables in Keras: a row's gradients are summed over the batch before the update,
+    and only rows in the batch are updated. So momenta of other rows stay, and `weight_decay` shrinks a row
+    only in its own steps.
 
-    `clipnorm`, `clipvalue` and `global_clipnorm` mean what they do in Keras, with a table as one variable.
+    `clipnorm`, `clipvalue` and `global_clipnorm` mean the same as in Keras, with a table as one variable.
 
-    `explicit` is OpenEmbedding's, and has no meaning here: no option is left out without a word.
+    `explicit` is OpenEmbedding's and has no effect: no option is ignored silently.
 
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
@@ -76,7 +56,7 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
 
 
 def table_optimizer(optimizer: Any) -> dict[str, Any]:
-    """The server's counterpart of a Keras optimizer: {"name": …, hyperparameters}.
+    """Return the server's counterpart of a Keras optimizer: {"name": …, hyperparameters}.
 
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
@@ -93,14 +73,16 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
             raise ValueError(
                 f"optimizer {kind.__name__}({option}={value}): {_NO_EQUIVALENT}; leave {option} out"
             )
-    name, hyperparameters = _OPTIMIZERS[kind]
-    values = {key: getattr(optimizer, key) for key in hyperparameters}
+    name = _OPTIMIZERS[kind]
+    # The learning rate travels with every push instead.
+    defaults, _ = _core.optimizers()[name]
+    values = {key: getattr(optimizer, key) for key in defaults if hasattr(optimizer, key)}
     values["weight_decay"] = _weight_decay(optimizer)
     return {"name": name, **{k: v if isinstance(v, bool) else float(v) for k, v in values.items()}}
 
 
 def _weight_decay(optimizer: Any) -> float:
-    """What a layer's `embeddings` would get: 0 where exclude_from_weight_decay(var_names=…) says so."""
+    """Return the decay of a variable `embeddings`: 0 if exclude_from_weight_decay(var_names=…) matches it."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     if optimizer.weight_decay is None or (excluded is not None and re.search(excluded, "embeddings")):
         return 0.0
@@ -115,11 +97,10 @@ def clips(optimizer: Any) -> bool:
 def clip_tables(
     optimizer: Any, dense: Sequence[Any], tables: Sequence[Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Clips (dense gradients, summed gradients of tables) as Keras does, with a table as one variable.
+    """Clip (dense gradients, summed gradients of tables) as Keras does, with a table as one variable.
 
-    By norm and by value each variable is clipped by itself, and the optimizer does so with the dense ones. By
-    the global norm they are clipped together; what the optimizer sees then has no larger norm, so that it
-    leaves it as it is.
+    By norm and by value each variable is clipped alone, and the optimizer does so with the dense ones. By the
+    global norm they are clipped together; the optimizer then sees no larger norm and changes nothing.
     """
     before = list(dense) if optimizer.global_clipnorm else []
     clipped = optimizer._clip_gradients([*before, *tables])
@@ -134,10 +115,10 @@ def needs_sums(optimizer: Any, layers: Sequence[Any]) -> bool:
 def table_initializer(
     initializer: Any, seed: int, layer: str, input_dim: int, output_dim: int
 ) -> dict[str, Any]:
-    """The server's counterpart of a Keras initializer: {"name": …, parameters, "seed": …}.
+    """Return the server's counterpart of a Keras initializer: {"name": …, parameters, "seed": …}.
 
-    The initializer's own seed is taken when it has one, else `seed`. `input_dim` is -1 for a table of any
-    ids, whose fan-in is not known. Raises ValueError naming `layer` when there is no counterpart.
+    Uses the initializer's own seed if it has one, else `seed`. `input_dim` is -1 for a table of any ids,
+    whose fan-in is unknown. Raises ValueError naming `layer` where there is no counterpart.
     """
     kind = type(initializer)
     config = initializer.get_config() if isinstance(initializer, keras.initializers.Initializer) else {}
@@ -195,7 +176,7 @@ _TRUNCATED_DEVIATION = 0.87962566103423978
 
 
 def _variance_scaling(initializer: Any, layer: str, input_dim: int, output_dim: int) -> dict[str, Any]:
-    """Variance scale / fan, as Keras computes it for a matrix (input_dim, output_dim)."""
+    """Return variance scale / fan, as Keras computes it for a matrix (input_dim, output_dim)."""
     name, mode = type(initializer).__name__, initializer.mode
     if initializer.input_axes is not None or initializer.output_axes is not None:
         raise ValueError(f"layer '{layer}': {name} with input_axes or output_axes is not supported")
@@ -217,7 +198,7 @@ def _variance_scaling(initializer: Any, layer: str, input_dim: int, output_dim: 
 
 
 def check_regularizer(regularizer: Any, layer: str) -> None:
-    """Raises ValueError naming `layer` unless tables can have the regularizer, or none."""
+    """Raise ValueError naming `layer` for a regularizer that tables do not support."""
     if regularizer is not None and type(regularizer) not in _REGULARIZERS:
         raise ValueError(
             f"layer '{layer}': embeddings_regularizer {type(regularizer).__name__} is not supported for rows "
@@ -229,7 +210,7 @@ _REGULARIZERS = {keras.regularizers.L1, keras.regularizers.L2, keras.regularizer
 
 
 def check_constraint(constraint: Any, layer: str) -> None:
-    """Raises ValueError naming `layer` when there is a constraint."""
+    """Raise ValueError naming `layer` when there is a constraint."""
     if constraint is not None:
         raise ValueError(
             f"layer '{layer}': embeddings_constraint is not supported for rows on parameter servers: Keras "
@@ -238,7 +219,7 @@ def check_constraint(constraint: Any, layer: str) -> None:
 
 
 def expected_row_value(initializer: Mapping[str, Any]) -> float:
-    """The mean of what a table's initializer gives an untrained row."""
+    """Return the mean of a table initializer's values for an untrained row."""
     match initializer["name"]:
         case "constant":
             return float(initializer["value"])

@@ -1,6 +1,6 @@
-"""Whether a layer that we replace does what ours does, and a model that we copy what its copy does.
+"""Checks that a replaced layer computes what ours does, and a copied model what its copy does.
 
-What subclasses change, of Keras 3 and tf-keras.
+They find what subclasses of Keras 3's and tf-keras's classes change.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-# What a subclass may say anew without changing what the layer computes.
+# Methods that a subclass may override without changing the computation.
 _HARMLESS = {"get_config", "from_config"}
 
 
 def check_class(layer: Any, stock: type) -> None:
-    """Raises ValueError naming what the class of `layer`, a `stock` Embedding, changes of it."""
+    """Raise ValueError naming what the class of `layer`, a `stock` Embedding, changes."""
     changed = _overridden(type(layer), stock)
     # Attributes of the object come before those of its class.
     changed += [name for name in ("call", "compute_mask") if name in vars(layer)]
@@ -31,7 +31,7 @@ def check_class(layer: Any, stock: type) -> None:
         )
 
 
-# What a copy of a model's graph has from Keras, whatever the class of the model says.
+# Methods that a copy of a model's graph takes from Keras, not from the model's class.
 _OF_GRAPHS = (
     "__call__",
     "add_loss",
@@ -59,7 +59,7 @@ _OF_GRAPHS = (
 
 
 def check_graph(model: Any) -> None:
-    """Raises ValueError naming what the class of a model with a graph changes of its library's."""
+    """Raise ValueError naming what the class of a model with a graph changes of its library's."""
     kind = type(model)
     stock = next((k for k in kind.__mro__ if k.__module__.startswith(("keras.", "tf_keras."))), kind)
     changed = [
@@ -77,7 +77,7 @@ def check_graph(model: Any) -> None:
 
 
 def _overridden(kind: type, stock: type) -> list[str]:
-    """The attributes of `stock` that are other ones in `kind`, by name."""
+    """Return the names of attributes that differ between `stock` and its subclass `kind`."""
     names = {name for base in kind.__mro__ if base not in stock.__mro__ for name in vars(base)}
     return sorted(
         name
@@ -96,5 +96,5 @@ def _changes(name: str, value: Any, stock: type) -> bool:
 
 
 def _matrix(layer: Any) -> Any:
-    """The variable of the rows, once it is built: Keras 3 and tf-keras name it otherwise."""
+    """Return the variable of the rows, once built; its name differs in Keras 3 and tf-keras."""
     return vars(layer).get("_embeddings", vars(layer).get("embeddings"))

@@ -1,7 +1,6 @@
-"""Rows that a model brings along: trained, loaded from a file, or given as a matrix.
+"""Trained rows that a model brings along, or that stock files contain.
 
-Rows that only an initializer gives are not here: the servers make those by themselves. The matrices here are
-held until there is a table, and then assigned to it piece by piece.
+The servers make untrained rows themselves, from the initializer.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def choose_rows(served: Served) -> None:
     """
     if served.fresh or not served.is_first:
         return
-    # Rows of a compile() that failed in the middle of them are the model's own.
+    # Rows of an interrupted compile() are the model's own.
     bringing = {
         name: layer
         for name, layer in served.layers.items()
@@ -65,16 +64,17 @@ def assign(served: Served) -> None:
 
 
 def is_stock(path: Path) -> bool:
-    """Whether `path` is something that stock Keras or tf-keras wrote, a checkpoint of TensorFlow included."""
+    """Whether stock Keras or tf-keras wrote `path`, TensorFlow checkpoints included."""
     if path.is_dir():
         return (path / "saved_model.pb").is_file()
     return path.name.endswith(_MODEL_FILES) or path.with_name(path.name + ".index").is_file()
 
 
 def load(served: Served, path: Path, read: Callable[[str], Any]) -> None:
-    """Loads a stock file or SavedModel: rows into tables, all other weights into the model.
+    """Load a stock file or SavedModel: rows into tables, all other weights into the model.
 
-    `read` is the library's own load_weights. All of it fits, or nothing has changed; CheckpointError then.
+    `read` is the library's own load_weights. Raises CheckpointError if anything does not fit; nothing has
+    changed then.
     """
     model = served.model
     dense.check_built(model)
@@ -84,7 +84,7 @@ def load(served: Served, path: Path, read: Callable[[str], Any]) -> None:
     try:
         with _stock_variables(served) as matrices:
             wanted = [v for v in model.weights if "float" in keras.backend.standardize_dtype(v.dtype)]
-            for variable in wanted:  # where nothing is loaded, NaN stays
+            for variable in wanted:  # NaN stays where nothing is loaded
                 dtype = keras.backend.standardize_dtype(variable.dtype)
                 variable.assign(keras.ops.full(tuple(variable.shape), np.nan, dtype))
             if path.is_dir() and served.library is keras:
@@ -101,7 +101,7 @@ def load(served: Served, path: Path, read: Callable[[str], Any]) -> None:
             variable.assign(value)
         if isinstance(error, CheckpointError):
             raise
-        # Keras writes the values of the variable down, too.
+        # Keras's message contains the values of the variable.
         what = " ".join(re.sub(r", value=[^>]*>", ">", str(error)).split())
         raise CheckpointError(f"{path}: cannot be loaded into this model: {what}") from error
     for layer, matrix in found.items():
@@ -113,14 +113,14 @@ def load(served: Served, path: Path, read: Callable[[str], Any]) -> None:
         if served.is_first:
             served.client.assign(layer.table.number, keys, rows)
     if served.workers is not None:
-        from oe_runtime.keras.workers import meet  # TensorFlow, which not every backend needs
+        from oe_runtime.keras.workers import barrier  # TensorFlow, which not every backend needs
 
-        meet(served.workers)
+        barrier(served.workers)
 
 
 @contextlib.contextmanager
 def _stock_variables(served: Served) -> Iterator[Mapping[Any, Any]]:
-    """Meanwhile, layers of tables with an input_dim have the variable of a stock Embedding."""
+    """Meanwhile give layers of tables with an input_dim the variable of a stock Embedding."""
     matrices: dict[Any, Any] = {}
     try:
         for layer in served.layers.values():
@@ -133,7 +133,7 @@ def _stock_variables(served: Served) -> Iterator[Mapping[Any, Any]]:
 
 
 def _read_saved_model(served: Served, path: Path) -> dict[Any, tuple[Any, Any]]:
-    """Assigns the variables of a SavedModel by their names.
+    """Assign the variables of a SavedModel by their names.
 
     Returns the (keys, rows) of tables for any id, which `save_as_original_model` writes.
     """
@@ -168,14 +168,14 @@ def _read_saved_model(served: Served, path: Path) -> dict[Any, tuple[Any, Any]]:
 
 
 def _numbered_anew(named: Mapping[str, Any]) -> dict[str, Any]:
-    """dense_7/kernel and dense_9/kernel as dense/kernel and dense/kernel#2, in the order that they come."""
+    """Rename dense_7/kernel and dense_9/kernel to dense/kernel and dense/kernel#2, in order."""
     return _by_name(
         (re.sub(r"(_\d+)?(#\d+)?(?=/|$)", "", name), variable) for name, variable in named.items()
     )
 
 
 def _by_name(variables: Any) -> dict[str, Any]:
-    """By unique names: layers of models inside the model may have equal ones. Random states are left out."""
+    """Give unique names, as layers of inner models may have equal ones. Leaves out random states."""
     named: dict[str, Any] = {}
     for name, variable in variables:
         if "seed_generator" in name:

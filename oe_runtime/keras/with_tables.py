@@ -1,4 +1,4 @@
-"""What a model with distributed embeddings does, of Keras 3 or of tf-keras."""
+"""Models with distributed embeddings: the common part of Keras 3 and tf-keras."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from oe_runtime.spec import TableSpec
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import Workers
 
-# Keras changes the bases of every class in a functional model's, so that this one must not have its own.
+# Keras changes the bases of every class of a functional model, so this class must not have a base.
 _Model: Any = keras.Model if TYPE_CHECKING else object
 
 
 class WithTables(_Model):  # type: ignore[misc]
-    """A model whose embeddings are on parameter servers: what Keras 3 and tf-keras have in common of it.
+    """A model whose embeddings are on parameter servers.
 
     fit, evaluate, predict and the on_batch methods are the library's. A training step pulls the rows of its
-    batch, runs one compiled function, and pushes the rows' gradients. What asks the servers next, a save for
-    instance, finds them applied.
+    batch, runs one compiled function, and pushes the rows' gradients. The next request to the servers, such
+    as a save, finds them applied.
     """
 
     train_function: Any
@@ -57,7 +57,7 @@ class WithTables(_Model):  # type: ignore[misc]
 
     @property
     def served(self) -> Served:
-        """What steps, checkpoints and exports ask of this model."""
+        """The interface for steps, checkpoints and exports."""
         if self._served is None:
             raise RuntimeError(
                 "this model has no parameter servers: make it with distributed_model(model, client)"
@@ -75,10 +75,10 @@ class WithTables(_Model):  # type: ignore[misc]
         return {name: table.spec for name, table in self.served.tables().items()}
 
     def _make_tables(self, optimizer: Any, rule: dict[str, Any]) -> dict[str, Table]:
-        """The tables on the servers, by name, trained by `rule`, which is the `optimizer`'s.
+        """Make the tables on the servers, trained by `rule`, which is the `optimizer`'s; return them by name.
 
         Raises ValueError for what they do not support, and SpecMismatch when the servers have a table of the
-        same name but, say, another dim or optimizer.
+        same name with, say, another dim or optimizer.
         """
         served = self.served
         if served.workers is not None and needs_sums(optimizer, list(served.layers.values())):
@@ -103,7 +103,7 @@ class WithTables(_Model):  # type: ignore[misc]
         }
 
     def _begin(self, tables: Mapping[str, Table], steps: backends.Steps) -> None:
-        """Let the compiled model work on its tables."""
+        """Connect the layers of the compiled model to their tables."""
         layers = self.served.layers
         for name, layer in layers.items():
             layer.table = tables[name]
@@ -117,10 +117,10 @@ class WithTables(_Model):  # type: ignore[misc]
             raise
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Model.fit. All is pushed when it returns.
+        """Train as Model.fit does; all pushes are done when it returns.
 
-        EarlyStopping(restore_best_weights=True) brings the rows back too: whenever an epoch is the best so
-        far, they are written to a temporary directory (TMPDIR), which needs as much disk as a checkpoint.
+        EarlyStopping(restore_best_weights=True) restores the rows too: whenever an epoch is the best so far,
+        they are written to a temporary directory (TMPDIR), which needs as much disk as a checkpoint. Raises
         ValueError for it with several workers.
         """
         if "callbacks" not in kwargs:
@@ -128,14 +128,14 @@ class WithTables(_Model):  # type: ignore[misc]
         else:
             served = self.served
             workers = 1 if served.workers is None else served.workers.count
-            made = best_rows.kept(kwargs.pop("callbacks"), workers=workers, library=served.library)
-            with made as callbacks:
+            given = kwargs.pop("callbacks")
+            with best_rows.keeping_best_rows(given, workers=workers, library=served.library) as callbacks:
                 history = super().fit(*args, callbacks=callbacks, **kwargs)
         self.client.settle()
         return history
 
     def make_train_function(self, force: bool = False) -> Any:
-        """The function that `fit` calls with batches."""
+        """Return the function that `fit` calls with batches."""
         steps = self._running()
         self.served.warn_of_large_weights()
         if self.train_function is None or force:
@@ -143,13 +143,13 @@ class WithTables(_Model):  # type: ignore[misc]
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """The function that `evaluate` calls with batches."""
+        """Return the function that `evaluate` calls with batches."""
         if self.test_function is None or force:
             self.test_function = self._running().test_function()
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """The function that `predict` calls with batches."""
+        """Return the function that `predict` calls with batches."""
         if self.predict_function is None or force:
             self.predict_function = self._running().predict_function()
         return self.predict_function
@@ -160,38 +160,37 @@ class WithTables(_Model):  # type: ignore[misc]
         return self._steps
 
     def save_dense(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes all weights that are not rows, and the optimizer's variables, into `directory`/dense.npz.
+        """Write all dense weights and the optimizer's variables into `directory`/dense.npz; return its path.
 
-        Returns the file's path. The rows are saved by the client: `model.client.save(directory)`.
+        The client saves the rows: `model.client.save(directory)`.
         """
         return dense.save(self, Path(directory))
 
     def load_dense(self, directory: str | os.PathLike[str]) -> None:
-        """Reads what `save_dense` wrote. The model must be compiled, with the same kind of optimizer.
+        """Read what `save_dense` wrote. The model must be compiled with the same kind of optimizer.
 
         Raises CheckpointError naming the file and the variable (with both shapes) that does not fit; the
-        model is then as it was.
+        model is unchanged then.
         """
         dense.load(self, Path(directory))
 
     def _exports(self) -> Any:
-        """The module that writes SavedModels."""
+        """Return the module that writes SavedModels."""
         raise NotImplementedError
 
     def save_as_original_model(
         self, path: str | os.PathLike[str], overwrite: bool = False, include_optimizer: bool = False
     ) -> Path:
-        """Writes a SavedModel with the embeddings inside, which TensorFlow alone can load and serve.
+        """Write a SavedModel that includes the embeddings, for TensorFlow alone to load and serve.
 
-        All rows of a table with an input_dim are read from the servers, untrained ones with their first
-        value. Of a table for any 64-bit id the rows that training made are written; for any other id the
-        exported model takes the mean of the initializer (the value of Constant, (minval + maxval) / 2 of
-        RandomUniform, the mean of RandomNormal), because TensorFlow cannot compute the initializer's
-        function.
+        All rows of a table with an input_dim are read from the servers, untrained ones with their initial
+        value. For a table of any 64-bit id, the trained rows are written. For any other id the exported model
+        uses the mean of the initializer (the value of Constant, (minval + maxval) / 2 of RandomUniform, the
+        mean of RandomNormal), because TensorFlow cannot compute the initializer's function.
 
-        `path` appears only when it is complete; FileExistsError if there is something already, but for a
-        SavedModel and `overwrite`. Returns it. ValueError for a subclassed model, and for
-        `include_optimizer`: what serves does not train.
+        `path` appears when it is complete. Raises FileExistsError if it exists, except for a SavedModel with
+        `overwrite`. Returns it. Raises ValueError for a subclassed model, and for `include_optimizer`,
+        because a served model is not trained.
         """
         if include_optimizer:
             raise ValueError("a SavedModel for serving has no optimizer: include_optimizer must be False")
@@ -201,38 +200,38 @@ class WithTables(_Model):  # type: ignore[misc]
         return written
 
     def export(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refused: the rows are not in the model. Use `save_as_original_model`."""
+        """Raise ValueError: the rows are not in the model. Use `save_as_original_model`."""
         raise ValueError("the rows of this model are on parameter servers; use save_as_original_model(path)")
 
     def save(
         self, filepath: str | os.PathLike[str], overwrite: bool = True, include_optimizer: bool = True
     ) -> None:
-        """As `save_weights`: the rows are on the servers, so a file of Keras's could not hold the model.
+        """Save as `save_weights` does: a Keras file could not hold the model, whose rows are on the servers.
 
-        To load it, make the model as it was made before, and `load_weights`.
+        To load it, make the model as before, and call `load_weights`.
         """
         saving.save_weights(self, filepath, overwrite, include_optimizer)
 
     def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
-        """Writes weights, optimizer's variables and all rows with their state into the directory `filepath`.
+        """Write weights, optimizer's variables and all rows with their state into the directory `filepath`.
 
-        The directory appears when it is complete, in place of an earlier one of the same kind if `overwrite`
-        says so; FileExistsError for anything else that is there. With several workers one of them calls it.
+        The directory appears when it is complete. With `overwrite` it replaces an earlier one of the same
+        kind; FileExistsError for anything else at the path. With several workers one of them makes this call.
         """
         saving.save_weights(self, filepath, overwrite)
 
     def load_weights(self, filepath: str | os.PathLike[str], skip_mismatch: bool = False) -> None:
-        """Reads what `save_weights` or `save` wrote, into a compiled model; all workers call it together.
+        """Read what `save_weights` or `save` wrote, into a compiled model. All workers make this call.
 
-        Also what the stock model, before `distributed_model`, wrote: `.weights.h5`, `.keras`, `.h5`, or a
-        SavedModel. Its matrices go into the tables and all else into this model, but no optimizer's state of
-        rows; meanwhile the worker has the matrices in its memory.
+        Also reads files of the stock model, before `distributed_model`: `.weights.h5`, `.keras`, `.h5`, or a
+        SavedModel. Its matrices go into the tables and all other weights into this model, without the
+        optimizer's state of rows; meanwhile the worker has the matrices in memory.
 
-        Raises CheckpointError naming the file and the variable or table that does not fit; ValueError for
-        `skip_mismatch`: all of it fits, or nothing is loaded.
+        Raises CheckpointError naming the file and the variable or table that does not fit, and ValueError for
+        `skip_mismatch`: it loads everything or nothing.
         """
         if skip_mismatch:
-            raise ValueError("skip_mismatch=True is not offered: all of the checkpoint is loaded, or nothing")
+            raise ValueError("skip_mismatch=True is not supported: a checkpoint is loaded completely")
         path = Path(filepath)
         if warm_start.is_stock(path):
             warm_start.load(self.served, path, super().load_weights)
@@ -240,11 +239,11 @@ class WithTables(_Model):  # type: ignore[misc]
             saving.load_weights(self, path)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Model.summary, and after it the parameters on the servers, which its totals leave out."""
+        """Print Model.summary, and after it the parameters on the servers, which its totals leave out."""
         super().summary(*args, **kwargs)
         say = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None) or print
         layers = self._served.layers if self._served is not None else {}
         say(f" Params on the servers: {sum(layer.count_params() for layer in layers.values()):,}")
         for name, layer in layers.items():
-            rows = "rows made on demand" if layer.input_dim == -1 else f"{layer.input_dim:,} rows"
+            rows = "rows created on demand" if layer.input_dim == -1 else f"{layer.input_dim:,} rows"
             say(f"   table {name}: {rows} × {layer.output_dim}, {layer.variable_dtype}")

@@ -1,4 +1,4 @@
-"""Several workers of one model: what their dense gradients are summed by."""
+"""Several workers of one model: the sums of their dense gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oe_runtime.client import Client
 from oe_runtime.keras.translate import table_optimizer
 from oe_runtime.spec import TableSpec
 
-# The same in all workers: which sum of theirs belongs to which.
+# Keys of the workers' sums, the same in all workers.
 _GROUP = 1
 GRADIENTS, WEIGHTS, MEETING = 1, 2, 3
 _PROBE_SECONDS = 2.0
@@ -27,39 +27,38 @@ _PROBE_SECONDS = 2.0
 class Workers(Protocol):
     """The workers of one job, each of which trains on a part of every batch.
 
-    All of them run the same steps in the same order; `count` is how many there are, and `rank`, from 0, which
-    one this is.
+    All run the same steps in the same order. `count` is their number, and `rank`, from 0, this one's place.
     """
 
-    wish: Any  # a float32 variable: not 0 where this worker wishes that all stop
-    wishes: Any  # the sum of it in all workers, as of the last step
+    stop_request: Any  # a float32 variable: not 0 where this worker asks all to stop
+    stop_requests: Any  # its sum over all workers in the last step
 
     @property
     def rank(self) -> int:
-        """Which of them this is."""
+        """The rank of this worker."""
         ...
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         ...
 
     def sum(self, values: Any, what: int) -> Any:
-        """Of a tensor of numbers, of equal shape (N,) in all workers, the sum; the same bits in each.
+        """Sum a tensor of numbers, of equal shape (N,) in all workers; the same bits in each.
 
-        `what` is one number for each place that sums, the same in all workers. Works in a tf.function too.
+        `what` identifies the calling place, the same number in all workers. Works in a tf.function too.
         """
         ...
 
 
 class TensorFlowWorkers:
-    """Workers whose gradients TensorFlow's own collective operations sum: a ring over gRPC.
+    """Workers whose gradients are summed by TensorFlow's own collective operations: a ring over gRPC.
 
-    `endpoints` are HOST:PORT of all workers, the same list in each, and `rank` is the place of this one,
-    which will listen there. Must be made before TensorFlow runs its first operation. A worker that is lost
-    ends the others' step with an error of TensorFlow's; so does one that does not come to a sum for
-    `timeout` seconds, or whose host does not answer for `silence` seconds. The connections are neither
-    encrypted nor authenticated: for networks that only the job's hosts are in.
+    `endpoints` are HOST:PORT of all workers, the same list in each. `rank` is this worker's place in it,
+    where it listens. Create it before TensorFlow's first operation. The loss of a worker ends the others'
+    step with an error of TensorFlow's; so does a worker that misses a sum for `timeout` seconds, or whose
+    host does not answer for `silence` seconds. The connections are neither encrypted nor authenticated: use
+    networks of the job's hosts only.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class TensorFlowWorkers:
         self.count = len(endpoints)
         self._timeout = timeout
         _be_patient(len(endpoints), silence)
-        # Only the strategy's start of the cluster is used: Keras 3 does not train in this strategy.
+        # Only to start the cluster: Keras 3 does not train in this strategy.
         self._cluster = tf.distribute.MultiWorkerMirroredStrategy(
             tf.distribute.cluster_resolver.SimpleClusterResolver(
                 tf.train.ClusterSpec({"worker": list(endpoints)}), task_type="worker", task_id=rank
@@ -80,8 +79,8 @@ class TensorFlowWorkers:
         port = int(endpoints[rank].rpartition(":")[2])
         threading.Thread(target=_keep_connections, args=(port, silence), daemon=True).start()
         threading.Thread(target=_watch_neighbours, args=(endpoints, rank, _abort), daemon=True).start()
-        self.wish = tf.Variable(0.0, trainable=False)
-        self.wishes = tf.Variable(0.0, trainable=False)
+        self.stop_request = tf.Variable(0.0, trainable=False)
+        self.stop_requests = tf.Variable(0.0, trainable=False)
 
     def sum(self, values: Any, what: int) -> Any:
         """See Workers."""
@@ -99,10 +98,10 @@ class TensorFlowWorkers:
 
 
 def _be_patient(count: int, silence: float) -> None:
-    """Let workers be out of reach for so many seconds.
+    """Let workers be unreachable for `silence` seconds.
 
-    TensorFlow's coordination service takes one that it has not heard of for 10 seconds for lost, and the
-    strategy, which starts it, does not let us say otherwise; but it leaves one alone that is configured.
+    TensorFlow's coordination service takes a worker for lost after 10 seconds without a heartbeat. The
+    strategy, which starts the service, has no option for that, but keeps an existing configuration.
     """
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.eager import context
@@ -122,10 +121,10 @@ def _be_patient(count: int, silence: float) -> None:
 
 
 def _keep_connections(port: int, silence: float) -> None:
-    """Let the connections that others have made to this worker's port outlive a link that is down.
+    """Let connections to this worker's port outlive a link that is down.
 
-    gRPC's servers close a connection on which nothing was acknowledged for 20 seconds, and no option of
-    TensorFlow's reaches that. So it is set on the sockets themselves, as they come.
+    gRPC's servers close a connection after 20 seconds without acknowledgement, and no option of TensorFlow's
+    changes that. So it is set on the sockets themselves, as they come.
     """
     wanted = int(silence * 1000)
     done: set[tuple[int, int]] = set()
@@ -152,8 +151,9 @@ def _set_timeout(descriptor: int, port: int, milliseconds: int) -> None:
 def _watch_neighbours(endpoints: Sequence[str], rank: int, lost: Callable[[int], None]) -> None:
     """Call `lost` with the rank of a neighbour in the ring whose port was open and now refuses connections.
 
-    TensorFlow sees that a neighbour ended where it waits for bytes of it. Where it waits for the neighbour to
-    fetch some, only the heartbeats end that, after `silence` seconds. The others see the end of this worker.
+    TensorFlow notices the end of a neighbour where it waits for the neighbour's bytes. Where it waits for the
+    neighbour to fetch bytes, only the heartbeats notice, after `silence` seconds. The other workers notice
+    the end of this one.
     """
     others = {(rank + step) % len(endpoints) for step in (-1, 1)} - {rank}
     listened: set[int] = set()
@@ -168,7 +168,7 @@ def _watch_neighbours(endpoints: Sequence[str], rank: int, lost: Callable[[int],
                     lost(other)
                     return
             except OSError:
-                pass  # out of reach, which may pass
+                pass  # unreachable, perhaps for a moment
         time.sleep(_PROBE_SECONDS)
 
 
@@ -181,12 +181,12 @@ def _abort(rank: int) -> None:
 
 
 class ServerWorkers:
-    """Asynchronous workers: their dense weights are on the servers, and nobody waits for anybody.
+    """Asynchronous workers: their dense weights are on the servers, and no worker waits.
 
-    The counterpart of DeepRec's parameter servers. A table has what training added to the first weights, so
-    it needs an optimizer whose updates do not depend on the weight: none with decay, and not FTRL. Around
-    each step, `pull` gets the weights and `push` brings the gradients of the mean loss of this worker's
-    batch; what the model's own optimizer does in between is overwritten.
+    The counterpart of DeepRec's parameter servers. A table holds the sum of updates to the first weights, so
+    its optimizer's updates must not depend on the weight: no decay, no FTRL. Around each step, `pull` gets
+    the weights and `push` sends the gradients of the mean loss of this worker's batch; the updates of the
+    model's own optimizer in between are overwritten.
     """
 
     NAME, _DIM = "dense_weights", 64
@@ -195,7 +195,7 @@ class ServerWorkers:
     def __init__(self, client: Client, rank: int, count: int) -> None:
         self.rank = rank
         self.count = count
-        self.wish = self.wishes = None
+        self.stop_request = self.stop_requests = None
         self._client = client
 
     def bind(self, model: Any) -> None:
@@ -213,12 +213,12 @@ class ServerWorkers:
         self.rebase()
 
     def rebase(self) -> None:
-        """The model's weights are those that the table's rows belong to, as after a restore."""
+        """Take the model's weights as those of the table's rows, as after a restore."""
         mine = np.concatenate([np.ravel(np.asarray(v, np.float32)) for v in self._variables])
         self._first = mine - self._rows(self._client.pull_rows(self._table, self._keys))
 
     def pull(self) -> None:
-        """Give the model the weights as they are now."""
+        """Give the model the present weights."""
         self._pulled = self._client.pull([self._keys], [(self._table, 0)])
         weights = self._first + self._rows(self._client.embeddings(self._pulled.groups[0]))
         for variable in self._variables:
@@ -227,25 +227,25 @@ class ServerWorkers:
             weights = weights[size:]
 
     def push(self, learning_rate: float) -> None:
-        """Bring the last step's gradients."""
+        """Push the last step's gradients."""
         gradients = np.zeros((len(self._keys), self._DIM), np.float32)
         gradients.reshape(-1)[: self._size] = self._gradients.numpy()
         self._client.push(self._pulled, [gradients], learning_rate)
 
     def keep(self, dense: Sequence[Any]) -> None:
-        """In a step: what `push` will bring."""
+        """In a step, keep the gradients for `push`."""
         self._gradients.assign(tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in dense], 0))
 
     def sum(self, values: Any, what: int) -> Any:
-        """There is nothing that all do together."""
+        """Raise RuntimeError: asynchronous workers sum nothing."""
         raise RuntimeError(f"asynchronous workers sum nothing (sum {what})")
 
     def _rows(self, rows: Any) -> Any:
         return np.asarray(rows, np.float32).reshape(-1)[: self._size]
 
 
-def meet(workers: Workers) -> None:
-    """Returns when all workers have come here; asynchronous ones do not wait."""
+def barrier(workers: Workers) -> None:
+    """Wait until all workers have come here; asynchronous ones do not wait."""
     if not isinstance(workers, ServerWorkers):
         workers.sum(tf.zeros([1]), MEETING)
 
@@ -253,23 +253,23 @@ def meet(workers: Workers) -> None:
 def weighted_mean(
     workers: Workers, dense: Sequence[Any], gradients: Sequence[Any], examples: Any
 ) -> tuple[list[Any], list[Any]]:
-    """From gradients of the mean loss of a worker's `examples` to those of the mean loss of all workers'.
+    """Turn gradients of a worker's mean loss over `examples` into those of all workers' mean loss.
 
-    Of `dense` the result is the same in all workers. Of `gradients`, of rows, it is this worker's share,
-    which the servers add to the others'. A worker without examples has none. Of asynchronous workers each
-    has its own mean.
+    The result for `dense` is the same in all workers. For `gradients`, of rows, it is this worker's part,
+    which the servers add to the others'. A worker without examples has none. Asynchronous workers each keep
+    their own mean.
     """
     if isinstance(workers, ServerWorkers):
         workers.keep(dense)
         return list(dense), list(gradients)
     mine = tf.cast(examples, tf.float32)
     flat = tf.concat(
-        [*(tf.reshape(_times(g, mine, tf.float32), [-1]) for g in dense), [mine, workers.wish]], 0
+        [*(tf.reshape(_times(g, mine, tf.float32), [-1]) for g in dense), [mine, workers.stop_request]], 0
     )
     total = workers.sum(flat, GRADIENTS)
     sizes = [g.shape.num_elements() for g in dense]
-    *parts, all_examples, wishes = tf.split(total, [*sizes, 1, 1])
-    workers.wishes.assign(wishes[0])
+    *parts, all_examples, requests = tf.split(total, [*sizes, 1, 1])
+    workers.stop_requests.assign(requests[0])
     whole = tf.maximum(all_examples[0], 1.0)
     means = [
         tf.cast(tf.reshape(part / whole, g.shape), g.dtype) for part, g in zip(parts, dense, strict=True)
@@ -278,12 +278,12 @@ def weighted_mean(
 
 
 def _times(gradient: Any, factor: Any, dtype: Any) -> Any:
-    """Zero for the factor 0, also of NaN, which the mean over no examples is."""
+    """Return gradient × factor; zero for factor 0 even of NaN, the mean over no examples."""
     return tf.math.multiply_no_nan(tf.cast(gradient, dtype), tf.cast(factor, dtype))
 
 
-def begin_alike(workers: Workers, variables: Sequence[Any]) -> None:
-    """Gives every worker the values that worker 0 has of float variables; asynchronous ones pull theirs."""
+def broadcast_weights(workers: Workers, variables: Sequence[Any]) -> None:
+    """Give every worker worker 0's values of float variables; asynchronous workers pull theirs."""
     if isinstance(workers, ServerWorkers):
         return
     floats = [v for v in variables if tf.as_dtype(v.dtype).is_floating]

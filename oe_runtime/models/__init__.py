@@ -1,4 +1,4 @@
-"""Click models over Criteo's fields: stock Keras 3 functional models with plain Embedding layers."""
+"""Click models over Criteo's fields: stock functional Keras 3 models with plain Embedding layers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def build(
     seed: int = 0,
     embedding: Callable[..., Any] | None = None,
 ) -> Any:
-    """A keras.Model from [integers (B, 13), C1_id (B, 1), …, C26_id (B, 1)] to click probability (B, 1).
+    """Return a keras.Model from [integers (B, 13), C1_id (B, 1), …, C26_id (B, 1)] to click probability.
 
-    `field_rows[i]` is the number of ids of field i. Embedding layers, and so the tables, are called
-    C1 … C26 (width `dim`) and, but for DLRM, C1_linear … C26_linear (width 1). All initial values follow
-    from `seed`. `hidden`, `cin`, `bottom`, `interaction` and `dtype`: see `Shape`. `embedding` makes the
-    layers, keras.layers.Embedding unless given: for tables larger than this process's memory, pass one that
-    makes oe_runtime.keras.Embedding. Imports TensorFlow.
+    The output is (B, 1). `field_rows[i]` is the number of ids of field i. Embedding layers, and so the
+    tables, are named C1 … C26 (width `dim`) and, except for DLRM, C1_linear … C26_linear (width 1). All
+    initial values follow from `seed`. `hidden`, `cin`, `bottom`, `interaction` and `dtype`: see `Shape`.
+    `embedding` makes the layers, by default keras.layers.Embedding. For tables larger than this process's
+    memory, pass one that makes oe_runtime.keras.Embedding. Imports TensorFlow.
     """
     from oe_runtime.models import deepfm, dlrm, wdl, xdeepfm
     from oe_runtime.models.blocks import Fields, Seeds

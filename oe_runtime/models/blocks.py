@@ -1,4 +1,4 @@
-"""What the click models share: inputs and embeddings, the multi-layer part, the output."""
+"""The common parts of the click models: inputs, embeddings, deep part, output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from oe_runtime.models.shape import Shape
 
 
 class Seeds:
-    """A different seed for each weight of a model, the same ones each time the model is built."""
+    """A different seed for each weight of a model, the same each time the model is built."""
 
     def __init__(self, seed: int) -> None:
         self._next = seed * 1000
 
     def next(self) -> int:
-        """The next weight's seed."""
+        """Return the next weight's seed."""
         self._next += 1
         return self._next
 
@@ -35,16 +35,16 @@ class Fields:
 
     @property
     def inputs(self) -> list[Any]:
-        """The model's inputs: the 13 integers (B, 13) and one id (B, 1) a field."""
+        """The model's inputs: the 13 integers (B, 13) and one id (B, 1) per field."""
         return [self.integers, *self.ids]
 
     def embed(self, dim: int, seeds: Seeds) -> Any:
-        """(B, 26, dim): every field's own embedding C1 … C26."""
+        """Return (B, 26, dim): every field's own embedding C1 … C26."""
         initializers = [keras.initializers.RandomUniform(-0.05, 0.05, seed=seeds.next()) for _ in CATEGORIES]
         return self._lookup(dim, initializers, CATEGORIES, "embeddings")
 
     def linear(self, seeds: Seeds) -> Any:
-        """(B, 1): one weight an id and one an integer, summed."""
+        """Return (B, 1): one weight per id and one per integer, summed."""
         names = [f"{c}_linear" for c in CATEGORIES]
         weights = self._lookup(1, [keras.initializers.Zeros()] * len(names), names, "linear_weights")
         integers = dense(1, None, "linear_integers", seeds)(self.integers)
@@ -59,7 +59,7 @@ class Fields:
 
 
 def deep(embeddings: Any, integers: Any, shape: Shape, seeds: Seeds) -> Any:
-    """(B, 1): ReLU layers over the concatenated embeddings and integers."""
+    """Return (B, 1): ReLU layers over the concatenated embeddings and integers."""
     flat = keras.layers.Flatten(name="flat")(embeddings)
     x = keras.layers.Concatenate(name="deep_input")([flat, integers])
     for i, width in enumerate(shape.hidden, start=1):
@@ -68,15 +68,9 @@ def deep(embeddings: Any, integers: Any, shape: Shape, seeds: Seeds) -> Any:
 
 
 def dense(
-    width: int,
-    activation: str | None,
-    name: str,
-    seeds: Seeds,
-    *,
-    bias: bool = True,
-    dtype: str = "float32",
+    width: int, activation: str | None, name: str, seeds: Seeds, *, bias: bool = True, dtype: str = "float32"
 ) -> Any:
-    """A Dense layer whose initial values follow from the model's seed."""
+    """Return a Dense layer whose initial values follow from the model's seed."""
     return keras.layers.Dense(
         width,
         activation=activation,
@@ -88,7 +82,7 @@ def dense(
 
 
 def click_model(name: str, fields: Fields, parts: Sequence[Any]) -> Any:
-    """The model whose click probability is the sigmoid of the sum of `parts`, each (B, 1)."""
+    """Return the model whose click probability is the sigmoid of the sum of `parts`, each (B, 1)."""
     logit = keras.layers.Add(name="logit")(parts) if parts[1:] else parts[0]
     probability = keras.layers.Activation("sigmoid", dtype="float32", name="click")(logit)
     return keras.Model(fields.inputs, probability, name=name)

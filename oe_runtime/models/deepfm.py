@@ -1,4 +1,4 @@
-"""DeepFM (Guo et al., 2017): linear part, factorisation machine and deep part over the same embeddings."""
+"""DeepFM (Guo et al., 2017): linear part, factorization machine and deep part over shared embeddings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from oe_runtime.models.shape import Shape
 def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
     embeddings = fields.embed(shape.dim, seeds)
-    parts = [
-        fields.linear(seeds),
-        factorisation(embeddings),
-        deep(embeddings, fields.integers, shape, seeds),
-    ]
+    parts = [fields.linear(seeds), factorization(embeddings), deep(embeddings, fields.integers, shape, seeds)]
     return click_model("deepfm", fields, parts)
 
 
-def factorisation(embeddings: Any) -> Any:
+def factorization(embeddings: Any) -> Any:
     """(B, fields, dim) → (B, 1): the sum of all pairs' inner products, as (sum² − sum of squares) / 2."""
     square_of_sum = keras.ops.square(keras.ops.sum(embeddings, axis=1))
     sum_of_squares = keras.ops.sum(keras.ops.square(embeddings), axis=1)

@@ -1,4 +1,4 @@
-"""The sizes of a click model; each model takes what it has."""
+"""The sizes of a click model; each model uses some of them."""
 
 from __future__ import annotations
 

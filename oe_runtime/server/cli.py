@@ -28,7 +28,7 @@ METRICS_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a server; the exit status."""
+    """Run a server; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
@@ -45,23 +45,23 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m oe_runtime.server", description="Serve one server's part of every embedding table."
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_in_range(0, 65535), default=0, help="0 takes any free one (default)")
+    parser.add_argument("--port", type=_in_range(0, 65535), default=0, help="0 (default): any free port")
     parser.add_argument(
-        "--index", type=_in_range(0, 2**31 - 1), default=0, help="which server this is, from 0"
+        "--index", type=_in_range(0, 2**31 - 1), default=0, help="index of this server, from 0"
     )
-    parser.add_argument("--count", type=_in_range(1, 2**31 - 1), default=1, help="how many servers there are")
+    parser.add_argument("--count", type=_in_range(1, 2**31 - 1), default=1, help="number of servers")
     parser.add_argument(
         "--storage",
         choices=STORAGES,
         default="dram",
-        help="where rows live: dram (default); pmem_libpmem: a directory on persistent memory; dram_pmem: "
-        "the same with a cache in DRAM; pmem_memkind: KMEM DAX memory nodes",
+        help="memory of the rows: dram (default); pmem_libpmem: a directory on persistent memory; "
+        "dram_pmem: the same with a cache in DRAM; pmem_memkind: KMEM DAX memory nodes",
     )
     parser.add_argument(
         "--storage-path",
         default="",
         metavar="DIR",
-        help="directory of pmem_libpmem and dram_pmem, one for each server; with pmem_memkind, instead of "
+        help="directory of pmem_libpmem and dram_pmem, one per server; with pmem_memkind, instead of "
         "memory nodes",
     )
     parser.add_argument(
@@ -69,87 +69,88 @@ def _parser() -> argparse.ArgumentParser:
         type=_in_range(0, 2**63 - 1),
         default=0,
         metavar="BYTES",
-        help="with dram_pmem: most DRAM for the rows that are used most",
+        help="with dram_pmem: maximum DRAM for the most used rows",
     )
     parser.add_argument(
         "--storage-size",
         type=_in_range(0, 2**63 - 1),
         default=0,
         metavar="BYTES",
-        help="most bytes for rows; 0 means no limit (default)",
+        help="maximum bytes of rows; 0 (default): no limit",
     )
     parser.add_argument(
         "--storage-recover",
         action="store_true",
-        help="open the tables that the directory of pmem_libpmem or dram_pmem holds; otherwise they are "
-        "removed",
+        help="open the tables in the directory of pmem_libpmem or dram_pmem; otherwise they are removed",
     )
     parser.add_argument(
         "--storage-checkpoints",
         type=_in_range(1, 64),
         default=2,
         metavar="N",
-        help="checkpoints that pmem_libpmem and dram_pmem keep; 1 is enough for a single table on a single "
-        "server only (default: %(default)s)",
+        help="checkpoints that pmem_libpmem and dram_pmem keep; 1 only for a single table on a single "
+        "server (default: %(default)s)",
     )
     parser.add_argument(
         "--storage-scrub",
         type=_in_range(0, 2**63 - 1),
         default=32 << 20,
         metavar="BYTES",
-        help="rows of pmem_libpmem and dram_pmem that are checked in the background against their checksums, "
-        "in bytes per second; 0 checks them only when they are copied or saved (default 32 MiB)",
+        help="bytes per second of rows in pmem_libpmem and dram_pmem whose checksums are verified in the "
+        "background; 0: verify only rows that are copied or saved (default 32 MiB)",
     )
-    parser.add_argument(
-        "--threads", type=_in_range(0, 4096), default=0, help="0 takes one per core (default)"
-    )
+    parser.add_argument("--threads", type=_in_range(0, 4096), default=0, help="0 (default): one per core")
     parser.add_argument(
         "--checkpoint-dir",
         default="",
         metavar="DIR",
         help="this server's own directory, through which checkpoints go to workers on other hosts; it needs "
-        "room for one of them",
+        "room for one checkpoint",
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="what clients must know; mode 0600")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="token that clients need; mode 0600")
     parser.add_argument(
         "--tls",
         choices=TLS,
         default="auto",
-        help="encrypt connections, by keys made from the token; auto (default): unless --host is loopback",
+        help="encrypt with keys derived from the token; auto (default): unless --host is loopback",
     )
     parser.add_argument(
         "--max-connections",
         type=_in_range(1, 2**31 - 1),
         default=1024,
         metavar="N",
-        help="clients at once; more are refused. As many as the limit of open files (ulimit -n) allows, "
-        "which the server raises itself where it may (default: %(default)s)",
+        help="maximum number of clients; more are refused. The limit of open files (ulimit -n), which the "
+        "server raises where it may, can lower it (default: %(default)s)",
     )
     parser.add_argument(
         "--max-request-bytes",
         type=_in_range(1 << 20, 2**63 - 1),
         default=4 << 30,
         metavar="BYTES",
-        help="memory for requests under way, as much for replies, and as much for what waits for other "
-        "workers; who exceeds it waits, but for one at a time, or is refused where only others could make "
-        "room (default 4 GiB)",
+        help="memory for requests in flight; the same for replies, and for data that waits for other "
+        "workers. Requests over it wait, except one at a time; they are refused where only other workers "
+        "could make room (default 4 GiB)",
     )
-    parser.add_argument("--ready-file", type=Path, metavar="FILE", help="written when the server listens")
-    parser.add_argument("--metrics-file", type=Path, metavar="FILE", help="rewritten every few seconds")
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="FILE", help="JSON file, written when the server listens"
+    )
+    parser.add_argument(
+        "--metrics-file", type=Path, metavar="FILE", help="JSON file, rewritten every few seconds"
+    )
     parser.add_argument(
         "--metrics-port",
         type=_in_range(0, 65535),
         default=0,
         metavar="PORT",
-        help="serve metrics for Prometheus at http://METRICS_HOST:PORT/metrics; 0 does not (default)",
+        help="serve metrics for Prometheus at http://METRICS_HOST:PORT/metrics; 0 (default): do not",
     )
     parser.add_argument(
         "--metrics-host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="where --metrics-port listens; anybody who reaches it reads it (default: %(default)s)",
+        help="address for --metrics-port; everyone who reaches it can read it (default: %(default)s)",
     )
-    parser.add_argument("--exit-with-parent", action="store_true", help="end when standard input ends")
+    parser.add_argument("--exit-with-parent", action="store_true", help="end at the end of standard input")
     return parser
 
 
@@ -238,7 +239,7 @@ def _listening(options: argparse.Namespace, server: _core.Server) -> str:
 
 
 def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -> str:
-    """Wait for the end; why it came."""
+    """Wait for the end; return its reason."""
     ending.watch(server.stop_fd, "a client asked for it")
     if not options.metrics_file:
         while not (why := ending.wait(None)):
@@ -249,8 +250,8 @@ def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -
     while True:
         why = ending.wait(METRICS_SECONDS)
         if why:
-            server.stop()  # finishes what is under way, which counts too
-        # A disk that is full now is no reason to lose the rows; readers see an old `time`.
+            server.stop()  # finishes requests in flight, which count too
+        # A full disk must not lose the rows; readers see an old `time`.
         with contextlib.suppress(OSError):
             file.write()
         if why:
@@ -258,7 +259,7 @@ def _serve(options: argparse.Namespace, server: _core.Server, ending: _Ending) -
 
 
 class _Ending:
-    """All that can end the process, in one wait: signals, the parent, a client."""
+    """One wait for everything that ends the process: signals, the parent, a client."""
 
     def __init__(self, with_parent: bool) -> None:
         self._selector = selectors.PollSelector()  # unlike epoll, it takes files and /dev/null too
@@ -289,6 +290,6 @@ class _Ending:
             if key.fd == self._read.fileno():
                 return signal.Signals(self._read.recv(1)[0]).name
             if key.fd == 0 and self._with_parent and os.read(0, 4096):
-                continue  # something was said; only the end counts
+                continue  # input; only its end counts
             return str(key.data)
         return None

@@ -68,89 +68,76 @@ from oe_runtime.support import durable
 __all__ = ["CONTENT_TYPE", "Endpoint", "MetricsFile", "text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = 10.0  # that a client may keep silent in its request
-_READERS = 8  # at once; more are turned away
+_SECONDS = 10.0  # limit for a silent client
+_READERS = 8  # concurrent clients; more are refused
 
-# What dram_pmem tells of each table.
+# Per table with dram_pmem: field, type, help.
 _CACHE = (
-    ("hits", "counter", "Rows that were read from the cache in DRAM."),
-    ("misses", "counter", "Rows that were read from the pool."),
+    ("hits", "counter", "Rows read from the cache in DRAM."),
+    ("misses", "counter", "Rows read from the pool."),
     ("rows", "gauge", "Rows in the cache."),
     ("bytes", "gauge", "DRAM of the cache."),
-    ("evictions", "counter", "Rows that were put out of the cache."),
-    ("write_backs", "counter", "Rows that were changed in the cache and written to the pool."),
+    ("evictions", "counter", "Rows evicted from the cache."),
+    ("write_backs", "counter", "Rows changed in the cache and written to the pool."),
 )
 
-# What tables in pools tell of damaged rows.
+# Per table in a pool: damaged rows.
 _DAMAGE = (
-    ("quarantined_rows", "Rows that were removed because their checksum was wrong."),
-    ("repaired_rows", "Rows whose checksum was wrong that were repaired without a loss."),
-    ("scrubbed_rows", "Rows that were checked in the background."),
-    ("scrubs", "How many times all rows were checked in the background."),
+    ("quarantined_rows", "Rows removed because of a wrong checksum."),
+    ("repaired_rows", "Rows with a wrong checksum that were repaired without loss."),
+    ("scrubbed_rows", "Rows checked in the background."),
+    ("scrubs", "Complete background checks of all rows."),
 )
 
-# What storages with checkpoints tell of each table: its slots, of which each holds a row, an old value of one
-# that a kept checkpoint needs, or the note that one was evicted.
+# Per table in a storage with checkpoints: its slots. Each holds a row, an old value of a row that a kept
+# checkpoint needs, or a tombstone.
 _POOL = (
     ("oe_pool_slots", "slots", "gauge", "Slots of a table's pool."),
-    ("oe_pool_free_slots", "free", "gauge", "Slots that can be written now."),
+    ("oe_pool_free_slots", "free", "gauge", "Free slots."),
     (
         "oe_pool_reserved_slots",
         "reserved",
         "gauge",
-        "Slots that new rows leave to updates and evictions of the rows that are there.",
+        "Slots reserved for updates and evictions of existing rows.",
     ),
-    ("oe_pool_changed_slots", "changed", "gauge", "Slots that changes take from one checkpoint to the next."),
+    ("oe_pool_changed_slots", "changed", "gauge", "Slots that changes take between two checkpoints."),
     (
         "oe_pool_headroom_rows",
         "headroom",
         "gauge",
-        "New rows, about, that there is room for before they are refused; tables of one storage share it.",
+        "Approximate number of new rows before they are refused; tables of one storage share it.",
     ),
-    (
-        "oe_pool_refused_rows_total",
-        "refused",
-        "counter",
-        "Times that a new row was refused: no room.",
-    ),
+    ("oe_pool_refused_rows_total", "refused", "counter", "New rows refused for lack of room."),
 )
 
 Sample = tuple[Mapping[str, str], float]
 
 
 def text(stats: Mapping[str, Any], now: float) -> str:
-    """The metrics of a server whose statistics are ``stats`` (see ``server.py``) at ``now``, Unix seconds."""
+    """Return the metrics page of a server with the statistics ``stats`` at ``now``, Unix seconds."""
     page = _Page()
-    page.add(
+    page.gauge(
         "oe_server_info",
-        "gauge",
-        "Which server this is, of how many, and where its rows live.",
+        "The server's index, the number of servers, and the storage of its rows.",
         [({"index": str(stats["index"]), "count": str(stats["count"]), "storage": stats["storage"]}, 1)],
     )
     tables = stats["tables"]
-    page.add(
-        "oe_table_rows",
-        "gauge",
-        "Rows of a table.",
-        [(_labels(t), t["rows"]) for t in tables],
-    )
+    page.gauge("oe_table_rows", "Rows of a table.", [(_labels(t), t["rows"]) for t in tables])
     if tables:
-        page.add(
+        page.gauge(
             "oe_checkpoint_lag_pushes",
-            "gauge",
-            "Pushes that no checkpoint has: what would be lost now.",
+            "Pushes since the last checkpoint, which a loss now would lose.",
             [(_labels(t), t["pushes_at_risk"]) for t in tables],
         )
-        page.add(
+        page.counter(
             "oe_nonfinite_gradients_total",
-            "counter",
-            "Gradients of rows with NaN or infinity that were refused or skipped.",
+            "Row gradients with NaN or infinity, refused or skipped.",
             [(_labels(t), t["nonfinite_gradients"]) for t in tables],
         )
     _policies(page, tables)
     if stats["storage"] in ("pmem_libpmem", "dram_pmem") and tables:
         for field, what in _DAMAGE:
-            page.add(f"oe_{field}_total", "counter", what, [(_labels(t), t["damage"][field]) for t in tables])
+            page.counter(f"oe_{field}_total", what, [(_labels(t), t["damage"][field]) for t in tables])
     pools = [(_labels(t), t["pool"]) for t in tables if "pool" in t]
     for name, field, kind, what in _POOL if pools else ():
         page.add(name, kind, what, [(labels, pool[field]) for labels, pool in pools])
@@ -158,77 +145,65 @@ def text(stats: Mapping[str, Any], now: float) -> str:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
             page.add(name, kind, what, [(_labels(t), t["cache"][field]) for t in tables])
-    page.add(
+    page.gauge(
         "oe_memory_bytes",
-        "gauge",
-        "Memory of rows by tier, and of the indexes.",
+        "Memory of the rows by tier, and of the indexes.",
         [({"tier": tier}, stats["memory"][tier]) for tier in ("dram", "pmem", "index")],
     )
-    page.one(
+    page.gauge(
         "oe_resident_memory_bytes",
-        "gauge",
-        "Resident set of the process, mapped pmem too.",
+        "Resident set of the process, mapped pmem included.",
         stats["memory"]["rss"],
     )
     for name, what in (("pulls", "Pulls"), ("pushes", "Pushes")):
-        page.one(f"oe_{name}_total", "counter", f"{what} that were served.", stats[name]["requests"])
-    page.one("oe_pulled_keys_total", "counter", "Keys whose rows were read.", stats["pulls"]["keys"])
-    page.one("oe_pushed_keys_total", "counter", "Keys whose rows were updated.", stats["pushes"]["keys"])
+        page.counter(f"oe_{name}_total", f"{what} served.", stats[name]["requests"])
+    page.counter("oe_pulled_keys_total", "Keys whose rows were read.", stats["pulls"]["keys"])
+    page.counter("oe_pushed_keys_total", "Keys whose rows were updated.", stats["pushes"]["keys"])
     traffic, connections, queue = stats["traffic"], stats["connections"], stats["queue"]
-    page.one("oe_requests_total", "counter", "Requests of every kind that were read.", traffic["requests"])
-    page.one("oe_received_bytes_total", "counter", "Bytes of requests.", traffic["bytes_in"])
-    page.one("oe_sent_bytes_total", "counter", "Bytes of replies.", traffic["bytes_out"])
-    page.one("oe_open_connections", "gauge", "Open connections.", connections["open"])
-    page.one(
+    page.counter("oe_requests_total", "Requests of every kind.", traffic["requests"])
+    page.counter("oe_received_bytes_total", "Bytes of requests.", traffic["bytes_in"])
+    page.counter("oe_sent_bytes_total", "Bytes of replies.", traffic["bytes_out"])
+    page.gauge("oe_open_connections", "Open connections.", connections["open"])
+    page.gauge(
         "oe_sharing_connections",
-        "gauge",
-        "Connections whose rows and gradients lie in memory that both sides see.",
+        "Connections that exchange rows and gradients through shared memory.",
         connections["sharing_memory"],
     )
-    page.one(
-        "oe_accepted_connections_total", "counter", "Connections that were accepted.", connections["accepted"]
-    )
-    page.add(
+    page.counter("oe_accepted_connections_total", "Connections accepted.", connections["accepted"])
+    page.counter(
         "oe_refusals_total",
-        "counter",
-        "Connections and requests that were refused.",
+        "Connections and requests refused.",
         [({"reason": reason}, count) for reason, count in connections["refused"].items()],
     )
-    page.one("oe_queued_requests", "gauge", "Requests that wait to be served.", queue["requests"])
-    page.one(
-        "oe_requests_in_flight_bytes", "gauge", "Memory of requests and replies under way.", queue["bytes"]
-    )
-    page.one(
-        "oe_waiting_connections", "gauge", "Connections that wait for memory.", queue["waiting_for_memory"]
-    )
+    page.gauge("oe_queued_requests", "Requests waiting to be served.", queue["requests"])
+    page.gauge("oe_requests_in_flight_bytes", "Memory of requests and replies in flight.", queue["bytes"])
+    page.gauge("oe_waiting_connections", "Connections waiting for memory.", queue["waiting_for_memory"])
     _workers(page, stats["workers"])
     times = stats["times"]
-    page.histogram("oe_pull_duration_seconds", "Time in which a pull is served.", times["pull"])
-    page.histogram("oe_push_duration_seconds", "Time in which a push is served.", times["push"])
-    page.histogram("oe_queue_wait_seconds", "Time that a request waits to be served.", times["queue_wait"])
+    page.histogram("oe_pull_duration_seconds", "Service time of a pull.", times["pull"])
+    page.histogram("oe_push_duration_seconds", "Service time of a push.", times["push"])
+    page.histogram("oe_queue_wait_seconds", "Time that a request waits for its service.", times["queue_wait"])
     if stats["saved"]:
-        page.one(
+        page.gauge(
             "oe_last_checkpoint_timestamp_seconds",
-            "gauge",
-            "When all tables were last saved, or durable in the storage.",
+            "Time when all tables were last saved, or durable in the storage.",
             stats["saved"],
         )
-        page.one(
+        page.gauge(
             "oe_last_checkpoint_age_seconds",
-            "gauge",
-            "Time since then.",
+            "Time since all tables were last saved, or durable in the storage.",
             max(0.0, now - stats["saved"]),
         )
     return page.end()
 
 
 def _labels(table: Mapping[str, Any]) -> dict[str, str]:
-    """Which table, and whose, where jobs have names; Prometheus has a label "job" of its own."""
+    """Label a table, and its job if it has a name; Prometheus has a label "job" of its own."""
     return {"table": table["name"], **({"training_job": table["job"]} if table["job"] else {})}
 
 
 def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
-    """What admission and eviction did, of the tables that have them."""
+    """Add the figures of admission and eviction, for tables that have them."""
     admission = [(_labels(t), t["admission"]) for t in tables if "admission" in t]
     eviction = [
         ({**_labels(t), "policy": policy}, counts)
@@ -236,37 +211,32 @@ def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
         for policy, counts in t.get("eviction", {}).items()
     ]
     if admission:
-        page.add(
+        page.counter(
             "oe_admitted_rows_total",
-            "counter",
-            "Rows that were made for keys that admission let in.",
+            "Rows created for keys that admission let in.",
             [(labels, counts["admitted_rows"]) for labels, counts in admission],
         )
-        page.add(
+        page.gauge(
             "oe_admission_filter_bytes",
-            "gauge",
-            "Memory of the counts of keys without a row.",
+            "Memory for the counts of keys without a row.",
             [(labels, counts["filter_bytes"]) for labels, counts in admission],
         )
-        page.add(
+        page.counter(
             "oe_forgotten_keys_total",
-            "counter",
-            "Keys without a row whose counts went, for others or because they were not pushed for long.",
+            "Keys without a row whose counts were dropped: to make room, or not pushed for long.",
             [(labels, counts["forgotten_keys"]) for labels, counts in admission],
         )
     if eviction:
-        page.add(
+        page.counter(
             "oe_evicted_rows_total",
-            "counter",
-            "Rows that were evicted.",
+            "Rows evicted.",
             [(labels, counts["evicted_rows"]) for labels, counts in eviction],
         )
     jumps = [(labels, counts["clock_jumps"]) for labels, counts in eviction if "clock_jumps" in counts]
     if jumps:
-        page.add(
+        page.counter(
             "oe_clock_jumps_total",
-            "counter",
-            "Jumps of the clock, at which all rows under ttl count as pushed.",
+            "Clock jumps, at which all rows under ttl count as pushed.",
             [({k: v for k, v in labels.items() if k != "policy"}, count) for labels, count in jumps],
         )
     refused = [({**labels, "by": "admission"}, counts["refused_keys"]) for labels, counts in admission]
@@ -276,46 +246,41 @@ def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
         if "cap" in t.get("eviction", {})
     ]
     if refused:
-        page.add(
+        page.counter(
             "oe_refused_keys_total",
-            "counter",
-            "Keys of pushes that got no row: not admitted yet, or no place under the cap.",
+            "Pushed keys that got no row: not admitted yet, or no room under the cap.",
             refused,
         )
 
 
 def _workers(page: _Page, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """Of the jobs that several workers train."""
+    """Add the jobs with several workers."""
     if not jobs:
         return
     of_jobs = [({"training_job": job["job"]}, job) for job in jobs]
-    page.add(
+    page.gauge(
         "oe_job_workers",
-        "gauge",
-        "Workers that train a job; of all, those that are connected and those that were lost.",
+        "Workers of a job: all, connected, lost.",
         [
             ({**labels, "state": state}, job[field])
             for labels, job in of_jobs
             for state, field in (("all", "of"), ("connected", "connected"), ("lost", "lost"))
         ],
     )
-    page.add(
+    page.counter(
         "oe_worker_batches_total",
-        "counter",
-        "Batches of all workers that were applied, each table's counted.",
+        "Batches of all workers that were applied, counted per table.",
         [(labels, job["batches"]) for labels, job in of_jobs],
     )
-    page.add(
+    page.gauge(
         "oe_worker_waiting_requests",
-        "gauge",
-        "Requests that wait for other workers.",
+        "Requests waiting for other workers.",
         [({**labels, "kind": kind}, n) for labels, job in of_jobs for kind, n in job["waiting"].items()],
     )
     for field, what in (("pushes", "Pushes"), ("bytes", "Memory of pushes")):
-        page.add(
+        page.gauge(
             f"oe_worker_held_{field}",
-            "gauge",
-            f"{what} that are held until those of other workers are there.",
+            f"{what} held until those of other workers arrive.",
             [(labels, job["held"][field]) for labels, job in of_jobs],
         )
 
@@ -325,16 +290,20 @@ class _Page:
         self._lines: list[str] = []
 
     def add(self, name: str, kind: str, what: str, samples: Sequence[Sample]) -> None:
-        """A metric family."""
+        """Add a metric family."""
         self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
         self._lines += [_line(name, labels, value) for labels, value in samples]
 
-    def one(self, name: str, kind: str, what: str, value: float) -> None:
-        """A metric without labels."""
-        self.add(name, kind, what, [({}, value)])
+    def gauge(self, name: str, what: str, samples: float | Sequence[Sample]) -> None:
+        """Add a gauge; a number is a single sample without labels."""
+        self.add(name, "gauge", what, samples if isinstance(samples, Sequence) else [({}, samples)])
+
+    def counter(self, name: str, what: str, samples: float | Sequence[Sample]) -> None:
+        """Add a counter; a number is a single sample without labels."""
+        self.add(name, "counter", what, samples if isinstance(samples, Sequence) else [({}, samples)])
 
     def histogram(self, name: str, what: str, times: Mapping[str, Any]) -> None:
-        """A histogram as the core counts it: each bucket alone."""
+        """Add a histogram from the core's counts, which are per bucket."""
         self.add(name, "histogram", what, [])
         total = 0
         for bound, count in zip([*times["bounds"], None], times["counts"], strict=True):
@@ -344,7 +313,7 @@ class _Page:
         self._lines += [_line(f"{name}_sum", {}, times["sum_seconds"]), _line(f"{name}_count", {}, total)]
 
     def end(self) -> str:
-        """All of it."""
+        """Return the page."""
         return "\n".join(self._lines) + "\n"
 
 
@@ -357,10 +326,10 @@ def _line(name: str, labels: Mapping[str, str], value: float) -> str:
 
 
 class Endpoint:
-    """A page ``/metrics`` on ``host:port``, served by threads of its own until ``close``."""
+    """A page ``/metrics`` on ``host:port``, served by its own threads until ``close``."""
 
     def __init__(self, host: str, port: int, stats: Callable[[], str]) -> None:
-        """``stats`` gives the JSON of the statistics. ``OSError`` when it cannot listen there."""
+        """``stats`` returns the statistics as JSON. Raises ``OSError`` when it cannot listen there."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = _SECONDS
@@ -379,7 +348,7 @@ class Endpoint:
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Scrapes are no news."""
+                """Scrapes are not logged."""
 
         slots = threading.BoundedSemaphore(_READERS)
 
@@ -401,7 +370,7 @@ class Endpoint:
                     slots.release()
 
             def handle_error(self, *_: Any) -> None:
-                """A client that left early is no news either."""
+                """A client that left early is not logged."""
 
         try:
             self._server = Server((host, port), Handler)
@@ -412,7 +381,7 @@ class Endpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Which checkpoint to serve, and its rows in a store of this process."""
+"""The checkpoint to serve, and its rows in a store of this process."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class Place:
 
     chain: Sequence[Path]
     step: int
-    digests: Sequence[str]  # of the chain's manifests: a run that went back may write a name anew
+    digests: Sequence[str]  # of the chain's manifests, because a run that went back reuses names
 
     @property
     def path(self) -> Path:
-        """Where it is itself."""
+        """The directory of the checkpoint itself."""
         return self.chain[-1]
 
     @property
     def dense(self) -> Path | None:
-        """The weights that are not rows, if it has them."""
+        """The file of the dense weights, if it has one."""
         file = self.path / DENSE
         return file if file.exists() else None
 
     def since(self, other: Place | None) -> Sequence[Path] | None:
-        """The increments that lead here from `other`; None where there is no such way."""
+        """Return the increments from `other` to this one; None where they do not lead here."""
         n = 0 if other is None else len(other.digests)
         return self.chain[n:] if other is not None and self.digests[:n] == other.digests else None
 
 
 class Checkpoints:
-    """Those of a run, of a directory of published ones, or one directory with saved tables for ever."""
+    """The checkpoints of a run or of a directory of published ones, or a fixed directory of saved tables."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def newest(self) -> Place:
-        """The newest checkpoint whose rows are files.
+        """Return the newest checkpoint whose rows are files.
 
         Raises CheckpointError where there is none or one cannot be read.
         """
-        for _ in range(5):  # training may remove one while it is looked at
+        for _ in range(5):  # training may remove one while it is read
             try:
                 return self._newest()
             except CheckpointError as error:
@@ -85,7 +85,7 @@ class Checkpoints:
 
 
 class Rows:
-    """The tables of a model, filled from checkpoints and never changed otherwise."""
+    """The tables of a model, filled from checkpoints and otherwise unchanged."""
 
     def __init__(self, specs: Sequence[TableSpec], storage: StorageSpec, threads: int) -> None:
         self._specs = specs
@@ -96,13 +96,13 @@ class Rows:
         self._directory: Path | None = None
 
     def load(self, place: Place) -> tuple[Client, Path | None]:
-        """A client with the rows of `place`, beside the present one, and the directory that it takes."""
+        """Load `place` beside the present rows; return a client and the directory that it takes."""
         servers = _servers(place.path, self._specs)
         self._generation += 1
         storage, directory = replace(self._storage, weights_only=True), None
         if storage.type != "dram" and storage.path:
             directory = Path(storage.path) / f"serving-{self._generation}"
-            with contextlib.suppress(FileNotFoundError):  # of a process before
+            with contextlib.suppress(FileNotFoundError):  # of an earlier process
                 shutil.rmtree(directory)
             directory.mkdir(parents=True)
             storage = replace(storage, path=str(directory))
@@ -119,14 +119,14 @@ class Rows:
         return client, directory
 
     def read_ahead(self, increments: Sequence[Path]) -> None:
-        """Verify the files that `apply` will read, while requests go on; CheckpointError names one."""
+        """Verify the files for `apply` while requests go on. Raises CheckpointError naming one."""
         for directory in increments:
             for spec in self._specs:
                 for file in Saved.open(directory).files.get(spec.name, ()):
                     _core.verify_table_file(str(directory / file["file"]))
 
     def apply(self, increments: Sequence[Path]) -> None:
-        """Change what is there to what the increments say, or close it and raise what went wrong."""
+        """Apply increments to the present rows. After an error the rows are closed."""
         assert self.client is not None  # noqa: S101 - there is something to apply it to
         try:
             for directory in increments:
@@ -136,12 +136,12 @@ class Rows:
             raise
 
     def use(self, loaded: tuple[Client, Path | None]) -> None:
-        """From now on; what was there goes."""
+        """Replace the present rows."""
         self.close()
         self.client, self._directory = loaded
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self.client is not None:
             self.client.close()
         if self._directory is not None:
@@ -157,7 +157,7 @@ def _digest(path: Path) -> str:
 
 
 def _servers(path: Path, specs: Sequence[TableSpec]) -> int:
-    """How many servers saved it: their increments are those of as many parts."""
+    """Return how many servers saved it: its increments need as many parts."""
     saved = Saved.open(path).require()
     missing = [spec.name for spec in specs if spec.name not in saved.files]
     if missing:

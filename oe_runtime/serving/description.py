@@ -1,9 +1,9 @@
-"""What a SavedModel without rows says of itself, in a file beside it.
+"""The description of a SavedModel without rows, in a file beside it.
 
-`DistributedModel.save_serving_model` writes it; it has two signatures, `ids` (none without lookups) and
-`forward`, with inputs `input_0`, `input_1`… in the order of the description, and `weights`. The outputs of
-`ids` are `ids_0`…; `forward` also takes `rows_0`…, the rows of a group of lookups, one after the other, and
-`sizes`, how many each lookup has.
+`DistributedModel.save_serving_model` writes it. The SavedModel has two signatures, `ids` (absent without
+lookups) and `forward`, with inputs `input_0`, `input_1`… in the order of the description, and `weights`. The
+outputs of `ids` are `ids_0`…. `forward` also takes `rows_0`…, the rows of a group of lookups, one after the
+other, and `sizes`, the number of ids per lookup.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ FORMAT = 2
 
 
 class ServingError(OeError):
-    """A model that cannot be served, or not with these rows; names the file and the field."""
+    """A model that cannot be served, or not with these rows; the message names the file and the field."""
 
 
 class InputError(ServingError):
-    """A request that the model cannot answer; names the input and what is wrong with it."""
+    """A request that the model cannot answer; the message names the input and the problem."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output; `shape` has None for every size that is free."""
+    """An input or output; `shape` has None for every free size."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Rows that `forward` takes: those of `table`, of the ids that `ids` returns at this place."""
+    """Rows for `forward`: those of `table`, for the ids at this position in the outputs of `ids`."""
 
     table: str
     ids: int
@@ -48,7 +48,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Description:
-    """What goes in and comes out, and which rows are needed for it."""
+    """Inputs, outputs, and the rows that they need."""
 
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
@@ -58,16 +58,16 @@ class Description:
     weights: Sequence[str]  # their names in dense.npz, in the order of the SavedModel's `weights`
 
     def write(self, file: Path) -> None:
-        """As JSON."""
+        """Write it as JSON."""
         file.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, file: Path) -> Description:
-        """Raises ServingError naming the file and what is wrong with it."""
+        """Read it. Raises ServingError naming the file and the problem."""
         try:
             fields = json.loads(file.read_text(encoding="utf-8"))
             if fields.pop("format") != FORMAT:
-                raise ServingError(f"{file}: format is another than {FORMAT}, which this version reads")
+                raise ServingError(f"{file}: this version reads format {FORMAT} only")
             return cls(
                 inputs=[Tensor(**tensor) for tensor in fields.pop("inputs")],
                 outputs=[Tensor(**tensor) for tensor in fields.pop("outputs")],
@@ -80,5 +80,5 @@ class Description:
             raise ServingError(f"{file} is damaged: {error}") from error
 
     def specs(self) -> list[TableSpec]:
-        """The tables."""
+        """Return the specifications of the tables."""
         return [TableSpec.from_json(spec) for spec in self.tables]

@@ -16,7 +16,7 @@ from oe_runtime.serving.model import Model
 _THREADS = 16
 
 
-# Where TensorFlow's Tensor::AsProtoField puts values, and as what; all other integers go into int_val.
+# Field and type of values in TensorFlow's Tensor::AsProtoField; all other integers go into int_val.
 _VALUES = {
     "float32": ("float_val", "float32"),
     "float64": ("double_val", "float64"),
@@ -33,10 +33,10 @@ _VALUES = {
 
 
 def tensor_proto(array: Any) -> Any:
-    """A TensorProto as TensorFlow Serving answers with: values in float_val and its like.
+    """Return a TensorProto in TensorFlow Serving's form: values in float_val and similar fields.
 
-    ``tf.make_tensor_proto`` packs two values and more into tensor_content, which clients that were written
-    against TensorFlow Serving do not read.
+    ``tf.make_tensor_proto`` packs two or more values into tensor_content, which clients written for
+    TensorFlow Serving do not read.
     """
     import tensorflow as tf
 
@@ -52,10 +52,10 @@ def tensor_proto(array: Any) -> Any:
 
 
 class GrpcServer:
-    """Listens from its making on; `start` begins to answer."""
+    """Listens from its creation; `start` begins to answer."""
 
     def __init__(self, name: str, model: Model, host: str, port: int, *, max_body_bytes: int) -> None:
-        """Raises ServingError for an address that cannot be had, or without the packages it takes."""
+        """Raises ServingError for an unavailable address, or without the packages that it needs."""
         try:
             import grpc
             from tensorflow_serving.apis import model_service_pb2_grpc, prediction_service_pb2_grpc
@@ -89,16 +89,16 @@ class GrpcServer:
             raise ServingError(f"cannot listen on {address} for gRPC: {error}") from error
 
     def start(self) -> None:
-        """Answer requests from now on."""
+        """Start answering requests."""
         self._server.start()
 
     def stop(self) -> None:
-        """Take no more requests; those under way have a second."""
+        """Stop accepting requests; those in progress have one second."""
         self._server.stop(1).wait()
 
 
 class _NotFound(OeError):
-    """Another model or version than this."""
+    """A request for another model or version."""
 
 
 class _Service:

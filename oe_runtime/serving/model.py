@@ -1,14 +1,16 @@
-"""A model that answers requests while training goes on."""
+"""A model that answers requests, also while training goes on."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import SimpleNamespace, TracebackType
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +19,15 @@ from oe_runtime.client import Client
 from oe_runtime.errors import KeyRangeError, OeError, ServerLost
 from oe_runtime.serving.checkpoints import Checkpoints, Place, Rows
 from oe_runtime.serving.description import FILE, InputError, ServingError, Tensor
-from oe_runtime.serving.gate import Gate
 from oe_runtime.spec import StorageSpec
 
 
 class Model:
     """A trained model for reading: rows in a store of this process, or at running servers.
 
-    `predict` may be called from any thread. `refresh` takes over what training has published since; every
-    request sees one checkpoint, rows and dense weights, and never part of another. A row that is not there
-    is what training would begin with: the initializer's, or the default_value of a table with admission.
+    `predict` may be called from any thread. `refresh` loads what training has published since. Every request
+    sees one checkpoint, rows and dense weights, and never parts of two. A missing row reads as its initial
+    value, or the default_value of a table with admission.
     """
 
     @classmethod
@@ -41,12 +42,12 @@ class Model:
     ) -> Model:
         """Load a model and its rows. Imports TensorFlow.
 
-        `model` is what `save_serving_model` wrote, or the directory of a run of `oe_runtime.train`, whose
-        model is made anew and whose checkpoints are the rows, or a SavedModel with its rows inside.
-        `rows` is a directory of checkpoints, of which the newest with rows in files counts, of a run, or of
-        one checkpoint. They are kept in `storage` of this process, in DRAM by default. With `client`
-        (``Client(…, read_only=True)``) the running servers are asked instead, and of `rows`, if given, the
-        dense weights are taken. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
+        `model` is the output of `save_serving_model`, or the directory of a run of `oe_runtime.train`, whose
+        model is made anew and whose checkpoints have the rows, or a SavedModel that includes its rows. `rows`
+        is a directory of checkpoints, of which the newest with rows in files is used, of a run, or of one
+        checkpoint. They are loaded into `storage` of this process, DRAM by default. With `client`
+        (``Client(…, read_only=True)``) the running servers give the rows, and `rows`, if given, only the
+        dense weights. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
         """
         path = Path(model)
         if not path.is_dir():
@@ -56,17 +57,15 @@ class Model:
         if (path / FILE).exists() or (path / "saved_model.pb").exists():
             loaded = saved_model.load(path)
         else:
-            from oe_runtime.serving.run import serving_model_of
-
             rows = path if rows is None and client is None else rows
             with tempfile.TemporaryDirectory(prefix="oe-serving-") as directory:
-                loaded = saved_model.load(serving_model_of(path, Path(directory) / "model"))
+                loaded = saved_model.load(_write_serving_model(path, Path(directory) / "model"))
         if isinstance(loaded, saved_model.WithRows):
             if rows is not None or client is not None:
-                raise ServingError(f"{path} has its rows inside; serve it without others")
+                raise ServingError(f"{path} includes its rows; serve it without other rows or servers")
             return cls(loaded, None, None, None)
         if rows is None and client is None:
-            raise ServingError(f"{path} has no rows inside: name checkpoints or servers that have them")
+            raise ServingError(f"{path} includes no rows: name checkpoints or servers that have them")
         specs = loaded.description.specs()
         if client is not None:
             for spec in specs:
@@ -91,44 +90,44 @@ class Model:
         self._client = client
         self._checkpoints = checkpoints
         self._place: Place | None = None
-        self._gate = Gate()
+        self._gate = _Gate()
         self._refreshing = threading.Lock()
-        self._lost = False  # whether the client has to connect anew
+        self._lost = False  # whether the client must connect again
         self._watcher: tuple[threading.Thread, threading.Event] | None = None
         self.problem = ""  # why the last refresh of `watch` failed
 
     @property
     def inputs(self) -> list[Tensor]:
-        """What `predict` takes."""
+        """The inputs of `predict`."""
         return list(self._loaded.inputs)
 
     @property
     def outputs(self) -> list[Tensor]:
-        """What `predict` returns."""
+        """The outputs of `predict`."""
         return list(self._loaded.outputs)
 
     @property
     def version(self) -> int:
-        """The step of the checkpoint that is served; 1 where there is none."""
+        """The step of the served checkpoint; 1 without one."""
         return 1 if self._place is None else self._place.step
 
     @property
     def checkpoint(self) -> Path | None:
-        """The checkpoint that is served."""
+        """The path of the served checkpoint."""
         return None if self._place is None else self._place.path
 
     def predict(self, inputs: Any) -> dict[str, NDArray[Any]]:
-        """Outputs by name for a batch of inputs: a mapping by name, or the array of the only one.
+        """Return outputs by name for a batch of inputs: a mapping by name, or the array of the only input.
 
-        Integers may not come as floats; the first size is the batch's. Raises InputError naming the input,
-        ServerLost.
+        Integers must not come as floats; the first dimension is the batch. Raises InputError naming the
+        input, ServerLost.
         """
         return self.predict_versioned(inputs)[0]
 
     def predict_versioned(self, inputs: Any) -> tuple[dict[str, NDArray[Any]], int]:
-        """The same, and the version that answered."""
+        """Return the same, and the version that answered."""
         arrays = self._checked(inputs)
-        with self._gate.passing():
+        with self._gate.shared():
             try:
                 if self._client is None and self._rows is None:
                     return self._loaded.predict(arrays), self.version
@@ -165,17 +164,17 @@ class Model:
         return arrays
 
     def refresh(self) -> bool:
-        """Take over the newest checkpoint, if there is a newer one; whether there was.
+        """Load the newest checkpoint if it is newer than the served one; return whether it was.
 
-        Increments on the one that is served are applied to its rows; any other is loaded beside them, which
-        takes their memory twice. Requests go on meanwhile, but for the moment in which it is put in place.
-        Servers that were lost are connected to again. Raises CheckpointError, ServingError, StorageError,
-        ServerLost; then what was served before still is, unless an increment could not be applied to the
-        end: requests are refused then until a refresh succeeds.
+        Increments on the served checkpoint are applied to its rows; any other is loaded beside them, which
+        takes their memory twice. Requests go on meanwhile, except for the moment of the exchange. Connects
+        again to lost servers. Raises CheckpointError, ServingError, StorageError, ServerLost; the previous
+        checkpoint is still served then. Only after an increment that could not be applied completely,
+        requests are refused until a refresh succeeds.
         """
         with self._refreshing:
             if self._lost and self._client is not None:
-                with self._gate.closed():
+                with self._gate.exclusive():
                     self._client.reconnect()
                     self._lost = False
             if self._checkpoints is None:
@@ -191,7 +190,7 @@ class Model:
                     loaded = self._rows.load(place)
                 else:
                     self._rows.read_ahead(since)
-            with self._gate.closed():
+            with self._gate.exclusive():
                 if self._rows is not None and loaded is not None:
                     self._rows.use(loaded)
                 elif self._rows is not None and since:
@@ -203,7 +202,7 @@ class Model:
             return True
 
     def watch(self, seconds: float) -> None:
-        """Refresh every so many seconds from now on, in a thread; `problem` says what fails."""
+        """Refresh every `seconds` in a thread; `problem` has the error of the last refresh."""
         if self._watcher is not None:
             raise ServingError("the checkpoints are watched already")
         stop = threading.Event()
@@ -221,12 +220,12 @@ class Model:
         thread.start()
 
     def close(self) -> None:
-        """End the watcher and give the memory back."""
+        """Stop the thread of `watch` and free the memory."""
         if self._watcher is not None:
             self._watcher[1].set()
             self._watcher[0].join()
             self._watcher = None
-        with self._refreshing, self._gate.closed():
+        with self._refreshing, self._gate.exclusive():
             if self._rows is not None:
                 self._rows.close()
 
@@ -240,7 +239,7 @@ class Model:
 
 
 def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
-    """`value` as the model takes it; InputError says why it cannot be."""
+    """Return `value` as the model takes it. Raises InputError saying why it cannot."""
     wanted = np.dtype("S" if tensor.dtype == "string" else tensor.dtype)
     try:
         array = np.asarray(value)
@@ -263,5 +262,65 @@ def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
     return array
 
 
-# Kinds of numbers that may come for one of a kind.
+# Accepted kinds of numbers by the wanted kind.
 _FROM = {"i": "iu", "u": "iu", "f": "iuf", "b": "b", "U": "US", "S": "US"}
+
+
+class _Gate:
+    """A readers-writer lock: requests share it, and a change goes before requests that come later."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._readers = 0
+        self._closed = False
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Share the lock, for a request."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._closed)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the lock alone, for a change. The caller allows one at a time."""
+        with self._condition:
+            self._closed = True
+            self._condition.wait_for(lambda: self._readers == 0)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._closed = False
+                self._condition.notify_all()
+
+
+def _write_serving_model(run_directory: Path, path: Path) -> Path:
+    """Make the model of a run of `oe_runtime.train` anew, and write it without rows to the new `path`."""
+    from oe_runtime.training.options import Options
+    from oe_runtime.training.stopping import StopRequest
+    from oe_runtime.training.trainee import KerasTrainee
+
+    file = run_directory / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ServingError(
+            f"{run_directory} is neither a model to serve nor the directory of a run: {file.name}: {error}"
+        ) from error
+    if config.get("stock"):
+        raise ServingError(f"{run_directory} is a run with --stock; serve what its --export wrote")
+    try:
+        # One worker is enough to make the model of many.
+        options = cast(Options, SimpleNamespace(**(config | {"workers": (), "rank": 0})))
+        with Client.in_process() as client:
+            KerasTrainee(options, client, StopRequest(with_parent=False)).model.save_serving_model(path)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ServingError(f"{file} is of another version of the trainer: {error}") from error
+    return path

@@ -19,26 +19,14 @@ from oe_runtime.serving.model import Model
 
 SIGNATURE = "serving_default"
 
-_DTYPES = {
-    "float16": "DT_HALF",
-    "bfloat16": "DT_BFLOAT16",
-    "float32": "DT_FLOAT",
-    "float64": "DT_DOUBLE",
-    "int8": "DT_INT8",
-    "int16": "DT_INT16",
-    "int32": "DT_INT32",
-    "int64": "DT_INT64",
-    "uint8": "DT_UINT8",
-    "uint16": "DT_UINT16",
-    "uint32": "DT_UINT32",
-    "uint64": "DT_UINT64",
-    "bool": "DT_BOOL",
-    "string": "DT_STRING",
-}
+# TensorFlow's names of dtypes.
+_DTYPES = {"float16": "DT_HALF", "float32": "DT_FLOAT", "float64": "DT_DOUBLE"}
+_SAME_NAMES = "bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool string"
+_DTYPES |= {name: f"DT_{name.upper()}" for name in _SAME_NAMES.split()}
 
 
-def inputs_of(request: Any, tensors: Sequence[Tensor]) -> tuple[dict[str, Any], bool]:
-    """The inputs by name in a predict request, and whether they come by row ("instances").
+def parse_inputs(request: Any, tensors: Sequence[Tensor]) -> tuple[dict[str, Any], bool]:
+    """Return the inputs of a predict request by name, and whether they come by row ("instances").
 
     Raises InputError.
     """
@@ -68,7 +56,7 @@ def inputs_of(request: Any, tensors: Sequence[Tensor]) -> tuple[dict[str, Any], 
 
 
 def check_signature(name: Any) -> None:
-    """Raises InputError for one that the model has not."""
+    """Raise InputError for a signature that the model lacks."""
     if name not in ("", SIGNATURE):
         raise InputError(f"the model has no signature {name!r}; it has {SIGNATURE!r}")
 
@@ -81,7 +69,7 @@ def _only(tensors: Sequence[Tensor]) -> str:
 
 
 def _without_base64(inputs: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """Texts may come as {"b64": …}."""
+    """Decode texts given as {"b64": …}."""
     texts = {tensor.name for tensor in tensors if tensor.dtype == "string"}
     return {name: _decoded(value) if name in texts else value for name, value in inputs.items()}
 
@@ -97,8 +85,8 @@ def _decoded(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-def reply_of(outputs: Mapping[str, NDArray[Any]], *, by_row: bool) -> dict[str, Any]:
-    """The reply to a predict request. Raises OeError for what JSON has no number for."""
+def make_reply(outputs: Mapping[str, NDArray[Any]], *, by_row: bool) -> dict[str, Any]:
+    """Return the reply to a predict request. Raises OeError for values without a JSON number."""
     values = {name: _json(name, array) for name, array in outputs.items()}
     if not by_row:
         return {"outputs": next(iter(values.values())) if len(values) == 1 else values}
@@ -127,7 +115,7 @@ def _json(name: str, array: NDArray[Any]) -> Any:
 
 
 def status(version: int) -> dict[str, Any]:
-    """The reply to GET /v1/models/NAME."""
+    """Return the reply to GET /v1/models/NAME."""
     return {
         "model_version_status": [
             {
@@ -140,7 +128,7 @@ def status(version: int) -> dict[str, Any]:
 
 
 def metadata(name: str, model: Model) -> dict[str, Any]:
-    """The reply to GET /v1/models/NAME/metadata."""
+    """Return the reply to GET /v1/models/NAME/metadata."""
     signature = {
         "inputs": {tensor.name: _tensor_info(tensor) for tensor in model.inputs},
         "outputs": {tensor.name: _tensor_info(tensor) for tensor in model.outputs},

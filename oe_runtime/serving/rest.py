@@ -24,16 +24,16 @@ _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)
 MAX_BODY_BYTES = 16 << 20
 _LONGEST_NUMBER = 19  # digits of a version or a length
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-_IDLE = 60.0  # seconds that a connection may wait between requests
-_HEAD = 10.0  # seconds for the headers of a request, and for its body besides what its size takes
-_SLOWEST = 1 << 20  # bytes a second of a body
-_SMALL = 64 << 10  # bytes of a body that need not wait for others
+_IDLE = 60.0  # seconds between requests of a connection
+_HEAD = 10.0  # seconds for the headers of a request; for its body, in addition to size / _SLOWEST
+_SLOWEST = 1 << 20  # bytes per second of a body
+_SMALL = 64 << 10  # bytes of a body that does not wait for others
 _PATIENCE = 10.0  # seconds that a larger one waits
-_LINGER = 5.0  # seconds for a client to take an error, whose body was not read
+_LINGER = 5.0  # seconds for a client with an unread body to receive an error
 
 
 class RestServer(ThreadingHTTPServer):
-    """Listens from its making on; `start` begins to answer, in a thread."""
+    """Listens from its creation; `start` begins to answer, in a thread."""
 
     daemon_threads = True
     block_on_close = False
@@ -49,17 +49,17 @@ class RestServer(ThreadingHTTPServer):
         max_body_bytes: int = MAX_BODY_BYTES,
         max_connections: int = 256,
     ) -> None:
-        """Raises ServingError for an address that cannot be had.
+        """Raises ServingError for an unavailable address.
 
-        Bodies of more than 64 KiB that are read and computed at a time have `max_body_bytes` together, as one
-        takes about forty times its size: others wait for seconds, and are refused then.
+        Requests above 64 KiB that are read and computed at a time share `max_body_bytes`, as each takes about
+        forty times its size in memory. Others wait for seconds and are then refused.
         """
         self.name = name
         self.model = model
         self.max_body_bytes = max_body_bytes
         self._places = threading.BoundedSemaphore(max_connections)
         self._lock = threading.Lock()
-        self._waiting: dict[_Handler, tuple[float, float]] = {}  # until when, and since when, for the client
+        self._waiting: dict[_Handler, tuple[float, float]] = {}  # (deadline, start) of waits for clients
         self._body_bytes = 0
         self._body_is_done = threading.Condition()
         if ":" in host:
@@ -71,31 +71,31 @@ class RestServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return int(self.server_address[1])
 
     def start(self) -> None:
-        """Answer requests from now on."""
+        """Start answering requests."""
         threading.Thread(target=self.serve_forever, name="oe-serving-rest", daemon=True).start()
 
     def stop(self) -> None:
-        """Take no more requests."""
+        """Stop accepting requests."""
         self.shutdown()
         self.server_close()
 
     def server_bind(self) -> None:
-        """As TCPServer's: that of HTTPServer looks the host's name up, which may take long."""
+        """Bind as TCPServer does; HTTPServer would look up the host's name, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there is a place: rather than none, that of who waited longest."""
+        """Serve it in a thread if there is room; else close the connection that has waited longest."""
         if self._places.acquire(blocking=False) or (self._close_oldest() and self._places.acquire(timeout=1)):
             try:
                 super().process_request(request, client_address)
-            except BaseException:  # there is no thread to give the place back
+            except BaseException:  # no thread will free the place
                 self._places.release()
                 raise
             return
@@ -107,14 +107,14 @@ class RestServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Gives the place back."""
+        """Serve it and free its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def service_actions(self) -> None:
-        """Ends connections whose time is over; twice a second."""
+        """Close connections over their time limit; called twice per second."""
         now = time.monotonic()
         with self._lock:
             late = [handler for handler, (until, _) in self._waiting.items() if until < now]
@@ -122,7 +122,7 @@ class RestServer(ThreadingHTTPServer):
                 self._close(handler)
 
     def _close_oldest(self) -> bool:
-        """Ends the connection that has waited for its client longest, if one does."""
+        """Close the connection that has waited longest for its client, if there is one."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -130,25 +130,25 @@ class RestServer(ThreadingHTTPServer):
             return True
 
     def _close(self, handler: _Handler) -> None:
-        """Its thread, which reads, sees the end; under the lock."""
+        """Shut the connection down, which its reading thread notices; call it under the lock."""
         del self._waiting[handler]
         with suppress(OSError):
             handler.connection.shutdown(socket.SHUT_RDWR)
 
     def waits(self, handler: _Handler, seconds: float) -> None:
-        """`handler` waits for its client from now on, so long at most."""
+        """Note that `handler` waits for its client, for at most `seconds`."""
         now = time.monotonic()
         with self._lock:
             self._waiting[handler] = now + seconds, now
 
     def goes_on(self, handler: _Handler) -> None:
-        """`handler` has what it waited for."""
+        """Note that `handler` waits no longer."""
         with self._lock:
             self._waiting.pop(handler, None)
 
     @contextmanager
     def room_for(self, handler: _Handler, size: int) -> Iterator[None]:
-        """A share of the bytes of all bodies; _Refusal where there is none for long."""
+        """Reserve a share of the bytes of all bodies. Raises _Refusal where there is none for long."""
         if size <= _SMALL:
             yield
             return
@@ -160,7 +160,7 @@ class RestServer(ThreadingHTTPServer):
                 raise _Refusal(
                     HTTPStatus.SERVICE_UNAVAILABLE,
                     f"the server is busy with {self._body_bytes} bytes of other requests; send smaller ones, "
-                    "or again later",
+                    "or retry later",
                 )
             self._body_bytes += size
         try:
@@ -171,7 +171,7 @@ class RestServer(ThreadingHTTPServer):
                 self._body_is_done.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Connections end as they like; anything else is a fault of ours."""
+        """Ignore ended connections; print other errors."""
         if not isinstance(sys.exc_info()[1], OSError):
             traceback.print_exc()
 
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not logged."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server refuses by itself, as JSON too."""
+        """Answer http.server's own refusals as JSON."""
         self.close_connection = True
         self._reply(code, {"error": message or HTTPStatus(code).phrase})
 
@@ -242,11 +242,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._discard()
 
     def body_is_unread(self) -> None:
-        """The answer is an error, and the last on this connection."""
+        """Note that the answer is an error, and the last on this connection."""
         self.close_connection = self._body_is_unread = True
 
     def _discard(self) -> None:
-        """Reads for a while what the client still sends: TCP would throw the answer away with it."""
+        """Read what the client still sends for a while, because TCP would drop the answer with it."""
         self.server.waits(self, _LINGER)
         try:
             self.connection.shutdown(socket.SHUT_WR)
@@ -267,7 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _target(self) -> tuple[str | None, int | None]:
-        """What is asked of the model, and the version that is meant."""
+        """Return the verb and the version of the request."""
         match = _PATH.fullmatch(self.path.partition("?")[0])
         if match is None:
             raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {self.path}; see /v1/models/NAME")
@@ -316,13 +316,13 @@ class _Handler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError) as error:
             raise _Refusal(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
         model = self.server.model
-        inputs, by_row = requests.inputs_of(request, model.inputs)
+        inputs, by_row = requests.parse_inputs(request, model.inputs)
         outputs, answered = model.predict_versioned(inputs)
         self._check_version(version, answered)
-        return requests.reply_of(outputs, by_row=by_row)
+        return requests.make_reply(outputs, by_row=by_row)
 
     def _length(self) -> int:
-        """Of the body."""
+        """Return the length of the body."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch("[0-9]+", length):
             self.body_is_unread()

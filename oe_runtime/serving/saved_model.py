@@ -1,4 +1,4 @@
-"""SavedModels as they are served: with or without the rows inside. Imports TensorFlow."""
+"""SavedModels to serve, with or without rows. Imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def load(path: Path) -> WithoutRows | WithRows:
-    """What is at `path`; ServingError for what is no SavedModel."""
+    """Load the SavedModel at `path`. Raises ServingError if it is none."""
     if not (path / "saved_model.pb").exists():
         raise ServingError(
             f"{path} is not a model to serve: save_serving_model or save_as_original_model writes one"
@@ -33,7 +33,7 @@ def load(path: Path) -> WithoutRows | WithRows:
 
 
 class WithRows:
-    """A SavedModel that has all that it needs, served by its signature."""
+    """A SavedModel that includes its rows, served by its signature."""
 
     def __init__(self, path: Path, loaded: Any) -> None:
         try:
@@ -45,7 +45,7 @@ class WithRows:
         self.outputs = [_tensor(name, spec) for name, spec in self._function.structured_outputs.items()]
 
     def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Outputs by name."""
+        """Return outputs by name."""
         try:
             outputs = self._function(**{name: tf.constant(array) for name, array in inputs.items()})
         except tf.errors.InvalidArgumentError as error:  # an id that a table has no row for
@@ -54,7 +54,7 @@ class WithRows:
 
 
 class WithoutRows:
-    """One that is given the rows it needs."""
+    """A SavedModel that takes its rows as arguments."""
 
     def __init__(self, path: Path, loaded: Any, description: Description) -> None:
         self._path = path
@@ -70,7 +70,7 @@ class WithoutRows:
         self._weights = dict(zip(description.weights, loaded.weights, strict=True))
 
     def predict(self, inputs: Arrays, client: Client) -> dict[str, NDArray[Any]]:
-        """Outputs by name, with the rows that `client` has now."""
+        """Return outputs by name, with the present rows of `client`."""
         tensors = {f"input_{i}": tf.constant(inputs[t.name]) for i, t in enumerate(self.inputs)}
         rows: list[Any] = [None] * len(self._lookups)
         if self._ids is not None:
@@ -89,9 +89,9 @@ class WithoutRows:
         return {name: np.asarray(value) for name, value in outputs.items()}
 
     def read_weights(self, file: Path) -> list[NDArray[Any]]:
-        """What a checkpoint's dense.npz has for this model's variables.
+        """Return the model's variables from a checkpoint's dense.npz.
 
-        Raises ServingError naming the variable that is missing or another one.
+        Raises ServingError naming the variable that is missing or differs.
         """
         arrays = []
         try:
@@ -112,7 +112,7 @@ class WithoutRows:
         return arrays
 
     def use_weights(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """From now on. What `read_weights` returned."""
+        """Assign the result of `read_weights`."""
         for variable, array in zip(self._weights.values(), arrays, strict=True):
             variable.assign(array)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C for the programs of this package: exit status 130 and no traceback, also during their imports."""
+"""Ctrl-C in the programs of this package: exit status 130 and no traceback, during imports too."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def _guard_imports() -> None:
-    """End at once on Ctrl-C until `run`, if this process is `python -m oe_runtime.…` and nothing else.
+    """End at once on Ctrl-C until `run`, if this process is `python -m oe_runtime.…`.
 
-    Whoever imports the package keeps their own handlers.
+    A program that imports the package keeps its own handlers.
     """
     ours = sys.argv[:1] == ["-m"] and any(word.startswith("oe_runtime.") for word in sys.orig_argv)
     if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -24,7 +24,7 @@ def _guard_imports() -> None:
 
 
 def run(main: Callable[[], int]) -> int:
-    """What `main` returns, which no signal changes any more; or 130 after Ctrl-C."""
+    """Return the exit status of `main`, or 130 after Ctrl-C. Later signals do not change it."""
     try:
         if signal.getsignal(signal.SIGINT) is _end:
             signal.signal(signal.SIGINT, signal.default_int_handler)

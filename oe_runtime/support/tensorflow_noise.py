@@ -1,4 +1,4 @@
-"""What TensorFlow prints while it is imported."""
+"""Messages that TensorFlow prints while it is imported."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# What TensorFlow's C++ code prints before its log level applies.
+# Lines of TensorFlow's C++ code from before its log level applies.
 _NOISE = (b"I0000 ", b"W0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 
 
 @contextlib.contextmanager
 def without_noise() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, then writes all of it but the noise."""
+    """Hold back what is written to file descriptor 2, then write all of it except the noise."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as held:

@@ -7,8 +7,8 @@
     model.compile(embed.distributed_optimizer(keras.optimizers.Adagrad(0.1)), "binary_crossentropy")
     model.fit(...)
 
-The names, tables, files of rows and steps are those of `oe_runtime.keras`, which this builds on. Importing it
-needs TensorFlow, tf-keras of the same version, and Keras 3 beside it, which TensorFlow brings.
+Names, tables, row files and steps are those of `oe_runtime.keras`, which this package builds on. Importing it
+needs TensorFlow, tf-keras of the same version, and Keras 3, which comes with TensorFlow.
 """
 
 from importlib.metadata import version

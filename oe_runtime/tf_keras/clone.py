@@ -1,4 +1,4 @@
-"""Copies of functional models of tf-keras in which some layers are other layers."""
+"""Copies of functional tf-keras models with some layers replaced."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import tf_keras
 
-from oe_runtime.keras.clone import check_ties, copy_weights, remade
+from oe_runtime.keras.clone import check_ties, copy_weights, remake_layer
 
 
 def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """As `oe_runtime.keras.clone.clone`, for tf-keras: symbolic (inputs, outputs) of a copy of the graph."""
+    """Do as `oe_runtime.keras.clone.clone` for tf-keras; return (inputs, outputs) of the copied graph."""
     copies: list[tuple[Any, Any]] = []
     originals: list[Any] = []
-    made: dict[int, Any] = {}  # by the id of the layer: models inside may share layers
+    made: dict[int, Any] = {}  # by id of the layer, because inner models may share layers
 
     def copy(layer: Any) -> Any:
         if id(layer) not in made:
@@ -28,7 +28,7 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
         originals.append(layer)
         if replacement is not None:
             return replacement
-        new = remade(layer)
+        new = remake_layer(layer)
         copies.append((layer, new))
         return new
 

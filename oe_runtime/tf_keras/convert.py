@@ -1,4 +1,4 @@
-"""Models of tf-keras with distributed embeddings, made from ordinary ones."""
+"""Ordinary tf-keras models made into models with distributed embeddings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ import keras
 import tf_keras
 
 from oe_runtime.client import Client
-from oe_runtime.keras.convert import (
-    in_place,
-    server_embedding,
-    together,
-    warn_of_regularizers,
-)
-from oe_runtime.keras.in_worker import check_names, kept, warn_of_embeddings
+from oe_runtime.keras.convert import check_workers, in_place, server_embedding, warn_of_regularizers
+from oe_runtime.keras.in_worker import check_names, find_kept_layers, warn_of_embeddings
 from oe_runtime.keras.served import Settings
 from oe_runtime.keras.servers import connect
 from oe_runtime.keras.unchanged import check_graph
@@ -44,12 +39,10 @@ def distributed_model(
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
 ) -> Distributed:
-    """A model like `model`, of tf-keras, with its large embeddings on parameter servers.
+    """Return a tf-keras model like `model`, with its large embeddings on parameter servers.
 
-    As `oe_runtime.keras.distributed_model`, which says what the options mean, and what is done to a
-    subclassed model.
-
-    Raises ValueError naming the layer for what tables do not support, and for a model of Keras 3.
+    See `oe_runtime.keras.distributed_model` for the options and for subclassed models. Raises ValueError
+    naming the layer for what tables do not support, and for a model of Keras 3.
     """
     del num_shards, override_method
     if isinstance(model, keras.Model):
@@ -58,16 +51,9 @@ def distributed_model(
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
     refuse_strategy()
     settings = Settings(
-        seed=seed,
-        name_prefix=name_prefix,
-        nonfinite_gradients=nonfinite_gradients,
-        pipeline=pipeline,
-        staleness=staleness,
-        micro_batches=micro_batches,
-        in_worker=tuple(in_worker),
-        fresh=fresh,
+        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, tuple(in_worker), fresh
     )
-    workers = together(client, workers, settings)
+    workers = check_workers(client, workers, settings)
 
     def replace(layer: Any) -> Any:
         if id(layer) in stays:
@@ -82,7 +68,7 @@ def distributed_model(
         return None
 
     check_names(model, in_worker)
-    stays = kept(model, in_worker)
+    stays = find_kept_layers(model, in_worker)
     new: Distributed
     if getattr(model, "inputs", None):
         if not isinstance(model, WithTables):
@@ -100,11 +86,11 @@ def distributed_model(
 
 
 def _check_additions(model: Any) -> None:
-    """Raises ValueError for losses and metrics of a model's tensors, which no copy of its graph has."""
+    """Raise ValueError for losses and metrics of a model's tensors, which a copy of its graph would lack."""
     names = {"AddLoss": "add_loss", "AddMetric": "add_metric"}
     added = sorted({names[kind] for one in model.layers if (kind := type(one).__name__) in names})
     if added:
         raise ValueError(
-            f"model '{model.name}': {' and '.join(added)} of a model is not supported here: call it in the "
-            "call of a layer of your own, self.add_loss(…), or pass the loss to compile"
+            f"model '{model.name}': {' and '.join(added)} of a model is not supported here: use "
+            "self.add_loss(…) in the call of a custom layer, or pass the loss to compile"
         )

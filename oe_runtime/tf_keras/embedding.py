@@ -1,4 +1,4 @@
-"""The embedding layer of tf-keras whose rows live on parameter servers."""
+"""The tf-keras embedding layer whose rows live on parameter servers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from oe_runtime.tf_keras.translate import keras3
 
 @tf_keras.saving.register_keras_serializable(package="oe_runtime")
 class Embedding(TableLayer, tf_keras.layers.Layer):  # type: ignore[misc]
-    """tf_keras.layers.Embedding with its rows on parameter servers; TableLayer says what its arguments mean.
+    """tf_keras.layers.Embedding with its rows on parameter servers; TableLayer documents the arguments.
 
-    Of tf-keras's, `input_length` is taken too, and has no meaning.
+    tf-keras's `input_length` is accepted and ignored.
     """
 
     _library = tf_keras
@@ -35,11 +35,11 @@ class Embedding(TableLayer, tf_keras.layers.Layer):  # type: ignore[misc]
         return super()._pull(ids)
 
     def add_stock_variable(self) -> Any:
-        """The variable that tf_keras.layers.Embedding has, of zeros."""
+        """Add the variable of tf_keras.layers.Embedding, filled with zeros."""
         return self.add_weight("embeddings", (self.input_dim, self.output_dim), initializer="zeros")
 
     def remove_stock_variable(self, variable: Any) -> None:
-        """Ends what `add_stock_variable` began."""
+        """Remove the variable of `add_stock_variable`."""
         for kind in ("_trainable_weights", "_non_trainable_weights"):
             setattr(self, kind, [one for one in getattr(self, kind) if one is not variable])
         self._delete_tracking("embeddings")
@@ -50,6 +50,6 @@ class Embedding(TableLayer, tf_keras.layers.Layer):  # type: ignore[misc]
 
 
 def _shapes_only() -> bool:
-    """Whether tf-keras calls layers on placeholders to learn their outputs' shapes: while a model is made."""
+    """Whether tf-keras calls layers on placeholders to learn output shapes, while a model is made."""
     name = getattr(tf.compat.v1.get_default_graph(), "name", "")
     return name.endswith("_scratch_graph") or name == "build_graph"

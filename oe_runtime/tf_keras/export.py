@@ -1,4 +1,4 @@
-"""SavedModels of a model of tf-keras with the rows of its tables inside."""
+"""SavedModels of a tf-keras model that include the rows of its tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oe_runtime.tf_keras.clone import clone
 
 
 def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
-    """Writes `model` with the rows of its `tables` as a SavedModel; see `WithTables`'s method."""
+    """Write `model` with the rows of its `tables` as a SavedModel; see the method of `WithTables`."""
     if not getattr(model, "inputs", None):
         raise ValueError(
             f"{type(model).__name__} has no graph: a model to export must be functional or Sequential"
@@ -29,7 +29,7 @@ def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, 
 
 
 class _SortedRows(tf_keras.layers.Layer):  # type: ignore[misc]
-    """The rows of a table for any 64-bit id in TensorFlow only: a binary search among the sorted keys."""
+    """The rows of a table of any id in pure TensorFlow: a binary search among the sorted keys."""
 
     def __init__(self, table: Table, *, mask_zero: bool, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -47,13 +47,13 @@ class _SortedRows(tf_keras.layers.Layer):  # type: ignore[misc]
         return variable
 
     def call(self, inputs: Any) -> Any:
-        """ids → rows, the default for unknown ids."""
+        """Return the rows of ids, the default for unknown ids."""
         return tf.cast(search(inputs, self.keys, self.rows, self._default), self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """False where the id is 0, if wanted."""
+        """Return False where the id is 0, if mask_zero is set."""
         return tf.not_equal(inputs, 0) if self.mask_zero else None
 
     def get_config(self) -> dict[str, Any]:
-        """What tf-keras notes about the layer; the rows are its variables."""
+        """Return tf-keras's configuration of the layer; the rows are its variables."""
         return {**super().get_config(), "mask_zero": self.mask_zero}

@@ -1,17 +1,18 @@
-"""What a model of tf-keras with distributed embeddings does."""
+"""tf-keras models with distributed embeddings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from oe_runtime.keras.backends import tensorflow
 from oe_runtime.keras.served import Served
 from oe_runtime.keras.with_tables import WithTables
-from oe_runtime.tf_keras.steps import Steps
 from oe_runtime.tf_keras.translate import distributed_optimizer, table_optimizer
 
 
@@ -19,12 +20,12 @@ def _call(call: Any, args: Any, kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
-# Lets TensorFlow convert what is called in it, though our steps are graphs that ask for no conversion.
+# Lets TensorFlow convert the callee, though our steps are graphs without conversion.
 _with_autograph = tf.autograph.to_graph(_call)
 
 
 def refuse_strategy() -> None:
-    """Raises ValueError inside of a strategy of TensorFlow's: its variables take no step of ours."""
+    """Raise ValueError inside a TensorFlow strategy, whose variables do not work in our steps."""
     if tf.distribute.has_strategy():
         raise ValueError(
             "models of tf-keras with distributed embeddings do not train inside a "
@@ -57,10 +58,26 @@ class _Served(Served):
         return tf.convert_to_tensor(optimizer._learning_rate)
 
 
-class Distributed(WithTables):
-    """What `distributed_model` adds to a model of tf-keras: its embeddings are on parameter servers.
+class _Steps(tensorflow.Steps):
+    """The steps of one compiled model: those of Keras 3 on TensorFlow, in the form of tf-keras's trainer."""
 
-    See WithTables; the methods that are not there are tf-keras's.
+    def predict_function(self) -> Callable[[Any], Any]:
+        """Return a function of an iterator over batches."""
+        of_batches = super().predict_function()
+
+        def predict(iterator: Any) -> Any:
+            batches = list(islice(iterator, self._model.steps_per_execution))
+            if not batches:
+                raise StopIteration
+            return of_batches(batches)
+
+        return predict
+
+
+class Distributed(WithTables):
+    """The methods that `distributed_model` adds to a tf-keras model, with those of WithTables.
+
+    All other methods are tf-keras's.
     """
 
     _kind = _Served
@@ -75,10 +92,10 @@ class Distributed(WithTables):
         experimental_run_tf_function: Any = None,
         **kwargs: Any,
     ) -> None:
-        """As tf_keras.Model.compile; makes the tables. `optimizer`: see `distributed_optimizer`.
+        """Compile as tf_keras.Model does, and make the tables. `optimizer`: see `distributed_optimizer`.
 
         Raises ValueError for what tables do not support, and SpecMismatch when the servers have a table of
-        the same name but, say, another dim or optimizer.
+        the same name with, say, another dim or optimizer.
         """
         del experimental_run_tf_function
         refuse_strategy()
@@ -93,21 +110,21 @@ class Distributed(WithTables):
         optimizer = distributed_optimizer(optimizer)
         tables = self._make_tables(optimizer, table_optimizer(optimizer))
         super().compile(optimizer, *args, run_eagerly=run_eagerly, **kwargs)
-        self._begin(tables, Steps(self.served, eager=bool(run_eagerly)))
+        self._begin(tables, _Steps(self.served, eager=bool(run_eagerly)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """tf_keras.Model's; as in its own steps, `if` and `while` of layers may depend on tensors."""
+        """Call the model; as in tf-keras's own steps, `if` and `while` of layers may depend on tensors."""
         call = super().__call__
         return call(*args, **kwargs) if tf.executing_eagerly() else _with_autograph(call, args, kwargs)
 
     @property
     def compiled(self) -> bool:
-        """Whether `compile` was called, as Keras 3 calls it."""
+        """Whether `compile` was called; Keras 3's name."""
         return bool(self._is_compiled)
 
     @property
     def steps_per_execution(self) -> int:
-        """Batches in one call of `train_function`."""
+        """Batches per call of `train_function`."""
         return int(self._steps_per_execution)
 
     @property
@@ -116,14 +133,14 @@ class Distributed(WithTables):
         return [*super().losses, *self._row_losses]
 
     def save_serving_model(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refused: see `oe_runtime.keras`."""
+        """Raise ValueError: see `oe_runtime.keras`."""
         raise ValueError(
             "save_serving_model is not offered for models of tf-keras: save_as_original_model(path) has the "
             "rows inside, or make the model in Keras 3 and load_server_model into it"
         )
 
     def _exports(self) -> Any:
-        """The module that writes SavedModels."""
+        """Return the module that writes SavedModels."""
         from oe_runtime.tf_keras import export
 
         return export
@@ -135,10 +152,10 @@ class Distributed(WithTables):
         include_optimizer: bool = True,
         **_of_files: Any,
     ) -> None:
-        """As `save_weights`: the rows are on the servers, so a file of tf-keras's could not hold the model.
+        """Save as `save_weights` does; a tf-keras file could not hold the rows, which are on the servers.
 
-        To load it, make the model as it was made before, and `load_weights`. `save_format` and what else is
-        of tf-keras's files has no meaning.
+        To load it, make the model as before, and call `load_weights`. `save_format` and other options of
+        tf-keras's files are ignored.
         """
         super().save(filepath, overwrite, include_optimizer)
 
@@ -149,10 +166,10 @@ class Distributed(WithTables):
         save_format: str | None = None,
         options: Any = None,
     ) -> None:
-        """Writes weights, optimizer's variables and all rows with their state into the directory `filepath`.
+        """Write weights, optimizer's variables and all rows with their state into the directory `filepath`.
 
-        `save_format` and `options` are of tf-keras's files, and have no meaning. The rows fit a model of
-        Keras 3, too (`load_server_model`); the optimizer's variables have other names there.
+        `save_format` and `options`, of tf-keras's files, are ignored. The rows also fit a model of Keras 3
+        (`load_server_model`); the optimizer's variables have other names there.
         """
         del save_format, options
         super().save_weights(filepath, overwrite)
@@ -164,13 +181,13 @@ class Distributed(WithTables):
         by_name: bool = False,
         options: Any = None,
     ) -> None:
-        """As `oe_runtime.keras`'s; of stock tf-keras also a checkpoint of TensorFlow's, by its prefix.
+        """Load as `oe_runtime.keras` does, and also TensorFlow checkpoints of stock tf-keras by their prefix.
 
         Raises CheckpointError naming the file and the variable or table that does not fit, and ValueError for
-        `skip_mismatch` and `by_name`: all of it fits or nothing is loaded.
+        `skip_mismatch` and `by_name`: it loads everything or nothing.
         """
         if by_name:
-            raise ValueError("by_name=True is not offered: all of the checkpoint is loaded, or nothing")
+            raise ValueError("by_name=True is not supported: a checkpoint is loaded completely")
         del options
         super().load_weights(filepath, skip_mismatch)
 

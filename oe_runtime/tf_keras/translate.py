@@ -1,4 +1,4 @@
-"""tf-keras's optimizers, initializers and regularizers as those of Keras 3, which tables know."""
+"""tf-keras's optimizers, initializers and regularizers as those of Keras 3, which tables support."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import tf_keras
 
 from oe_runtime.keras import translate
 
-# Those whose rule for dense variables is Keras 3's and the servers'. (Nadam's is not: its product of momenta
-# goes on once a variable, not once a step.)
+# The optimizers whose rule for dense variables equals Keras 3's and the servers'. (Nadam's differs: its
+# product of momenta advances once per variable, not once per step.)
 _OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "RMSprop", "SGD")
 
-# Of an optimizer's configuration, what is not about a row, or does not go into a table.
+# Entries of an optimizer's configuration that do not concern a table.
 _NOT_OF_ROWS = ("is_legacy_optimizer", "jit_compile", "learning_rate")
 
 
 def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
-    """Checks that tables can be trained like dense variables by `optimizer`, and returns it.
+    """Check that tables can be trained like dense variables by `optimizer`, and return it.
 
     Takes an SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, RMSprop, Lion or Ftrl of tf-keras, or the name of
-    one; `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters,
-    and each step pushes with its learning rate, also by a schedule. Only rows that are in a batch are
-    updated, where tf-keras moves all rows by their momenta (SGD's momentum, Adam and its kin, Lion). Equal
-    ids of a batch are summed first, as in tf-keras.
+    one. `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters,
+    and each step pushes with its learning rate, schedules included. Only rows in a batch are updated, while
+    tf-keras moves all rows by their momenta (SGD's momentum, Adam and its variants, Lion). Equal ids of a
+    batch are summed first, as in tf-keras.
 
     `explicit` is OpenEmbedding's. Raises ValueError naming the optimizer or option that is not supported.
     """
@@ -39,7 +39,7 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
 
 
 def table_optimizer(optimizer: Any) -> dict[str, Any]:
-    """The server's counterpart of an optimizer of tf-keras; ValueError where there is none."""
+    """Return the server's counterpart of a tf-keras optimizer. Raises ValueError where there is none."""
     kind = type(optimizer).__name__
     if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
         raise ValueError(
@@ -61,9 +61,9 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
 
 
 def keras3(part: Any) -> Any:
-    """The initializer or regularizer of Keras 3 with the name and configuration of one of tf-keras.
+    """Return Keras 3's initializer or regularizer with the name and configuration of one of tf-keras.
 
-    What is not one of tf-keras's own is returned as it is: `translate` refuses it by its name.
+    Anything else is returned unchanged: `translate` refuses it by its name.
     """
     for ours, theirs in (
         (keras.initializers, tf_keras.initializers),

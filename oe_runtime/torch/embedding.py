@@ -1,4 +1,4 @@
-"""The layers, and what a forward pass leaves for the optimizer's step."""
+"""The embedding layers, and the lookups of a forward pass for the optimizer's step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DTYPES = {
 
 @dataclass
 class Table:
-    """A layer's table on the servers behind `client`, and what was looked up since the last step."""
+    """A layer's table on the servers behind `client`, with the lookups since the last step."""
 
     client: Client
     number: int
@@ -36,7 +36,7 @@ class Table:
 
 @dataclass
 class Lookup:
-    """A table's part of a pull: its rows are a leaf of autograd's graph."""
+    """A table's part of a pull; its rows are a leaf of autograd's graph."""
 
     table: Table
     asked: Any  # the tensor of ids
@@ -58,21 +58,21 @@ class Pull:
 
 
 def pull(ids: Mapping[Any, Any]) -> None:
-    """Asks for the rows of several layers in one message a server: at the begin of a model's `forward`.
+    """Request the rows of several layers in one message per server, at the start of a model's `forward`.
 
         embed.pull({self.users: users, self.items: items})
 
-    Of each `Embedding` or `EmbeddingBag` the tensor of ids that it will be called with next, or a list of
-    them. The layers then answer from what came, and a step pushes the rows' gradients in one message too
-    where it can: with one process, one learning rate, and one such pull since the last step. Ids that were
-    not announced, or are not the same when they come, are a request of their own, as ever.
+    For each `Embedding` or `EmbeddingBag`, give the tensor of ids of its next call, or a list of them. The
+    layers then answer from these rows. A step also pushes the rows' gradients in one message per server where
+    it can: with one process, one learning rate, and one such pull since the last step. Ids that were not
+    announced, or differ when they come, take a request of their own.
     """
     by_request: dict[tuple[int, bool], list[tuple[_Layer, Any]]] = {}
     for layer, tensors in ids.items():
         if not isinstance(layer, _Layer):
             raise TypeError(f"pull() takes layers of oe_runtime.torch, not {type(layer).__name__}")
         layer.ahead.clear()
-        # All that a request brought is pushed, so that what is not trained is asked for by itself.
+        # A push covers all rows of its request, so frozen layers have a request of their own.
         key = (id(layer.bound().client), layer.frozen)
         for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
             by_request.setdefault(key, []).append((layer, tensor))
@@ -82,7 +82,7 @@ def pull(ids: Mapping[Any, Any]) -> None:
 
 
 def _pull(asked: Sequence[tuple[_Layer, Any]]) -> list[Lookup]:
-    """The rows of the ids of layers, of one client, in one request."""
+    """Pull the rows of the ids of layers of one client, in one request."""
     keys, paddings = [], []
     for layer, ids in asked:
         if ids.dtype not in (torch.int64, torch.int32):
@@ -112,10 +112,10 @@ def _pull(asked: Sequence[tuple[_Layer, Any]]) -> list[Lookup]:
 
 
 def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct places in `inverse`, ascending, as an index; and for each of it its number among them."""
+    """Return the distinct places in `inverse`, ascending, as an index, and each one's number among them."""
     if not len(inverse):
         return slice(0, 0), inverse.astype(np.int64)
-    # A server's rows come table by table, so that all of these are often one piece of the group.
+    # A server's rows come table by table, so these are often one contiguous part of the group.
     low, high = int(inverse.min()), int(inverse.max()) + 1
     numbers = inverse.astype(np.int64) - low
     seen = np.zeros(high - low, bool)
@@ -131,7 +131,7 @@ def _to_numpy(rows: Any) -> NDArray[Any]:
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
-    """What both layers share: the table's description, and looking up."""
+    """The common part of both layers: the table's description, and lookups."""
 
     def __init__(
         self,
@@ -175,21 +175,20 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self.admission = admission
         self.eviction = eviction
         self.spec = spec
-        self.first_rows: Any = None  # what the table begins with instead of the initializer's rows
-        self.bringing_rows = False  # whether an assignment of these began and did not end
+        self.first_rows: Any = None  # the table's first rows, in place of the initializer's
+        self.bringing_rows = False  # whether an assignment of these was interrupted
         self.frozen = False
-        self.client: Client | None = None  # this and the next three are distributed_model's
+        self.client: Client | None = None  # set by distributed_model, as the next three
         self.default_name = ""
         self.seed = 0
         self.fresh: bool | None = None
-        self.table: Table | None = None  # distributed_optimizer's
-        self.ahead: list[Lookup] = []  # what `pull` has asked for
-        # Nothing is in it: an optimizer takes no model without parameters, and its group says which learning
-        # rate the rows have.
+        self.table: Table | None = None  # set by distributed_optimizer
+        self.ahead: list[Lookup] = []  # the lookups of `pull`
+        # Empty: an optimizer needs a parameter, and the parameter's group has the rows' learning rate.
         self.anchor = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def table_spec(self, optimizer: Mapping[str, Any]) -> TableSpec:
-        """The table that this layer needs, unless it was made with a `spec`."""
+        """Return the table of this layer, or its `spec` if it was made with one."""
         if self.spec is not None:
             return self.spec
         return TableSpec(
@@ -205,7 +204,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         )
 
     def bound(self) -> Table:
-        """The layer's table. RuntimeError if there is none yet."""
+        """Return the layer's table. Raises RuntimeError if there is none yet."""
         if self.table is None:
             raise RuntimeError(
                 f"{self} has no table yet: give its model to distributed_model(model, client) and the "
@@ -214,10 +213,10 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return self.table
 
     def set_rows(self, rows: Any) -> None:
-        """All rows of a table with a `num_embeddings`, as a tensor: at once, or once there is the table.
+        """Set all rows of a table with a `num_embeddings`: at once, or when the table is created.
 
-        The optimizer's state of the rows stays. Of several processes each calls it. Rows of a table of any
-        id: `layer.table.client.assign(layer.table.number, keys, rows)`.
+        The optimizer's state of the rows stays. All processes make this call. For a table of any id, use
+        `layer.table.client.assign(layer.table.number, keys, rows)`.
         """
         shape = (self.num_embeddings, self.embedding_dim)
         if self.num_embeddings == -1 or tuple(rows.shape) != shape:
@@ -231,7 +230,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
             self._assign(rows.detach())
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Of PyTorch's load_state_dict: a stock layer's `weight` becomes the rows."""
+        """Make a stock layer's `weight` the rows; called by PyTorch's load_state_dict."""
         weight = state_dict.get(prefix + "weight")
         if weight is None:
             super()._load_from_state_dict(state_dict, prefix, *args)
@@ -243,12 +242,12 @@ class _Layer(nn.Module):  # type: ignore[misc]
             errors.append(f"{prefix}weight: {error}")
 
     def bring_rows(self) -> None:
-        """Gives the table, which is there now, its first rows; of several processes only the first does."""
+        """Assign the first rows to the table, which exists now; only the first process does so."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if self.first_rows is not None and not (distributed and torch.distributed.get_rank() != 0):
             table = self.bound()
-            # Those that are there are of another run, and it goes on from them (`fresh`), or of an optimizer
-            # whose making failed in the middle of them.
+            # Existing rows are of an earlier run, which this one continues (`fresh`), or of an interrupted
+            # assignment.
             name = table.spec.name
             if self.bringing_rows or not rows_on_servers(table.client, [name])[name]:
                 self.bringing_rows = True
@@ -265,13 +264,13 @@ class _Layer(nn.Module):  # type: ignore[misc]
         assign_all(table.client, table.number, table.spec, rows, _to_numpy)
 
     def trains(self) -> bool:
-        """Whether gradients of what is looked up now are wanted."""
+        """Whether gradients of the next lookup are wanted."""
         return bool(self.training and torch.is_grad_enabled())
 
     def _rows(self, ids: Any) -> tuple[Any, Any]:
-        """The distinct rows of `ids` (a leaf), and for each id the number of its row.
+        """Return the distinct rows of `ids` (a leaf), and for each id the number of its row.
 
-        Padding has the number of an additional row of zeros, which is the last one.
+        Padding has the number of an additional last row of zeros.
         """
         lookup = self._announced(ids) or _pull([(self, ids)])[0]
         rows, numbers = lookup.rows, torch.from_numpy(lookup.numbers)
@@ -283,7 +282,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return rows.to(self.dtype), numbers.to(ids.device).reshape(ids.shape)
 
     def _announced(self, ids: Any) -> Lookup | None:
-        """What `pull` has asked for, if it was for these ids and for the same purpose."""
+        """Return the lookup of `pull` for these ids and the same purpose, if there is one."""
         for i, lookup in enumerate(self.ahead):
             same = lookup.asked.dtype == ids.dtype and torch.equal(lookup.asked, ids)
             if same and lookup.rows.requires_grad == self.trains():
@@ -300,18 +299,18 @@ class Embedding(_Layer):
     """Like `torch.nn.Embedding`, with the rows in a table of the parameter servers.
 
     `num_embeddings` is the number of rows, with ids in [0, num_embeddings), or -1 for any 64-bit id; a row
-    then takes memory from its first update on. Rows begin with `initializer` (`oe_runtime.TableSpec`), by
+    then takes memory from its first update on. Rows start from `initializer` (`oe_runtime.TableSpec`), by
     default PyTorch's N(0, 1), from a seed. `padding_idx` reads zeros and is not trained. `admission` and
-    `eviction` say which ids get a row and which rows go. `spec` takes over all of it from a table that there
-    is, of a Keras model for example (`saved_tables`). The table has the layer's `name`, or its place in the
-    model, "tower.users". `frozen = True` keeps the rows as they are.
+    `eviction` decide which ids get a row and which rows are removed. `spec` takes all of these from an
+    existing table, for example of a Keras model (`saved_tables`). The table has the layer's `name`, or its
+    path in the model, "tower.users". `frozen = True` keeps the rows unchanged.
 
     ids: int64 or int32 of any shape. Output: ids.shape + (embedding_dim,), of `dtype`: float32, float64,
     bfloat16 or float16, the last two with float32 gradients and optimizer's state.
     """
 
     def forward(self, input: Any) -> Any:
-        """The rows of the ids."""
+        """Return the rows of the ids."""
         rows, numbers = self._rows(input)
         return functional.embedding(numbers, rows)
 
@@ -319,8 +318,8 @@ class Embedding(_Layer):
 class EmbeddingBag(_Layer):
     """Like `torch.nn.EmbeddingBag`, with the rows in a table of the parameter servers; see `Embedding`.
 
-    `mode` is "sum", "mean" or "max". ids are 2-D, a bag a row, or 1-D with the `offsets` at which bags begin;
-    `per_sample_weights`, for "sum", has their shape and is trained if it requires gradients.
+    `mode` is "sum", "mean" or "max". ids are 2-D, one bag per row, or 1-D with the `offsets` at which bags
+    begin. `per_sample_weights`, for "sum", have their shape and are trained if they require gradients.
     `options` are those of `Embedding`, by name.
     """
 
@@ -340,7 +339,7 @@ class EmbeddingBag(_Layer):
         self.include_last_offset = include_last_offset
 
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
-        """A row a bag, (bags, embedding_dim)."""
+        """Return one row per bag, (bags, embedding_dim)."""
         rows, numbers = self._rows(input)
         return functional.embedding_bag(
             numbers,

@@ -1,4 +1,4 @@
-"""Modules with embeddings on the servers, from ordinary ones."""
+"""Ordinary PyTorch modules made into modules with embeddings on the servers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def distributed_model(
     name_prefix: str = "",
     fresh: bool | None = None,
 ) -> Any:
-    """`model`, in which large embeddings are on the parameter servers; changed in place, and returned.
+    """Replace the large embeddings of `model` by tables on parameter servers, in place; return `model`.
 
-    Every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` is replaced by the
-    layer of this package, and those of this package are bound to `client`, or to tables in this process. A
-    table has the name `name_prefix` + the layer's place in the model. Its rows begin with the weights of the
-    layer that it replaces, trained or not, which `distributed_optimizer` sends to the servers; of several
-    processes of torch.distributed, with those of the first. Make the optimizer after this. Rows of this
-    package's layers begin with their `initializer`, a function of `seed`, the table's name and the row.
+    Replaces every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` by this
+    package's layer. Connects this package's layers to `client`, or to tables in this process. A table has the
+    name `name_prefix` + the layer's path in the model. Its rows start with the weights of the replaced layer,
+    trained or not, which `distributed_optimizer` sends to the servers; with several processes of
+    torch.distributed, those of the first. Make the optimizer after this. Rows of this package's layers start
+    from their `initializer`, a function of `seed`, the table's name and the row.
 
-    A warning names subclasses of theirs, and other layers with weights of a size that belongs on servers,
-    which stay in this process.
+    A warning names subclasses of the two layers, and other layers with weights of a size that belongs on
+    servers, which stay in this process.
 
-    Where the servers have rows of these tables already, the optimizer goes on from them, and a warning says
-    so. `fresh=True` drops them first, with their checkpoints in the servers' storage: SpecError while clients
-    other than these workers use them. `fresh=False` goes on without the warning.
+    Where the servers already have rows of these tables, the optimizer keeps them with a warning. `fresh=True`
+    drops them first, with their checkpoints in the servers' storage; it raises SpecError while clients other
+    than these workers use them. `fresh=False` keeps them without the warning.
 
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
-    that another layer has too), with the model as it was.
+    shared with another layer); the model is unchanged then.
     """
     replaced: dict[int, Any] = {}
     for name, layer in model.named_modules():
@@ -66,7 +66,7 @@ def distributed_model(
 
 
 def _warn_of_what_stays(model: Any, size: int) -> None:
-    """Warns of weights of a size that belongs on servers, which no layer that we replace holds."""
+    """Warn of weights of a size that belongs on servers in layers that are not replaced."""
     for name, layer in model.named_modules():
         embedding = isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
         shapes = [
@@ -89,7 +89,7 @@ def _warn_of_what_stays(model: Any, size: int) -> None:
 
 
 def _layers(model: Any) -> dict[str, _Layer]:
-    """Those of this package by their place in `model`, once each."""
+    """Return this package's layers by their path in `model`, once each."""
     return {
         name.removeprefix("module."): layer  # of DistributedDataParallel
         for name, layer in model.named_modules()
@@ -98,10 +98,7 @@ def _layers(model: Any) -> dict[str, _Layer]:
 
 
 def _replacement(name: str, layer: Any) -> _Layer:
-    refused = {
-        "max_norm": layer.max_norm is not None,
-        "scale_grad_by_freq": layer.scale_grad_by_freq,
-    }
+    refused = {"max_norm": layer.max_norm is not None, "scale_grad_by_freq": layer.scale_grad_by_freq}
     for option, there in refused.items():
         if there:
             raise ValueError(f"layer '{name}': {option} is not supported for rows on parameter servers")
@@ -124,7 +121,7 @@ def _replacement(name: str, layer: Any) -> _Layer:
 
 
 def _refuse_shared(model: Any, name: str, layer: Any) -> None:
-    """Weights that are tied to another layer's would not be, once they are rows."""
+    """Raise ValueError for weights shared with another layer, which rows cannot be."""
     for path, parameter in model.named_parameters(remove_duplicate=False):
         owner = model.get_submodule(path.rpartition(".")[0])
         if parameter is layer.weight and owner is not layer:
@@ -136,7 +133,7 @@ def _refuse_shared(model: Any, name: str, layer: Any) -> None:
 
 
 def saved_tables(path: str | os.PathLike[str]) -> dict[str, TableSpec]:
-    """The tables in a checkpoint, or in what `Client.save` wrote, by name: for ``Embedding(spec=…)``.
+    """Return the tables in a checkpoint or a directory of `Client.save`, for ``Embedding(spec=…)``.
 
     Raises CheckpointError.
     """

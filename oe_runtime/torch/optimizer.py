@@ -1,4 +1,4 @@
-"""torch.optim's optimizers in the words of a table's specification, and the push in their step."""
+"""torch.optim's optimizers as entries of a table's specification, and the push in their step."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
 
 def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = None) -> Any:
-    """Makes the tables of `model` and has `optimizer.step()` train them too; returns `optimizer`.
+    """Make the tables of `model`, and let `optimizer.step()` train them too; return `optimizer`.
 
-    Takes a torch.optim SGD, Adagrad, Adadelta, Adam, AdamW or RMSprop, made of `model.parameters()`, or of
-    groups of them with hyperparameters of their own: a table gets the server's counterpart with those of the
-    group that has its layer. Every step pushes with the group's learning rate of that step.
+    Takes a torch.optim SGD, Adagrad, Adadelta, Adam, AdamW or RMSprop of `model.parameters()`, or of groups
+    of them with their own hyperparameters. A table gets the server's counterpart with those of its layer's
+    group. Every step pushes with the group's learning rate of that step.
 
-    Where it is not what PyTorch does with a dense weight: only rows that are in a step's batches are updated,
-    so momenta of other rows stay; and ε is where Keras adds it, so that Adam's counts as ε·sqrt(1 - β₂ᵗ).
-    Adagrad's and RMSprop's stands inside of the root as ε². That matters where gradients are as small as ε.
-    A layer that was made with a `spec` has its table's optimizer; only the learning rate is this one's then.
+    Differences from dense weights in PyTorch: only rows in a step's batches are updated, so momenta of other
+    rows stay. ε stands where Keras adds it, so Adam's counts as ε·sqrt(1 - β₂ᵗ); Adagrad's and RMSprop's is
+    inside the root as ε². That matters where gradients are as small as ε. A layer made with a `spec` keeps
+    its table's optimizer; only the learning rate is this one's.
 
-    Several backward passes before a step count as one batch, as they do in PyTorch, and `zero_grad` forgets
-    what was not pushed. With several `workers` (torch.distributed's number of processes, if it is
-    initialised), each with a client of its own rank (`oe_runtime.Worker`), gradients are divided by their
-    number as DistributedDataParallel does with dense ones.
+    Several backward passes before a step count as one batch, as in PyTorch, and `zero_grad` discards unpushed
+    gradients. With several `workers` (by default torch.distributed's number of processes, if initialised),
+    each with a client of its own rank (`oe_runtime.Worker`), gradients are divided by their number, as
+    DistributedDataParallel does with dense ones.
 
-    Raises ValueError naming the optimizer or the option that tables do not support, SpecMismatch when the
+    Raises ValueError naming the optimizer or the option that tables do not support, and SpecMismatch when the
     servers have a table of the name with another description.
     """
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
@@ -83,7 +83,7 @@ class _Rows:
                 layer.fresh = False  # another optimizer goes on with these rows
                 layer.bring_rows()
         if _several():
-            torch.distributed.barrier()  # nobody pulls before the first one has brought all rows
+            torch.distributed.barrier()  # no pull before the first process has assigned all rows
         self._optimizer.register_step_post_hook(self._push)
         forget = self._optimizer.zero_grad
 
@@ -101,7 +101,7 @@ class _Rows:
             if layer.spec is None and table_optimizer(self._optimizer, group) != rule:
                 raise ValueError(
                     f"the optimizer's settings for table '{layer.bound().spec.name}' have changed from "
-                    f"{rule}; those of a table stay, but for the learning rate"
+                    f"{rule}; only the learning rate of a table may change"
                 )
             table = layer.bound()
             by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), layer.frozen))
@@ -114,12 +114,12 @@ def _several() -> bool:
 
 
 def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:
-    """Pushes what the tables' lookups have gathered, each table once, and forgets it."""
+    """Push the gradients of the tables' lookups, each table once, and forget the lookups."""
     work = []
     for table, rate, frozen in tables:
         lookups = [] if frozen else [lookup for lookup in table.lookups if lookup.rows.grad is not None]
         table.lookups.clear()
-        if lookups or (workers > 1 and not frozen):  # the others wait for this one's part of each table
+        if lookups or (workers > 1 and not frozen):  # other workers wait for this one's part of each table
             work.append((table, rate, lookups))
     if not work:
         return
@@ -142,7 +142,7 @@ def _is_one_pull(lookups: Sequence[Lookup]) -> bool:
 
 
 def _push_pull(lookups: Sequence[Lookup], rate: float) -> None:
-    """Pushes all that one request has brought, in one message a server."""
+    """Push all rows of one request, in one message per server."""
     pulled = lookups[0].pull.pulled
     sums = [np.zeros_like(group.rows) for group in pulled.groups]
     for lookup in lookups:
@@ -151,7 +151,7 @@ def _push_pull(lookups: Sequence[Lookup], rate: float) -> None:
 
 
 def _together(client: Client, table: Table, lookups: Sequence[Lookup], workers: int) -> tuple[Any, list[Any]]:
-    """One batch of a table's lookups: the gradients of a row are summed over them."""
+    """Join a table's lookups into one batch, with the gradients of a row summed over them."""
     keys = np.concatenate([lookup.ids for lookup in lookups]) if lookups else np.empty(0, np.int64)
     pulled = client.pull([keys], [(table.number, 0)])
     group = pulled.groups[0]
@@ -174,7 +174,7 @@ def _gradient(gradient: Any, workers: int) -> NDArray[Any]:
 
 
 def table_optimizer(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
-    """The server's counterpart of a torch.optim optimizer with the settings of one of its groups.
+    """Return the server's counterpart of a torch.optim optimizer with the settings of one group.
 
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
@@ -192,7 +192,7 @@ def table_optimizer(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
     rule: dict[str, Any] = _OPTIMIZERS[kind](group)
     decay = float(group.get("weight_decay", 0))
     if decay:
-        # Added to the gradient it is the same as shrinking the row only where the rule is linear.
+        # Adding it to the gradient equals shrinking the row only for a linear rule.
         linear = kind is torch.optim.SGD and not group["momentum"]
         if not (linear or kind is torch.optim.AdamW or group.get("decoupled_weight_decay")):
             refuse("weight_decay")

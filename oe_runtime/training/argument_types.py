@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 
@@ -21,28 +22,25 @@ def count(least: int) -> Callable[[str], int]:
     return parse
 
 
-def number(text: str) -> float:
-    """Any number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+def number(
+    least: float | None = None, most: float | None = None, *, above: float | None = None
+) -> Callable[[str], float]:
+    """Any number; one from `least` to `most`; or a finite one above `above`."""
 
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+        if above is not None and not above < value < math.inf:
+            raise argparse.ArgumentTypeError(
+                f"{text} is not a {'positive number' if above == 0 else f'number above {above}'}"
+            )
+        if least is not None and most is not None and not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
+        return value
 
-def rate(text: str) -> float:
-    """A positive number."""
-    value = number(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def share(text: str) -> float:
-    """From 0 to 0.9."""
-    value = number(text)
-    if not 0 <= value <= 0.9:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 0.9")
-    return value
+    return parse
 
 
 def widths(text: str) -> tuple[int, ...]:

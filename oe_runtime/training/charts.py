@@ -1,7 +1,7 @@
-"""Line charts as SVG text: axes with round ticks, any number of points, nothing but standard SVG.
+"""Line charts as SVG text: axes with round ticks, any number of points, standard SVG only.
 
-A plotting library would bring megabytes of scripts into each report (Plotly, Bokeh, Vega) or seconds to each
-run (Matplotlib). What a report needs of one is below.
+A plotting library would add megabytes of scripts to each report (Plotly, Bokeh, Vega) or seconds to each run
+(Matplotlib).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Floats = NDArray[np.float64]
 
 
 def plain(value: float, step: float) -> str:
-    """As many decimals as the distance between ticks needs."""
+    """Format a value with as many decimals as the distance between ticks needs."""
     return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
 def si(value: float, _step: float = 0) -> str:
-    """`0`, `250`, `1.5 k`, `20 M`: with the SI's letter."""
+    """Format a value with an SI prefix: `0`, `250`, `1.5 k`, `20 M`."""
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.4g} {letter}"
@@ -31,16 +31,23 @@ def si(value: float, _step: float = 0) -> str:
 
 
 def binary(value: float, _step: float = 0) -> str:
-    """`512 MiB`: bytes in powers of 1024."""
+    """Format bytes in powers of 1024: `512 MiB`."""
     for letter, size in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
         if abs(value) >= size:
             return f"{value / size:.3g} {letter}B"
     return f"{value:.0f} B"
 
 
+def duration(seconds: float) -> str:
+    """Format seconds: `1:02` or `3:01:02`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 @dataclass(frozen=True)
 class Series:
-    """A line: `y` over ascending `x` ≥ 0, both of one length, at least 1, finite."""
+    """A line: `y` over ascending `x` ≥ 0, both finite and of one length, at least 1."""
 
     name: str
     color: str
@@ -50,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at `x`: a line from top to bottom, or a tick on the axis."""
+    """An event at `x`: a line from top to bottom, or a tick on the axis."""
 
     name: str
     color: str
@@ -60,7 +67,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Size:
-    """Of a drawing, in pixels."""
+    """The size of a drawing, in pixels."""
 
     width: int
     height: int
@@ -68,7 +75,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn; `level` is a value to compare with, drawn across."""
+    """A chart; `level` is a value to compare with, drawn across."""
 
     title: str
     unit: str
@@ -81,7 +88,7 @@ class Chart:
     form: Callable[[float, float], str] = plain  # a tick, and the distance between ticks, as text
 
     def buckets(self, size: Size) -> int:
-        """Points that a line of this size has room for are twice as many."""
+        """Return half the number of points that fit into a line of this size."""
         return (size.width - _LEFT - _RIGHT) // 2
 
 
@@ -90,7 +97,7 @@ LEVEL_COLOR = "#6b4fa0"
 
 
 def draw(chart: Chart, size: Size, kind: str) -> str:
-    """The chart as an <svg> of class `kind`."""
+    """Return the chart as an <svg> of class `kind`."""
     xs = np.concatenate([s.x for s in chart.series])
     ys = np.concatenate([s.y for s in chart.series] + ([np.array([chart.level[1]])] if chart.level else []))
     x_low, x_high = _widened(0.0, float(xs.max()))
@@ -138,7 +145,7 @@ def draw(chart: Chart, size: Size, kind: str) -> str:
 def _line(
     series: Series, at_x: Callable[[Floats], Floats], at_y: Callable[[Floats], Floats], buckets: int
 ) -> list[str]:
-    """The line; of more points than fit, the means of `buckets` groups over the range of each."""
+    """Draw the line; if points do not fit, the means of `buckets` groups over the range of each."""
     x, mean, low, high = condense(series.x, series.y, buckets)
     parts = []
     if len(x) < len(series.x):
@@ -158,7 +165,7 @@ def _marks(
     parts, drawn = [], set()
     for mark in marks:
         x = float(at_x(np.array(min(max(mark.x, limits[0]), limits[1]))))
-        place = (mark.name, round(x))  # what is closer than a pixel is drawn once
+        place = (mark.name, round(x))  # marks within a pixel are drawn once
         if place in drawn:
             continue
         drawn.add(place)
@@ -175,7 +182,7 @@ def _marks(
 
 
 def condense(x: Floats, y: Floats, buckets: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """(x, mean, lowest, highest) of at most `buckets` groups of equal width in x; the points if they fit."""
+    """Return (x, mean, lowest, highest) of at most `buckets` equally wide groups, or of all points."""
     if len(x) <= 2 * buckets:
         return x, y, y, y
     width = (x[-1] - x[0]) / buckets
@@ -187,7 +194,7 @@ def condense(x: Floats, y: Floats, buckets: int) -> tuple[Floats, Floats, Floats
 
 
 def ticks(low: float, high: float, most: int, powers_of_two: bool = False) -> list[float]:
-    """Round values, at most about `most`, of which the first is ≤ `low` and the last ≥ `high`."""
+    """Return round values, about `most` at most; the first is ≤ `low`, the last ≥ `high`."""
     step = (high - low) / most
     if powers_of_two:
         step = 2.0 ** math.ceil(math.log2(step))
@@ -199,7 +206,7 @@ def ticks(low: float, high: float, most: int, powers_of_two: bool = False) -> li
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
-    """Limits with some room between them, also for a constant."""
+    """Return limits with some room between them, for a constant too."""
     if high > low:
         return low, high
     room = abs(low) / 10 or 1.0

@@ -1,13 +1,12 @@
-"""What a run writes down to go on from: rows, dense weights, settings and position.
+"""The checkpoints of a run: rows, dense weights, settings and position.
 
-The rows are files of the checkpoint's directory, or a checkpoint of the same step in the servers' own storage
-(their pools on persistent memory), which the manifest then names. Files may be an increment: only the rows
-that changed since the checkpoint before, which the manifest names as its base (oe_runtime.checkpoint).
-A pool:
+The rows are files in the checkpoint's directory, or a checkpoint of the same step in the servers' own storage
+(their pools on persistent memory), which the manifest names. Files may be an increment: only the rows that
+changed since the previous checkpoint, which the manifest names as its base (oe_runtime.checkpoint). A pool:
 
     "pool": {"checkpoint": 40, "servers": 2, "storage": "pmem_libpmem", "rows": {"C1": 1460, …}}
 
-("storage" is what the servers say of themselves; where they differ, each kind once.)
+("storage" lists the kinds that the servers report.)
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from numpy.typing import NDArray
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
-from oe_runtime.training.followers import go_back_to
+from oe_runtime.training.followers import restore_target
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
-from oe_runtime.training.ranks import Alone, Ranks, asking
+from oe_runtime.training.ranks import Ranks, SingleRank, deferring_losses
 from oe_runtime.training.run_directory import RunError
 
 _PATIENCE = 600.0  # seconds that a checkpoint waits for another process that publishes in the same directory
-_POLL = 0.1  # seconds between questions whether a checkpoint in the pools is durable
-_LEAST_KEPT = 2  # while a checkpoint becomes durable in some pools, the one before must be in all
+_POLL = 0.1  # seconds between checks whether a checkpoint in the pools is durable
+_LEAST_KEPT = 2  # while a checkpoint becomes durable in some pools, all must have the previous one
 
-# How a setting is called on the command line, and what it means for the tables.
+# Flags of settings with other names.
 _NAMES = {"embeddings": "--stock or --servers/--in-process", "max_cardinality": "--max-cardinality"}
 
 
 def newest(run_directory: Path) -> Saved | None:
-    """The newest checkpoint of a run, if there is one."""
+    """Return the newest checkpoint of a run, if there is one."""
     found = checkpoint.latest(run_directory / "checkpoints")
     return None if found is None else _saved(found)
 
 
 def check_resume(options: Options) -> None:
-    """Refuse to resume without a whole checkpoint, or with other settings; RunError names each of them."""
+    """Refuse to resume without a complete checkpoint, or with other settings; RunError names each."""
     found = checkpoint.latest(options.run_dir / "checkpoints")
     if found is None:
         raise RunError(
@@ -69,13 +68,13 @@ def check_resume(options: Options) -> None:
 
 
 def _verify(path: Path) -> None:
-    """CheckpointError for a checkpoint with a damaged or missing file, in what it is an increment on too."""
+    """Raise CheckpointError for a checkpoint with a damaged or missing file, in its bases too."""
     for part in checkpoint.chain(path):
         checkpoint.verify(part)
 
 
 def _instead_of(damaged: Path) -> str:
-    """Which checkpoint before a damaged one is whole, as the end of a sentence; empty if there is none."""
+    """Name the newest complete checkpoint before a damaged one, as the end of a sentence; empty if none."""
     for path in reversed(checkpoint.published(damaged.parent)):
         if path == damaged:
             continue
@@ -107,27 +106,27 @@ def _difference(name: str, saved: Any, wanted: Any) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one run: takes them while it goes on, and goes back to them."""
+    """The checkpoints of one run: takes them during training, and goes back to them."""
 
     def __init__(
         self, options: Options, model: Any, client: Client | None, ranks: Ranks | None = None
     ) -> None:
-        """`model` is compiled: its tables exist. Raises RunError for pools that cannot be had."""
+        """`model` is compiled: its tables exist. Raises RunError for unusable pools."""
         self._options = options
-        self._ranks = ranks or Alone()
+        self._ranks = ranks or SingleRank()
         self._directory = options.run_dir / "checkpoints"
         self._model = model
         self._client = client
         self.in_pools = _use_pools(options, client)
         self._pending: _Pending | None = None
         self._asked = 0.0
-        self._in_files: Path | None = None  # what the servers last saved or restored
+        self._in_files: Path | None = None  # the servers' last save or restore
 
     def take(self, position: Position) -> Saved | None:
         """Take a checkpoint between two steps.
 
-        In pools it is only a number written down, and None: `settle` publishes it when it is durable. While
-        an earlier one is not, this waits for both.
+        In pools it is only marked, and None: `settle` publishes it when it is durable. If an earlier one is
+        not durable yet, this waits for both.
         """
         if not self.in_pools:
             return self.take_files(position)
@@ -137,22 +136,22 @@ class Checkpoints:
         return None
 
     def take_now(self, position: Position) -> Saved:
-        """The same, published at return."""
+        """Take a checkpoint and publish it before the return."""
         taken = self._pending is not None and self._pending.position.step == position.step
-        if not self.in_pools or taken:  # a number is given once in pools
+        if not self.in_pools or taken:  # pools take each number once
             return self.take_files(position)
         self._pending = None
         return self._publish(self._mark(position, wait=True))
 
     def take_files(self, position: Position) -> Saved:
-        """Take a checkpoint with its rows in files, which needs no server to be used."""
+        """Take a checkpoint with its rows in files, which can be used without a server."""
         from oe_runtime.keras import dense
 
         self._pending = None
         return self._publish(_Pending(position, dense.values(self._model), None))
 
     def settle(self) -> Saved | None:
-        """Publish the checkpoint that was taken, if by now all servers have it."""
+        """Publish the marked checkpoint if all servers have it by now."""
         pending = self._pending
         if pending is None or self._client is None or time.monotonic() - self._asked < _POLL:
             return None
@@ -162,21 +161,21 @@ class Checkpoints:
         self._pending = None
         return self._publish(pending)
 
-    def go_back(self) -> tuple[Saved, str]:
-        """Put the newest checkpoint that can be had onto the servers and into the model.
+    def roll_back(self) -> tuple[Saved, str]:
+        """Restore the newest usable checkpoint to the servers and the model.
 
-        Returns it, and words about newer ones that the servers have lost. Raises CheckpointError, and
+        Returns it, and a message about newer ones that the servers have lost. Raises CheckpointError, and
         ServerLost in all workers.
         """
         from oe_runtime.keras import dense
 
         self._asked = 0.0
         choice: tuple[Saved, str] | None = None
-        with asking(self._ranks):
-            self.settle()  # what became durable everywhere just before is worth having
+        with deferring_losses(self._ranks):
+            self.settle()  # one may have become durable everywhere just before
             choice = self._choose()
         self._pending = None
-        self._ranks.meet()
+        self._ranks.barrier()
         assert choice is not None  # noqa: S101 - else `meet` has raised
         saved, lost = choice
         self._chosen(saved)
@@ -188,18 +187,18 @@ class Checkpoints:
                 "position": saved.position.to_json(),
             }
             self._ranks.share(json.dumps(target).encode())
-            with asking(self._ranks):
-                go_back_to(self._client, target)
+            with deferring_losses(self._ranks):
+                restore_target(self._client, target)
                 if saved.pool is not None:
                     self._check_rows(saved, self._rows(self._client.stats()["servers"]))
-            self._ranks.meet()
+            self._ranks.barrier()
             self._in_files = saved.path if saved.pool is None else None
         dense.load(self._model, saved.path)
         self._ranks.share((saved.path / dense.FILE).read_bytes())
         return saved, lost
 
     def _chosen(self, saved: Saved) -> None:
-        """Called before the servers go back to it."""
+        """Do something before the servers go back to `saved`; for subclasses."""
 
     def _mark(self, position: Position, *, wait: bool) -> _Pending:
         from oe_runtime.keras import dense
@@ -213,9 +212,9 @@ class Checkpoints:
             "rows": self._rows(servers),
         }
         arrays = dense.values(self._model)
-        # Whoever went back behind a lost checkpoint writes the same number anew: the old one must be gone.
+        # After a return behind a lost checkpoint its number is used again: remove the old one.
         checkpoint.remove_from(self._directory, position.step)
-        # Worker 0 may have ended after its first checkpoint, of no rows, and before that was written down.
+        # Worker 0 may have ended after its first checkpoint, without rows, before publishing it.
         if position.step or self._client.checkpoints() != [0]:
             self._client.checkpoint(position.step, wait=wait)
         return _Pending(position, arrays, pool)
@@ -233,13 +232,13 @@ class Checkpoints:
             tables = [] if self._client is None else self._client.save(path, since=base)
             return {"training": training, "tables": tables}
 
-        # Pools may be lost with their servers: the newest rows in files stay.
+        # Pools may be lost with their servers: keep the newest rows in files.
         spare = (
             next((one.path for one in self._published() if one.pool is None), None) if pending.pool else None
         )
         keep = self._options.keep_checkpoints
         step = pending.position.step
-        # `oeprov reshard` may be publishing beside a run that goes on.
+        # `oeprov reshard` may be publishing at the same time.
         path = checkpoint.publish(
             self._directory, step, content, keep=keep, spare=spare, base=base, patience=_PATIENCE
         )
@@ -248,17 +247,17 @@ class Checkpoints:
         return Saved(path, pending.position, pending.pool)
 
     def _base(self) -> Path | None:
-        """The checkpoint that the next files are an increment on; None: they have all rows."""
+        """Return the checkpoint that the next increment builds on; None: the next files have all rows."""
         if self._in_files is None or not self._options.checkpoint_increments:
             return None
         try:
             length = len(checkpoint.chain(self._in_files))
-        except CheckpointError:  # it was removed, for the run went back behind it
+        except CheckpointError:  # removed, because the run went back behind it
             return None
         return self._in_files if length <= self._options.checkpoint_increments else None
 
     def _published(self) -> list[Saved]:
-        """Newest first."""
+        """Return the published checkpoints, newest first."""
         return [_saved(checkpoint.read(path)) for path in reversed(checkpoint.published(self._directory))]
 
     def _choose(self) -> tuple[Saved, str]:
@@ -273,14 +272,14 @@ class Checkpoints:
                 _verify(saved.path)
                 return saved, f"{_lost(found[0], servers, kept)}; going back to {saved.path}"
         if not found:
-            raise CheckpointError(f"{self._directory} has no checkpoint to go back to")
+            raise CheckpointError(f"{self._directory} has no checkpoint to return to")
         raise CheckpointError(
             f"{_lost(found[0], servers, kept)}, and no older checkpoint can be used; start the servers that "
             "wrote it, all of them, with --storage-recover and the --storage-path that they had"
         )
 
     def _rows(self, servers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-        """The rows of each table, from the `servers`' stats. All must have had the same pushes."""
+        """Return the rows of each table from the `servers`' stats. All must have had the same pushes."""
         names = self._model.tables
         if len({server["tables"][name]["version"] for server in servers for name in names}) > 1:
             raise RunError("the servers have not had the same pushes; go on from the last checkpoint")
@@ -298,7 +297,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class _Pending:
-    """What will be published."""
+    """The content of a checkpoint to publish."""
 
     position: Position
     arrays: Mapping[str, NDArray[Any]]

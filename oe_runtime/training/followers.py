@@ -1,6 +1,6 @@
-"""What the workers beside worker 0 have in place of a run directory and its checkpoints: nothing is written.
+"""The run directory and checkpoints of workers other than worker 0: they write nothing.
 
-They take part where all are needed: when the run goes back to a checkpoint.
+They take part when the run goes back to a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import Any
 from oe_runtime.client import Client
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
-from oe_runtime.training.ranks import Ranks, asking
+from oe_runtime.training.ranks import Ranks, deferring_losses
 
 
 class FollowingDirectory:
-    """The place of a RunDirectory."""
+    """In place of a RunDirectory."""
 
     def __init__(self, options: Options) -> None:
         self.path = options.run_dir
 
     def event(self, event: str, **values: Any) -> None:
-        """Worker 0 writes it."""
+        """Do nothing: worker 0 writes events."""
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Worker 0 writes them."""
+        """Do nothing: worker 0 writes scalars."""
 
     def traced(self) -> contextlib.AbstractContextManager[None]:
-        """Worker 0 is traced."""
+        """Trace nothing: worker 0 is traced."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class FollowingCheckpoints:
-    """The place of a run's Checkpoints."""
+    """In place of a run's Checkpoints."""
 
     def __init__(self, model: Any, client: Client, ranks: Ranks) -> None:
         self._model = model
@@ -47,34 +47,30 @@ class FollowingCheckpoints:
         self._ranks = ranks
 
     def take(self, position: Position) -> None:
-        """Worker 0 takes it, with what all have pushed."""
+        """Do nothing: worker 0 takes the checkpoint, which includes all workers' pushes."""
 
-    def take_now(self, position: Position) -> None:
-        """As `take`."""
-
-    def take_files(self, position: Position) -> None:
-        """As `take`."""
+    take_now = take_files = take
 
     def settle(self) -> None:
-        """Worker 0 publishes it."""
+        """Do nothing: worker 0 publishes it."""
 
-    def go_back(self) -> tuple[Saved, str]:
-        """Go where worker 0 goes, with its dense weights; as Checkpoints.go_back."""
+    def roll_back(self) -> tuple[Saved, str]:
+        """Go to worker 0's checkpoint, with its dense weights; as Checkpoints.roll_back."""
         from oe_runtime.keras import dense
 
-        self._ranks.meet()  # worker 0 has chosen
+        self._ranks.barrier()  # worker 0 has chosen
         target = json.loads(self._ranks.share(b""))
-        with asking(self._ranks):
-            go_back_to(self._client, target)
-        self._ranks.meet()
+        with deferring_losses(self._ranks):
+            restore_target(self._client, target)
+        self._ranks.barrier()
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / dense.FILE).write_bytes(self._ranks.share(b""))
             dense.load(self._model, Path(directory))
         return Saved(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
 
 
-def go_back_to(client: Client, target: Mapping[str, Any]) -> None:
-    """Put a checkpoint onto the servers: that of `pool`, in their storage, or `files`."""
+def restore_target(client: Client, target: Mapping[str, Any]) -> None:
+    """Restore a checkpoint to the servers: that of `pool`, in their storage, or `files`."""
     if target["pool"] is not None:
         client.recover(target["pool"]["checkpoint"])
     else:

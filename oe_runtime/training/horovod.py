@@ -1,7 +1,7 @@
-"""Workers that horovodrun has started: they learn each other's endpoints from its rendezvous server.
+"""Workers under horovodrun: they learn each other's endpoints from its rendezvous server.
 
-That is a store of keys and values over HTTP (horovod/runner/http/http_server.py of Horovod 0.28): PUT and GET
-of /SCOPE/KEY. Nothing of Horovod's package is needed in the workers.
+The server is a key-value store over HTTP (horovod/runner/http/http_server.py of Horovod 0.28): PUT and GET of
+/SCOPE/KEY. The workers need no Horovod package.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TIMEOUT = 10.0
 
 
 class Started(NamedTuple):
-    """Which of horovodrun's processes this is, and its rendezvous server."""
+    """The place of this process among horovodrun's, and the rendezvous server."""
 
     rank: int
     size: int
@@ -30,7 +30,7 @@ class Started(NamedTuple):
 
 
 def started(environment: Mapping[str, str]) -> Started | None:
-    """What horovodrun says to a process; None if it has not started it. OeError for its elastic mode."""
+    """Return horovodrun's settings of this process; None without it. Raises OeError for its elastic mode."""
     address, port = (environment.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
     rank, size = (environment.get(f"HOROVOD_{name}", "") for name in ("RANK", "SIZE"))
     if not (address and port and rank.isdecimal() and size.isdecimal()):
@@ -41,15 +41,15 @@ def started(environment: Mapping[str, str]) -> Started | None:
 
 
 def exchange(place: Started, wait: float, stop: StopRequest | None = None) -> tuple[str, ...]:
-    """HOST:PORT of all workers by rank, with a free port of this one.
+    """Return HOST:PORT of all workers by rank, with a free port of this one.
 
-    Raises WorkerLost when others do not come within `wait` seconds or when asked to stop, else OeError.
+    Raises WorkerLost when others do not come within `wait` seconds or after a stop request, else OeError.
     """
     host, _, port = place.rendezvous.rpartition(":")
     deadline = time.monotonic() + wait
     try:
         with contextlib.closing(socket.create_connection((host, int(port)), _TIMEOUT)) as there:
-            mine = there.getsockname()[0]  # an address by which other hosts reach this one
+            mine = there.getsockname()[0]  # an address that other hosts can reach
         with socket.create_server((mine, 0)) as free:
             endpoint = f"{mine}:{free.getsockname()[1]}"
         _request(host, int(port), "PUT", place.rank, endpoint.encode())

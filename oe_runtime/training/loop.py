@@ -1,4 +1,4 @@
-"""Steps, progress, checkpoints, evaluation: the course of a run."""
+"""The course of a run: steps, progress, checkpoints, evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime.data import Batch, Source, holdout_batches, split_of, training_batches
+from oe_runtime.data import Batch, Source, holdout_batches, make_split, training_batches
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.errors import CheckpointError
 from oe_runtime.training.checkpoints import Checkpoints
@@ -21,7 +21,7 @@ from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirecto
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks, asking
+from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
@@ -30,23 +30,23 @@ from oe_runtime.training.stopping import StopRequest
 class Trainee(Protocol):
     """A compiled model, stock or with served embeddings."""
 
-    ranks: Ranks  # the workers who train it
+    ranks: Ranks  # the workers that train it
 
     def train(self, batch: Batch, following: Batch | None = None) -> None:
-        """One step; `following` is the batch of the next one, if it is known."""
+        """Run one step; `following` is the next batch, if it is known."""
         ...
 
     def window(self) -> tuple[float, float]:
-        """Mean loss and AUC of the steps since the last call."""
+        """Return mean loss and AUC of the steps since the last call."""
         ...
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
-        """Click probabilities, shape (B,)."""
+        """Return click probabilities, shape (B,)."""
         ...
 
 
 class Interrupted(Exception):
-    """The run was asked to stop and has written what it needs to go on."""
+    """The run was asked to stop and has written what it needs to resume."""
 
     def __init__(self, position: Position, path: Path | None) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Loop:
     ) -> None:
         self._options = options
         self._source = source
-        self._split = split_of(source, options.holdout)
+        self._split = make_split(source, options.holdout)
         self._trainee = trainee
         self._ranks = trainee.ranks
         self._checkpoints = checkpoints
@@ -79,20 +79,20 @@ class Loop:
         self._stop = stop
         self._figures = figures
         self._clock = _Clock()
-        # Sizes of batches for which TensorFlow has compiled, since the run began or went back.
+        # Batch sizes for which TensorFlow has compiled since the start or the last return to a checkpoint.
         self._sizes: set[int] = set()
-        self._ended: float | None = None  # when the last step did
+        self._ended: float | None = None  # time of the last step's end
         self.saved: Saved | None = None  # the latest checkpoint
-        self.step = 0  # that was begun last
+        self.step = 0  # the last step begun
 
     def train(self, start: Position) -> Position:
-        """Train from `start` to the end of the last epoch or to --steps; the end is checkpointed.
+        """Train from `start` to the end of the last epoch or to --steps, and checkpoint the end.
 
         `saved` is the checkpoint of `start`, if there is one.
         """
         position = start
         if self._options.servers and self.saved is None:
-            self._take(self._checkpoints.take_now, position)  # what a server lost early leads back to
+            self._take(self._checkpoints.take_now, position)  # to return to after an early loss
         while not self._finished(position):
             before = position.step
             batches = training_batches(self._source, self._split, self._options.batch_size, position.batch)
@@ -108,49 +108,49 @@ class Loop:
                 position = Position(position.step, position.epoch + 1)
         if self._clock.pending:
             self._log(position)
-        self._ranks.meet()  # all have pushed
-        with asking(self._ranks):
+        self._ranks.barrier()  # all have pushed
+        with deferring_losses(self._ranks):
             self._figures.finish(position.step)
-        # Rows in files: servers end after the last step, and with them what their storage holds.
+        # Rows in files, because the servers and their storage may end after the last step.
         saved = self.saved
-        with self._stop.unhurried():
+        with self._stop.without_time_limit():
             if saved is None or saved.position.step != position.step or saved.pool is not None:
                 self._publish(self._checkpoints.take_files, position)
-            self._ranks.meet()  # before anybody leaves
+            self._ranks.barrier()  # before anybody leaves
         return position
 
-    def went_back(self, saved: Saved, seconds: float) -> None:
-        """A checkpoint was put back into the servers and the model, which took so long."""
+    def rolled_back(self, saved: Saved, seconds: float) -> None:
+        """Note that a checkpoint was restored to the servers and the model, in `seconds`."""
         self.saved = saved
         self._trainee.window()
         self._clock.pause(seconds)
         self._clock.window()
-        self._sizes.clear()  # before the next step some workers pass over more of the input than others
+        self._sizes.clear()  # before the next step some workers skip more input than others
         self._ended = None
 
     def evaluate(self) -> StreamingAuc:
-        """AUC and log loss on the held-out rows."""
+        """Return AUC and log loss on the held-out rows."""
         auc = StreamingAuc()
         if not self._options.holdout or not self._options.eval:
             return auc
         for batch in holdout_batches(self._source, self._split, self._options.batch_size):
-            if self._ranks.asked(self._stop):
+            if self._ranks.stop_requested(self._stop):
                 raise self.interrupted()
             part = batch.part(self._ranks.rank, self._ranks.count)
             if part.rows:
-                with asking(self._ranks):
+                with deferring_losses(self._ranks):
                     auc.update(part.labels, self._trainee.predict(part))
-        self._ranks.meet()
+        self._ranks.barrier()
         if self._ranks.count > 1:
             auc.gather(self._ranks.sum)
         return auc
 
     def speed(self) -> tuple[float, float]:
-        """Seconds of training, and samples a second without the first step, in which TensorFlow compiles."""
+        """Return seconds of training, and samples per second without the first step, which compiles."""
         return self._clock.seconds, self._clock.overall()
 
     def steps(self) -> int | None:
-        """Steps of the whole run as far as they are known; while a file is read, judged from its bytes."""
+        """Return the steps of the whole run as far as known; estimated from bytes while a file is read."""
         limits = [] if self._options.steps is None else [self._options.steps]
         rows = self._source.total_rows()
         if self._options.epochs is not None:
@@ -161,7 +161,7 @@ class Loop:
         return min(limits)
 
     def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch, Batch | None]]:
-        """Of each batch how many rows it has, and what this worker takes of it and of the next one."""
+        """Yield of each batch its rows, and this worker's part of it and of the next one."""
         iterator = ((batch.rows, batch.part(self._ranks.rank, self._ranks.count)) for batch in batches)
         now = next(iterator, None)
         while now is not None:
@@ -171,17 +171,17 @@ class Loop:
 
     def _step(self, position: Position, rows: int, part: Batch, following: Batch | None) -> Position:
         self.step = position.step + 1
-        self._ranks.wish(self._stop)
+        self._ranks.send_stop_request(self._stop)
         every = self._options.timeline
-        first = rows not in self._sizes  # TensorFlow compiles in that one
-        with self._stop.unhurried() if first else self._stop.waiting():
+        first = rows not in self._sizes  # TensorFlow compiles in this step
+        with self._stop.without_time_limit() if first else self._stop.waiting():
             with self._directory.traced() if every and self.step % every == 0 else nullcontext():
                 if not self._ranks.lost:
-                    with asking(self._ranks):
+                    with deferring_losses(self._ranks):
                         self._trainee.train(part, following)
-            stop = self._ranks.wished(self._stop)
-        if not first and self._ended is not None:  # its input included, which the others wait for
-            self._stop.at_least(2 * (time.monotonic() - self._ended))
+            stop = self._ranks.any_stop_request(self._stop)
+        if not first and self._ended is not None:  # including its input, for which the others wait
+            self._stop.raise_limit(2 * (time.monotonic() - self._ended))
         self._sizes.add(rows)
         self._clock.add(rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
@@ -189,25 +189,33 @@ class Loop:
         every = self._options.checkpoint_steps
         due = bool(every) and position.step % every == 0
         if due or stop:
-            self._ranks.meet()  # all have pushed
+            self._ranks.barrier()  # all have pushed
         # A checkpoint ends a window, so that a resumed run reports the same means.
         if due or stop or position.step % self._options.log_every == 0:
             self._log(position)
-        again = position.step + every - (position.step % every if every else 0)
+        again = self._next_checkpoint(position)
         self._publish(lambda _: self._checkpoints.settle(), position, again)
         if stop:
             self._take(self._checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
-            nth = self._options.export_checkpoints
-            export = bool(nth) and position.step // every % nth == 0
-            take = self._checkpoints.take_files if export else self._checkpoints.take
-            self._take(take, position, again)
+            self._take(self._due_take(position), position, again)
         self._ended = time.monotonic()
         return position
 
+    def _next_checkpoint(self, position: Position) -> int:
+        """Return the step of the next checkpoint after `position`."""
+        every = self._options.checkpoint_steps
+        return position.step + every - (position.step % every if every else 0)
+
+    def _due_take(self, position: Position) -> Callable[[Position], Saved | None]:
+        """Return how to take a due checkpoint: every Nth has its rows in files."""
+        nth = self._options.export_checkpoints
+        export = bool(nth) and position.step // self._options.checkpoint_steps % nth == 0
+        return self._checkpoints.take_files if export else self._checkpoints.take
+
     def interrupted(self) -> Interrupted:
-        """At the latest checkpoint."""
+        """Return the exception for a stop at the latest checkpoint."""
         if self.saved is None:
             return Interrupted(Position(), None)
         return Interrupted(self.saved.position, self.saved.path)
@@ -240,26 +248,26 @@ class Loop:
         self._view.step(position.step, steps, numbers)
         self._directory.scalars(position.step, {"loss": loss, "auc": auc, "samples_per_s": speed})
         if not self._ranks.lost:
-            with asking(self._ranks):
+            with deferring_losses(self._ranks):
                 self._figures.sample(position.step)
 
     def _take(
         self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
     ) -> None:
-        """Have worker 0 take a checkpoint; the others wait for it, and know what they wait for."""
-        with self._stop.unhurried():
+        """Let worker 0 take a checkpoint; the others know that they wait for it."""
+        with self._stop.without_time_limit():
             self._publish(take, position, again)
-            self._ranks.meet()
+            self._ranks.barrier()
 
     def _publish(
         self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
     ) -> None:
-        """Publish a checkpoint; it may fail to be written where the next is tried at step `again`."""
+        """Publish a checkpoint. A failure is a warning where the next attempt is at step `again`."""
         if self._ranks.lost:
             return
         started = time.perf_counter()
         saved: Saved | None = None
-        with asking(self._ranks):
+        with deferring_losses(self._ranks):
             try:
                 saved = take(position)
             except CheckpointError as error:
@@ -277,17 +285,13 @@ class Loop:
         self.saved = saved
         rows = "files" if saved.pool is None else "pool"
         self._directory.event(
-            "checkpoint",
-            step=saved.position.step,
-            path=str(saved.path),
-            seconds=round(seconds, 3),
-            rows=rows,
+            "checkpoint", step=saved.position.step, path=str(saved.path), seconds=round(seconds, 3), rows=rows
         )
         self._view.say(f"checkpoint {saved.path} ({seconds:.1f} s)")
 
 
 class _Clock:
-    """Speed of the steps. Checkpoints do not count, nor does the first step, in which TensorFlow compiles."""
+    """The speed of the steps, without checkpoints and the first step, in which TensorFlow compiles."""
 
     def __init__(self) -> None:
         self._began = self._window_began = time.perf_counter()
@@ -298,7 +302,7 @@ class _Clock:
         self.pending = False  # steps since the last window
 
     def add(self, rows: int) -> None:
-        """A step over `rows` rows ended."""
+        """Count a step over `rows` rows."""
         self.pending = True
         if self._first_ended is None:
             self._first_ended = self._window_began = time.perf_counter()
@@ -308,7 +312,7 @@ class _Clock:
         self._window_steps += 1
 
     def pause(self, seconds: float) -> None:
-        """So many seconds went into something else."""
+        """Leave out `seconds` of other work."""
         self._window_began += seconds
         if self._first_ended is None:
             self._began += seconds
@@ -316,7 +320,7 @@ class _Clock:
             self._paused += seconds
 
     def window(self) -> tuple[float | None, float | None]:
-        """Samples a second and seconds a step since the last call; None when only the first step was done."""
+        """Return samples per second and seconds per step since the last call; None after only one step."""
         now = time.perf_counter()
         seconds, rows, steps = now - self._window_began, self._window_rows, self._window_steps
         self._window_began, self._window_rows, self._window_steps, self.pending = now, 0, 0, False
@@ -324,11 +328,11 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """Since the start, without pauses."""
+        """The seconds since the start, without pauses."""
         return time.perf_counter() - self._began - self._paused
 
     def overall(self) -> float:
-        """Samples a second of all steps but the first."""
+        """Return samples per second of all steps except the first."""
         if self._first_ended is None or not self._rows:
             return 0.0
         return self._rows / max(time.perf_counter() - self._first_ended - self._paused, 1e-9)

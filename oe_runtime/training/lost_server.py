@@ -1,7 +1,7 @@
-"""What happens when a server is lost in training: wait for it, go back to a checkpoint, go on.
+"""Recovery from a lost server: wait for it, go back to a checkpoint, continue.
 
-Several workers do so together: each has come here from the same place of the run (training.ranks), or, with
-a work queue, the queue goes back too (training.shared_input).
+Several workers do so together. All get here from the same place of the run (training.ranks), or, with a work
+queue, the queue goes back too (training.shared_input).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from oe_runtime.training.loop import Loop
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks, asking
+from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunDirectory
 from oe_runtime.training.stopping import StopRequest
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
-MOST_LOSSES = 5  # one after the other without a new checkpoint: then it is no accident
+MOST_LOSSES = 5  # consecutive losses without a new checkpoint
 
 
-class LostServer:
-    """Brings a run back after ServerLost."""
+class ServerRecovery:
+    """Continues a run after ServerLost."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class LostServer:
         self._stop = stop
         self._ranks = ranks
         self._losses = 0
-        self._last: Saved | None = None  # where the last loss led back to
+        self._last: Saved | None = None  # the checkpoint after the last loss
 
     def recover(self, lost: ServerLost, loop: Loop) -> Position:
-        """Wait for the lost server and go back to the newest checkpoint; where training goes on.
+        """Wait for the lost server and go back to the newest checkpoint; return its position.
 
-        Raises ServerLost when the server does not come back in time or is lost too often, Interrupted when
-        the run is asked to stop meanwhile, and what a server says that comes back as another.
+        Raises ServerLost when the server does not return in time or is lost too often, Interrupted after a
+        stop request, and the error of a server that returns as another one.
         """
         seconds = self._options.server_wait
         if not seconds or self._client is None or (loop.saved is None and not self._ranks.rank):
@@ -66,14 +66,14 @@ class LostServer:
         self._directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
         self._view.say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
         while True:
-            if self._ranks.asked(self._stop):
+            if self._ranks.stop_requested(self._stop):
                 raise loop.interrupted()
             try:
-                with asking(self._ranks):
+                with deferring_losses(self._ranks):
                     self._client.reconnect()
-                self._ranks.meet()  # all are connected
-                with self._stop.unhurried():
-                    saved, words = self._checkpoints.go_back()
+                self._ranks.barrier()  # all are connected
+                with self._stop.without_time_limit():
+                    saved, words = self._checkpoints.roll_back()
                 break
             except ServerLost as again:
                 if time.monotonic() - started > seconds:
@@ -83,7 +83,7 @@ class LostServer:
                 self._stop.wait(_PAUSE)
         waited = time.monotonic() - started
         self._last = saved
-        loop.went_back(saved, waited)
+        loop.rolled_back(saved, waited)
         if words:
             self._view.say(words)
         step = saved.position.step
@@ -92,7 +92,7 @@ class LostServer:
         return saved.position
 
     def _agree(self, lost: ServerLost) -> ServerLost:
-        """Of several workers only one may have seen which server it was."""
+        """Return the loss with its server, which only one of several workers may have noticed."""
         servers = self._options.servers
         seen = self._ranks.sum(np.array([lost.endpoint == server for server in servers], np.int32))
         if lost.endpoint in servers or not seen.any():
@@ -101,7 +101,7 @@ class LostServer:
         return ServerLost(endpoint, f"{self._name(endpoint)} was lost by another worker")
 
     def _count(self, lost: ServerLost, saved: Saved | None) -> None:
-        """Give up when servers are lost again and again without getting anywhere."""
+        """Give up when servers are lost repeatedly without progress."""
         if saved is None or self._last is None or saved.position.step > self._last.position.step:
             self._losses = 0
         self._losses += 1

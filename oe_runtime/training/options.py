@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import TRANSFERS
-from oe_runtime.spec import STORAGES, TLS
+from oe_runtime.spec import STORAGES
 from oe_runtime.training import model_options, worker_options
-from oe_runtime.training.argument_types import count, number, rate, share
+from oe_runtime.training.argument_types import count, number
 from oe_runtime.training.optimizers import LEARNING_RATES
+from oe_runtime.training.setting_flags import add
 
-CHECKPOINT_ROWS = ("auto", "pool", "files")
-DEVICES = ("auto", "cpu", "gpu")
+EPOCHS = 1  # where neither --epochs nor --steps says
 
 _EPILOG = """\
 examples:
@@ -142,66 +142,45 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "--data",
-        required=True,
-        metavar="PATH|generate:ROWS[:SEED]",
-        help="rows in Criteo's shape: a file, directory or glob of .tsv, .csv (also .gz, .zst), .parquet or "
-        ".tfrecord; or generated rows",
-    )
-    p.add_argument(
-        "--max-bad-rows",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="leave out up to N broken rows of a pass and say which; 0 (default): the first one is an error",
-    )
+    add(p, "data", required=True, metavar="PATH|generate:ROWS[:SEED]")
+    add(p, "max_bad_rows", 0)
     where = p.add_argument_group("where the embeddings live (one of the three)").add_mutually_exclusive_group(
         required=True
     )
     where.add_argument(
-        "--servers", metavar="HOST:PORT,…", help="parameter servers, in the order of their --index"
+        "--servers", metavar="HOST:PORT,…", help="On parameter servers, in the order of their --index."
     )
-    where.add_argument("--in-process", action="store_true", help="in this process, by the same C++ core")
-    where.add_argument("--stock", action="store_true", help="in the plain Keras model, to compare with")
-    p.add_argument("--token-file", type=Path, metavar="FILE", help="file with the servers' token")
-    p.add_argument(
-        "--tls",
-        choices=TLS,
-        default="auto",
-        help="with --servers: encrypt the connections; auto (default): but for those to loopback",
-    )
+    where.add_argument("--in-process", action="store_true", help="In this process, by the same C++ core.")
+    where.add_argument("--stock", action="store_true", help="In the plain Keras model, to compare with.")
+    p.add_argument("--token-file", type=Path, metavar="FILE", help="File with the servers' token.")
+    add(p, "tls")
     p.add_argument(
         "--checkpoint-transfer",
         choices=TRANSFERS,
         default="shared",
-        help="with --servers: whether they write into the run directory themselves, as on this machine "
-        "(shared, default), or send their files, as from other hosts (wire; they need --checkpoint-dir)",
+        help="How the servers' files of checkpoints get into the run directory. shared: servers on this "
+        "machine write them there; wire: servers on other hosts send them, and need --checkpoint-dir. "
+        "(default shared)",
     )
     p.add_argument(
         "--job",
         default="",
         metavar="NAME",
-        help="with --servers: whose tables these are, where several jobs or models use the same servers",
+        help="With --servers: name of the tables' owner, where several jobs or models share servers.",
     )
+    add(p, "server_wait", metavar="SECONDS")
+    p.add_argument("--storage", choices=STORAGES, help="With --in-process: kind of memory. (default dram)")
     p.add_argument(
-        "--server-wait",
-        type=count(0),
-        default=300,
-        metavar="SECONDS",
-        help="with --servers: seconds to wait for a lost server, or for another worker's host (at least 20 "
-        "s); then all workers go on from the latest checkpoint. 0: end the run at once (default 300)",
+        "--storage-path", metavar="DIR", help="With --storage pmem_* and dram_pmem: directory of the rows."
     )
-    p.add_argument("--storage", choices=STORAGES, help="with --in-process: kind of memory (default dram)")
-    p.add_argument("--storage-path", metavar="DIR", help="with --storage pmem_*, dram_pmem: its directory")
     p.add_argument(
         "--storage-cache",
         type=count(0),
         metavar="BYTES",
-        help="with --storage dram_pmem: DRAM for its cache",
+        help="With --storage dram_pmem: DRAM for its cache.",
     )
     p.add_argument(
-        "--storage-size", type=count(0), metavar="BYTES", help="with --in-process: cap on the rows' memory"
+        "--storage-size", type=count(0), metavar="BYTES", help="With --in-process: most memory of the rows."
     )
 
     worker_options.add_arguments(p)
@@ -209,148 +188,82 @@ def parser() -> argparse.ArgumentParser:
     model_options.add_arguments(p)
 
     t = p.add_argument_group("training")
-    t.add_argument(
-        "--batch-size",
-        type=count(1),
-        default=4096,
-        help="rows a step (default 4096), of all workers together: where Horovod's and DeepRec's batch is "
-        "of each worker, give that times their number",
+    add(
+        t,
+        "batch_size",
+        4096,
+        more="The batch size of Horovod and DeepRec is per worker: multiply it by their number.",
     )
-    t.add_argument(
-        "--micro-batch",
-        type=count(1),
-        default=1,
-        metavar="N",
-        help="compute a batch, or this worker's part of it, in N parts, one after the other, before one "
-        "update and one push: less memory, the same results within floating point (default 1)",
-    )
-    t.add_argument("--epochs", type=count(1), help="passes over the data (default 1, or as --steps needs)")
-    t.add_argument("--steps", type=count(1), help="stop after so many steps in all")
-    t.add_argument("--optimizer", choices=tuple(LEARNING_RATES), default="adagrad", help="default adagrad")
-    rates = ", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items())
-    t.add_argument("--learning-rate", type=rate, help=f"default by optimizer: {rates}")
-    t.add_argument("--seed", type=count(0), default=0, help="same seed, same losses (default 0)")
-    t.add_argument(
-        "--holdout",
-        type=share,
-        default=0.1,
-        help="share of the rows kept for the final evaluation (default 0.1: every tenth row)",
-    )
+    add(t, "micro_batch", 1)
+    add(t, "epochs", more=f"(default {EPOCHS}, or as many as --steps takes)")
+    add(t, "steps")
+    add(t, "optimizer", "adagrad", choices=tuple(LEARNING_RATES))
+    add(t, "learning_rate", more=", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items()) + ".")
+    add(t, "seed", 0)
+    add(t, "holdout", 0.1)
     t.add_argument(
         "--eval",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="evaluate on the held-out rows at the end (default on)",
+        help="Evaluate on the held-out rows at the end. (default on)",
     )
-    t.add_argument(
-        "--pipeline",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="pull the rows of the next batch while one computes; the results are the same to the bit "
-        "(default on; several workers only read ahead)",
-    )
-    t.add_argument(
-        "--staleness",
-        type=count(0),
-        metavar="N",
-        help="of one worker, 1: a push goes out while the next batch computes, on rows that lack it (default "
-        "0). With --workqueue: wait for workers that are more than N steps behind (default: for none)",
-    )
-    t.add_argument(
-        "--jit",
-        action="store_true",
-        help="let XLA fuse the operations of a step (the first one takes longer)",
-    )
-    t.add_argument(
-        "--device",
-        choices=DEVICES,
-        default="auto",
-        help="where the model computes: gpu ends the run at once where TensorFlow finds none, cpu leaves "
-        "them alone; auto (default): a GPU if there is one",
-    )
+    add(t, "pipeline", True, more="Several workers only read ahead.")
+    add(t, "staleness")
+    add(t, "jit", False)
+    add(t, "device")
     t.add_argument(
         "--inter-threads",
         type=count(0),
         default=0,
         metavar="N",
-        help="TensorFlow's threads for operations side by side; 0: it decides (default)",
+        help="TensorFlow's threads for parallel operations. 0: TensorFlow decides. (default 0)",
     )
     t.add_argument(
-        "--intra-threads", type=count(0), default=0, metavar="N", help="its threads within an operation"
+        "--intra-threads",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="TensorFlow's threads within an operation. 0: TensorFlow decides. (default 0)",
     )
     t.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="TensorFlow's deterministic operations; they cost nothing measurable here (default on)",
+        help="Use TensorFlow's deterministic operations. They cost too little to measure. (default on)",
     )
 
     r = p.add_argument_group("run")
-    r.add_argument("--run-dir", type=Path, metavar="DIR", help="default runs/MODEL-DATE-TIME")
     r.add_argument(
-        "--checkpoint-steps",
-        type=count(0),
-        default=1000,
-        metavar="N",
-        help="0: only at the end (default 1000)",
+        "--run-dir", type=Path, metavar="DIR", help="Directory of the run. (default runs/MODEL-DATE-TIME)"
     )
+    add(r, "checkpoint_steps", 1000)
+    add(r, "keep_checkpoints")
+    add(r, "checkpoint_rows", "auto", more="For pool, servers need --storage-recover.")
+    add(r, "export_checkpoints", 0)
+    add(r, "checkpoint_increments", 0)
+    r.add_argument("--resume", action="store_true", help="Go on from the latest checkpoint of --run-dir.")
     r.add_argument(
-        "--keep-checkpoints",
-        type=count(1),
-        default=3,
-        metavar="N",
-        help="older ones are removed (default 3)",
-    )
-    r.add_argument(
-        "--checkpoint-rows",
-        choices=CHECKPOINT_ROWS,
-        default="auto",
-        help="what a checkpoint does with the rows: a mark in the servers' storage, which stops nothing "
-        "(pool: pmem_libpmem or dram_pmem with --storage-recover), or copies in the run directory (files); "
-        "auto (default): pool where all servers can. The last one of a finished run has files",
-    )
-    r.add_argument(
-        "--export-checkpoints",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="with rows in pools: every Nth checkpoint has them in files all the same, which outlive the "
-        "servers' storage; 0 (default): none but the last",
-    )
-    r.add_argument(
-        "--checkpoint-increments",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="with rows in files: after a checkpoint with all rows, N with only those that changed since the "
-        "one before; what they build on is kept; 0 (default): all have all rows",
-    )
-    r.add_argument("--resume", action="store_true", help="go on from the latest checkpoint of --run-dir")
-    r.add_argument(
-        "--export", type=Path, metavar="DIR", help="write a SavedModel for plain TensorFlow to DIR at the end"
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="Write a SavedModel for plain TensorFlow to DIR at the end.",
     )
     r.add_argument(
         "--log-every",
         type=count(1),
         default=20,
         metavar="N",
-        help="steps between progress lines (default 20)",
+        help="Steps between progress lines. (default 20)",
     )
     r.add_argument(
         "--stats-seconds",
-        type=number,
+        type=number(),
         default=5.0,
         metavar="S",
-        help="at most so often the servers' figures are written down, with a progress line (default 5)",
+        help="Minimum seconds between samples of the servers' figures. (default 5)",
     )
-    r.add_argument(
-        "--timeline",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="every N steps, one is traced by TensorFlow's profiler, into RUN_DIR/tensorboard; 0: none",
-    )
-    r.add_argument("--exit-with-parent", action="store_true", help="stop as on SIGTERM when stdin closes")
+    add(r, "timeline", 0)
+    r.add_argument("--exit-with-parent", action="store_true", help="Stop as on SIGTERM when stdin closes.")
     return p
 
 
@@ -380,6 +293,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--checkpoint-rows pool goes with --servers")
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
+    if a.epochs == 0 and not a.steps:
+        p.error("--epochs 0 goes with --steps, which then says when training ends")
     if a.stock and a.micro_batch > 1:
         p.error("--micro-batch: plain Keras, --stock, has none")
     if a.stock and (a.index == "hash" or a.eviction):
@@ -394,7 +309,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "storage_path": a.storage_path or "",
         "storage_size": a.storage_size or 0,
         "storage_cache": a.storage_cache or 0,
-        "epochs": a.epochs if a.epochs or a.steps else 1,
+        "epochs": a.epochs or (None if a.steps else EPOCHS),
+        "steps": a.steps or None,
         "learning_rate": LEARNING_RATES[a.optimizer] if a.learning_rate is None else a.learning_rate,
         "run_dir": a.run_dir or Path("runs") / f"{a.model}-{stamp}",
     }

@@ -1,6 +1,6 @@
-"""Which ids get a row and which rows go, in the words of the command line: `cbf:3`, `global_step:4000`.
+"""Admission and eviction rules of the command line: `cbf:3`, `global_step:4000`.
 
-What each means is in `oe_runtime.TableSpec`, which also has the exact rules.
+`oe_runtime.TableSpec` explains them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ EVICTION_HELP = (
 
 
 def admission(text: str) -> dict[str, Any]:
-    """`TableSpec.admission` of ADMISSION_HELP's forms; argparse's error for anything else.
+    """Parse ADMISSION_HELP's forms to `TableSpec.admission`; argparse's error for anything else.
 
-    Without MOST_IDS, a cbf's `max_element_size` is left out: a field knows how many ids it has.
+    Without MOST_IDS, a cbf's `max_element_size` is left out: a field knows its number of ids.
     """
     name, *words = text.split(":")
     policy: dict[str, Any] = {"name": name}
@@ -36,7 +36,7 @@ def admission(text: str) -> dict[str, Any]:
 
 
 def eviction(text: str) -> list[dict[str, Any]]:
-    """`TableSpec.eviction` of a list of EVICTION_HELP's forms with commas between them."""
+    """Parse a comma-separated list of EVICTION_HELP's forms to `TableSpec.eviction`."""
     return [_eviction(part) for part in text.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Where in the data a run stands, and the checkpoints of such places."""
+"""The position of a run in the data, and the checkpoints of positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 class Position:
     """`step` steps in all, `batch` of them in epoch `epoch` (from 0).
 
-    Of asynchronous workers, `queue` is the state of their work queue, which has what `batch` would say.
+    For asynchronous workers, `queue` is the state of their work queue, in place of `batch`.
     """
 
     step: int = 0
@@ -21,7 +21,7 @@ class Position:
     queue: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint's manifest."""
+        """Return the values for a checkpoint's manifest."""
         plain = {"step": self.step, "epoch": self.epoch, "batch": self.batch}
         return plain if self.queue is None else {**plain, "queue": self.queue}
 

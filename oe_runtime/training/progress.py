@@ -1,4 +1,4 @@
-"""What the person at the terminal sees: a bar on a terminal, lines elsewhere."""
+"""The trainer's terminal output: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from oe_runtime.training.charts import duration
 
 
 class View(Protocol):
@@ -20,29 +22,29 @@ class View(Protocol):
     ) -> None: ...
 
     def say(self, text: str) -> None:
-        """One line of news."""
+        """Show one line of news."""
         ...
 
     def total(self, steps: int | None, done: int) -> None:
-        """How many steps there are, and how many are done already."""
+        """Set the number of steps, and how many are done already."""
         ...
 
     def tick(self, step: int) -> None:
-        """A step was done."""
+        """Note that a step was done."""
         ...
 
     def step(self, step: int, steps: int | None, numbers: dict[str, float | None]) -> None:
-        """Progress: loss, auc, samples_per_s, eta_s."""
+        """Show progress: loss, auc, samples_per_s, eta_s."""
         ...
 
 
 def view() -> View:
-    """A bar when stdout is a terminal, else lines."""
+    """Return a bar when stdout is a terminal, else lines."""
     return Bar() if sys.stdout.isatty() else Lines()
 
 
 def describe(numbers: dict[str, float | None]) -> str:
-    """`loss 0.4512  auc 0.7655  88,120 samples/s  ETA 1:02`."""
+    """Format numbers: `loss 0.4512  auc 0.7655  88,120 samples/s  ETA 1:02`."""
     parts = []
     for name in ("loss", "auc"):
         value = numbers.get(name)
@@ -54,13 +56,6 @@ def describe(numbers: dict[str, float | None]) -> str:
     if eta is not None:
         parts.append(f"ETA {duration(eta)}")
     return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """`1:02` or `3:01:02`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Lines:
@@ -77,10 +72,10 @@ class Lines:
         print(text, flush=True)
 
     def total(self, steps: int | None, done: int) -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
     def tick(self, step: int) -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
     def step(self, step: int, steps: int | None, numbers: dict[str, float | None]) -> None:
         """Print `step 40/1000  loss …`."""
@@ -89,7 +84,7 @@ class Lines:
 
 
 class Bar:
-    """A Rich progress bar; news appears above it."""
+    """A Rich progress bar; news appear above it."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)

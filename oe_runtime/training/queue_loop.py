@@ -1,23 +1,28 @@
-"""The course of a run of asynchronous workers, who share the input by a work queue."""
+"""The steps and checkpoints of asynchronous workers, which share the input by a work queue."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.work_queue import Work
+from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.loop import Interrupted, Loop
-from oe_runtime.training.position import Position
+from oe_runtime.training.options import Options
+from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.shared_input import SharedInput
 
 
 class QueueLoop(Loop):
-    """Steps are those of all workers together; loss and AUC are of this worker's rows.
+    """Steps count those of all workers; loss and AUC are of this worker's rows.
 
     Worker 0 takes the checkpoints, between the steps of all, and evaluates alone.
     """
@@ -30,8 +35,8 @@ class QueueLoop(Loop):
         self._first = self._options.rank == 0
 
     def train(self, start: Position) -> Position:
-        """Train what comes from the queue, to its end or to --steps."""
-        with self._shared.losses():
+        """Train the batches of the queue, to its end or to --steps."""
+        with self._shared.sharing_losses():
             return self._train(start)
 
     def _train(self, start: Position) -> Position:
@@ -40,7 +45,7 @@ class QueueLoop(Loop):
             position = self._take_part(position, work, batch, done)
             if self._finished(position):
                 break
-        if self._shared.asked():
+        if self._shared.stop_requested():
             raise self._stopped(position)
         self._shared.raise_losses()
         if position.step == 0 and self._first:
@@ -49,13 +54,13 @@ class QueueLoop(Loop):
             self._log(position)
         self._figures.finish(position.step)
         if self._first:
-            # Servers end after this, and with them what their storage holds.
+            # The servers and their storage may end after this.
             self._save(self._checkpoints.take_files, position, files=True)
         return position
 
     def evaluate(self) -> StreamingAuc:
-        """AUC and log loss on the held-out rows; of worker 0 alone, for whose end the others wait."""
-        with self._shared.losses():
+        """Return AUC and log loss on the held-out rows. Worker 0 evaluates; the others wait for its end."""
+        with self._shared.sharing_losses():
             auc = self._evaluate()
             self._shared.end()
         return auc
@@ -74,14 +79,14 @@ class QueueLoop(Loop):
     def _take_part(self, before: Position, work: Work, batch: Batch, done: int) -> Position:
         self.step = before.step + 1
         started = time.monotonic()
-        # Pulls wait for others where --staleness bounds how far these may be behind.
+        # With --staleness, pulls wait for workers that are too far behind.
         waits = self._options.staleness is not None and batch.rows in self._sizes
         with self._stop.waiting() if waits else nullcontext():
             self._dense.pull()
             self._trainee.train(batch)  # its push holds the lock
             self._dense.push(self._options.learning_rate)
-        # Others may take as long, also to compile, and a checkpoint waits for the end of their steps.
-        self._stop.at_least(2 * (time.monotonic() - started))
+        # Other workers may take as long, compiling included, and a checkpoint waits for their steps.
+        self._stop.raise_limit(2 * (time.monotonic() - started))
         self._sizes.add(batch.rows)
         position = replace(before, step=self._shared.report(work, done), epoch=work.epoch)
         new = position.step - before.step
@@ -91,16 +96,13 @@ class QueueLoop(Loop):
         due = self._first and bool(every) and position.step // every > before.step // every
         if due or position.step // log > before.step // log:
             self._log(position)
-        again = position.step + every - (position.step % every if every else 0)
+        again = self._next_checkpoint(position)
         if self._first:
             self._publish(lambda _: self._checkpoints.settle(), position, again)
-        if self._shared.asked():
+        if self._shared.stop_requested():
             raise self._stopped(position)
         if due:
-            nth = self._options.export_checkpoints
-            export = bool(nth) and position.step // every % nth == 0
-            take = self._checkpoints.take_files if export else self._checkpoints.take
-            self._save(take, position, again=again)
+            self._save(self._due_take(position), position, again=again)
         return position
 
     def _stopped(self, position: Position) -> Interrupted:
@@ -113,10 +115,56 @@ class QueueLoop(Loop):
         return Interrupted(position, self.saved.path if self.saved else None)
 
     def _save(self, take: Any, position: Position, *, files: bool = False, again: int | None = None) -> None:
-        """Between the steps of all; once a step, unless its rows are in pools and `files` are wanted."""
-        with self._shared.paused() as state:
+        """Take a checkpoint between the steps of all workers.
+
+        At most one per step, unless the step's rows are in pools and `files` are wanted.
+        """
+        with self._shared.paused_queue() as state:
             step = state["reports"]
             if self.saved and self.saved.position.step == step and not (files and self.saved.pool):
                 return
             self._dense.pull()
             self._publish(take, replace(position, step=step, queue=state), again)
+
+
+class QueueCheckpoints(Checkpoints):
+    """The checkpoints of asynchronous workers: worker 0 takes them; all go back to them, together."""
+
+    def __init__(
+        self,
+        options: Options,
+        model: Any,
+        client: Client,
+        ranks: Ranks,
+        shared: SharedInput,
+        excuse: Callable[[int], None],
+    ) -> None:
+        """`excuse` tells the servers that the worker of that rank will not return."""
+        super().__init__(options, model, client, ranks)
+        self._shared = shared
+        self._excuse = excuse
+
+    def roll_back(self) -> tuple[Saved, str]:
+        """See Checkpoints; call it after a loss, when all are connected again."""
+        with self._shared.sharing_losses():
+            if self._options.rank:
+                self._shared.await_begin()
+            else:
+                for rank in self._shared.await_others():
+                    self._excuse(rank)
+            return self.begin()
+
+    def begin(self) -> tuple[Saved, str]:
+        """Do so when all workers start: the first ones wait at the servers."""
+        if self._options.rank:
+            found = super().roll_back()
+        else:
+            with self._shared.between_steps():  # no pushes until everything is checked
+                found = super().roll_back()
+        self._shared.check_input()
+        self._shared.follow()
+        return found
+
+    def _chosen(self, saved: Saved) -> None:
+        if not self._options.rank:
+            self._shared.begin(saved.position.queue)

@@ -1,4 +1,4 @@
-"""The workers of a run, as far as they must agree on more than gradients and rows."""
+"""The workers of a run: agreement on more than gradients and rows."""
 
 from __future__ import annotations
 
@@ -24,88 +24,86 @@ from oe_runtime.training.worker_input import WorkerInput
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import TensorFlowWorkers
 
-_FIRST_SUM = 16  # oe_runtime.keras.workers has the numbers below
-_CHUNK = 1 << 18  # int32 values of a message: all have one size
-_LOST = 1024.0  # a wish of this size says that its worker has lost servers
+_FIRST_SUM = 16  # oe_runtime.keras.workers uses the numbers below
+_CHUNK = 1 << 18  # int32 values per message; all have this size
+_LOST = 1024.0  # a stop request of this size: its worker has lost servers
 _POLL = 0.2  # seconds
-_LEAST_SILENCE = 20.0  # seconds that another worker's host may be out of reach
+_LEAST_SILENCE = 20.0  # seconds that another worker's host may be unreachable
 
 
 class Ranks(Protocol):
     """All workers call the same methods in the same order; each waits for all.
 
-    A worker that has lost a server says so with `lose` and goes on, asking no server, to where all meet:
-    there `wished`, `asked` and `meet` raise ServerLost in all of them.
+    A worker that has lost a server calls `report_loss` and goes on without asking servers. Then the next
+    `any_stop_request`, `stop_requested` or `barrier` raises ServerLost in all workers.
     """
 
     @property
     def rank(self) -> int:
-        """Which worker this is."""
+        """The rank of this worker."""
         ...
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of workers."""
         ...
 
     @property
     def lost(self) -> bool:
-        """Whether this one has lost servers, which the others may not know yet."""
+        """Whether this worker has lost servers, perhaps unknown to the others."""
         ...
 
-    def lose(self, error: OeError) -> None:
-        """Servers are lost, or they hold another worker for lost. One worker alone raises it at once."""
+    def report_loss(self, error: OeError) -> None:
+        """Report lost servers, or that servers take this worker for lost. A single worker raises it."""
         ...
 
-    def wish(self, stop: StopRequest) -> None:
-        """Before a step: tell the others whether this one was asked to stop."""
+    def send_stop_request(self, stop: StopRequest) -> None:
+        """Before a step: send this worker's stop request, if any, to the others."""
         ...
 
-    def wished(self, stop: StopRequest) -> bool:
-        """After the step: whether any was."""
+    def any_stop_request(self, stop: StopRequest) -> bool:
+        """After the step: whether any worker sent one."""
         ...
 
-    def asked(self, stop: StopRequest) -> bool:
-        """Between steps: whether any was."""
+    def stop_requested(self, stop: StopRequest) -> bool:
+        """Between steps: whether any worker was asked to stop."""
         ...
 
-    def meet(self) -> None:
-        """Wait until all have come here, with what they did before."""
+    def barrier(self) -> None:
+        """Wait until all workers have come here, with all they did before."""
         ...
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Of all workers' float32, float64, int32 or int64 arrays of one shape."""
+        """Sum all workers' float32, float64, int32 or int64 arrays of one shape."""
         ...
 
     def share(self, value: bytes, origin: int = 0) -> bytes:
-        """What that worker has given."""
+        """Return the `value` of worker `origin` in all workers."""
         ...
 
 
 @dataclass(frozen=True)
-class Alone:
-    """One worker."""
+class SingleRank:
+    """A single worker."""
 
     rank: int = 0
     count: int = 1
     lost: bool = False
 
-    def lose(self, error: OeError) -> None:
+    def report_loss(self, error: OeError) -> None:
         """See Ranks."""
         raise error
 
-    def wish(self, stop: StopRequest) -> None:
+    def send_stop_request(self, stop: StopRequest) -> None:
         """See Ranks."""
 
-    def wished(self, stop: StopRequest) -> bool:
-        """See Ranks."""
-        return bool(stop)
-
-    def asked(self, stop: StopRequest) -> bool:
+    def stop_requested(self, stop: StopRequest) -> bool:
         """See Ranks."""
         return bool(stop)
 
-    def meet(self) -> None:
+    any_stop_request = stop_requested
+
+    def barrier(self) -> None:
         """See Ranks."""
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -117,17 +115,17 @@ class Alone:
         return value
 
 
-class Together:
+class CollectiveRanks:
     """Several workers, through TensorFlow's collectives."""
 
     def __init__(self, workers: TensorFlowWorkers, stop: StopRequest) -> None:
-        """`stop` knows from here when this worker waits for others."""
+        """`stop` learns when this worker waits for others."""
         self._workers = workers
         self._stop = stop
         self.rank, self.count = workers.rank, workers.count
-        self.gradients = 0  # how many values of dense gradients a step has
+        self.gradients = 0  # values of dense gradients per step
         self._error: OeError | None = None
-        self._wish = 0.0
+        self._sent = 0.0
         self._sums: dict[tuple[str, int], int] = {}  # each number is for one type and size
 
     @property
@@ -135,35 +133,35 @@ class Together:
         """See Ranks."""
         return self._error is not None
 
-    def lose(self, error: OeError) -> None:
+    def report_loss(self, error: OeError) -> None:
         """See Ranks."""
         self._error = self._error or error
 
-    def wish(self, stop: StopRequest) -> None:
-        """See Ranks. Goes along with the step's gradients."""
-        wish = self._value(stop)
-        if wish != self._wish:
-            self._wish = wish
-            self._workers.wish.assign(wish)
-        self._workers.wishes.assign(-1.0)
+    def send_stop_request(self, stop: StopRequest) -> None:
+        """See Ranks. Goes with the step's gradients."""
+        value = self._value(stop)
+        if value != self._sent:
+            self._sent = value
+            self._workers.stop_request.assign(value)
+        self._workers.stop_requests.assign(-1.0)
 
-    def wished(self, stop: StopRequest) -> bool:
+    def any_stop_request(self, stop: StopRequest) -> bool:
         """See Ranks."""
         from oe_runtime.keras.workers import GRADIENTS
 
-        wishes = float(self._workers.wishes.numpy())
-        if wishes < 0:  # the step did not come to the sum of the gradients, in which the others wait
+        requests = float(self._workers.stop_requests.numpy())
+        if requests < 0:  # the step did not reach the sum of gradients, in which the others wait
             nothing = np.zeros(self.gradients + 2, np.float32)
             nothing[-1] = self._value(stop)
             with self._stop.waiting():
-                wishes = float(self._workers.sum(nothing, GRADIENTS)[-1])
-        return self._agreed(stop, wishes)
+                requests = float(self._workers.sum(nothing, GRADIENTS)[-1])
+        return self._agreed(stop, requests)
 
-    def asked(self, stop: StopRequest) -> bool:
+    def stop_requested(self, stop: StopRequest) -> bool:
         """See Ranks."""
         return self._agreed(stop, float(self.sum(np.array([self._value(stop)], np.float32))[0]))
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """See Ranks."""
         self._agreed(None, float(self.sum(np.array([self._value(None)], np.float32))[0]))
 
@@ -191,21 +189,22 @@ class Together:
     def _value(self, stop: StopRequest | None) -> float:
         return _LOST if self.lost else float(bool(stop))
 
-    def _agreed(self, stop: StopRequest | None, wishes: float) -> bool:
-        if wishes >= _LOST:
+    def _agreed(self, stop: StopRequest | None, requests: float) -> bool:
+        if requests >= _LOST:
             error, self._error = self._error, None
             if isinstance(error, ServerLost):
                 raise error
             raise ServerLost("", "another worker has lost a server") from error
-        if wishes and stop is not None and not stop:
+        if requests and stop is not None and not stop:
             stop.reason = stop.reason or "another worker was asked to"
-        return wishes > 0
+        return requests > 0
 
 
-def meet(options: Options, stop: StopRequest) -> TensorFlowWorkers:
-    """Wait until all workers are there; before TensorFlow's first operation.
+def join_workers(options: Options, stop: StopRequest) -> TensorFlowWorkers:
+    """Wait until all workers have started; before TensorFlow's first operation.
 
-    Raises RunError where this one cannot listen, WorkerLost when others do not come, Stopped when asked to.
+    Raises RunError where this one cannot listen, WorkerLost when others do not come, Stopped after a stop
+    request.
     """
     from oe_runtime.keras.workers import TensorFlowWorkers
 
@@ -224,7 +223,7 @@ def meet(options: Options, stop: StopRequest) -> TensorFlowWorkers:
         except Exception as error:
             found.append(error)
 
-    # TensorFlow waits for ever, and nothing else is heard meanwhile.
+    # In a thread, because TensorFlow waits forever and handles nothing meanwhile.
     threading.Thread(target=connect, name="meet-workers", daemon=True).start()
     deadline = time.monotonic() + options.worker_wait
     while not found:
@@ -233,7 +232,7 @@ def meet(options: Options, stop: StopRequest) -> TensorFlowWorkers:
         if time.monotonic() > deadline:
             raise WorkerLost(
                 f"the {len(options.workers)} workers did not all come within {options.worker_wait} s: start "
-                "one for each of --workers, with the same list, and see what those that failed have said"
+                "one for each of --workers, with the same list, and read the errors of those that failed"
             )
         stop.wait(_POLL)
     stop.listen()  # TensorFlow's servers take SIGTERM for themselves
@@ -246,13 +245,13 @@ def meet(options: Options, stop: StopRequest) -> TensorFlowWorkers:
 
 
 class Stopped(Exception):
-    """Asked to stop while the workers were not all there."""
+    """A stop request before all workers had started."""
 
 
-# What may differ from worker to worker.
+# Options that may differ between workers.
 _OWN = {
     "rank",
-    "data",  # compared itself, see check_input
+    "data",  # compared by content, see check_input
     "token_file",
     "run_dir",
     "export",
@@ -279,13 +278,13 @@ def check_agreement(options: Options, ranks: Ranks) -> None:
 
 
 def check_input(input_: WorkerInput, ranks: Ranks) -> None:
-    """Refuse workers that have not all the same input; all of them raise the same RunError."""
+    """Refuse workers without the same input; all of them raise the same RunError."""
     first = WorkerInput.from_json(ranks.share(input_.to_json().encode()).decode())
     _refuse_together(ranks, input_.problem(first))
 
 
 def _refuse_together(ranks: Ranks, problem: str) -> None:
-    """RunError in all workers if any has a problem, with the words of the first one that has."""
+    """Raise RunError in all workers if any has a problem, with the message of the first."""
     has = np.zeros(ranks.count, np.int32)
     has[ranks.rank] = bool(problem)
     found = np.flatnonzero(ranks.sum(has))
@@ -294,17 +293,17 @@ def _refuse_together(ranks: Ranks, problem: str) -> None:
 
 
 @contextlib.contextmanager
-def asking(ranks: Ranks) -> Iterator[None]:
-    """What is done in it asks servers: if one is lost, `ranks` has it, and it is not done to the end."""
+def deferring_losses(ranks: Ranks) -> Iterator[None]:
+    """Report lost servers to `ranks` instead of raising; the rest of the block is skipped."""
     try:
         yield
     except (ServerLost, TornError, WorkerLost) as error:
-        ranks.lose(error)
+        ranks.report_loss(error)
 
 
 @contextlib.contextmanager
-def losses_of_workers(options: Options) -> Iterator[None]:
-    """Raises WorkerLost for what TensorFlow says of workers that are lost."""
+def translating_worker_losses(options: Options) -> Iterator[None]:
+    """Raise WorkerLost for TensorFlow's errors about lost workers."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A run as one HTML page without scripts or links: what was set, what came out, and the curves."""
+"""A run as one HTML page without scripts or links: settings, results and curves."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 
 from oe_runtime.errors import OeError
-from oe_runtime.training.charts import LEVEL_COLOR, Chart, Mark, Series, Size, binary, draw, si
+from oe_runtime.training.charts import LEVEL_COLOR, Chart, Mark, Series, Size, binary, draw, duration, si
 from oe_runtime.training.report_style import STYLE
 
 FILE = "report.html"
-_RUN_OF_JOB = "run"  # in a job's directory, which has the job's name
+_RUN_OF_JOB = "run"  # the run's directory in a job's, which has the job's name
 
 Event = Mapping[str, Any]
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0067a5", "#c25400", "#00795a", "#c01f2e", "#6b7280"
 _WIDE, _NARROW = Size(560, 280), Size(340, 240)
-_MOST_EVENTS = 200  # that are listed
+_MOST_EVENTS = 200
 _MOST_TABLES = 60
 
 
 class ReportError(OeError):
-    """A directory of which there is nothing to report; the message says why."""
+    """A directory without a run to report; the message says why."""
 
 
 def write(run_directory: Path) -> Path:
@@ -43,7 +43,7 @@ def write(run_directory: Path) -> Path:
 
 
 def render(run_directory: Path) -> str:
-    """The page. Raises ReportError for a directory without a run."""
+    """Return the page. Raises ReportError for a directory without a run."""
     events, broken = _read(run_directory / "metrics.jsonl")
     try:
         config = json.loads((run_directory / "config.json").read_text(encoding="utf-8"))
@@ -85,7 +85,7 @@ def _read(path: Path) -> tuple[list[Event], int]:
                 except (ValueError, TypeError, KeyError):
                     broken += 1
     except OSError as error:
-        raise ReportError(f"cannot read {path} ({error.strerror}): name the directory of a run") from error
+        raise ReportError(f"cannot read {path}: {error.strerror}; name the directory of a run") from error
     if not events:
         raise ReportError(f"{path} has no events: this run has not begun")
     return events, broken
@@ -128,7 +128,7 @@ def _tiles(events: Sequence[Event]) -> str:
         ("held-out log loss", _fixed(result.get("loss"))),
         ("samples/s", f"{speed:,.0f}" if speed else None),
         ("steps", f"{step['step']:,}" if "step" in step else None),
-        ("training time", _duration(end["seconds"]) if "seconds" in end else None),
+        ("training time", duration(end["seconds"]) if "seconds" in end else None),
         ("rows on servers", f"{sum(s['rows'] for s in servers):,}" if servers else None),
         (
             "checkpoints not written",
@@ -185,10 +185,7 @@ def _charts(events: Sequence[Event]) -> str:
             form=si,
         ),
         chart(
-            "Cache hits",
-            "% of the rows read",
-            curve("hits", _ORANGE, hits, lambda e: e["rate"]),
-            zero=True,
+            "Cache hits", "% of the rows read", curve("hits", _ORANGE, hits, lambda e: e["rate"]), zero=True
         ),
         chart(
             "Memory of the servers",
@@ -254,12 +251,12 @@ def _marks(events: Sequence[Event]) -> list[Mark]:
 
 
 def _hit_rates(servers: Sequence[Event]) -> Iterable[Event]:
-    """The share of reads that the caches answered between two samples, where there are caches."""
+    """Yield the caches' share of reads between two samples, where there are caches."""
     before = (0, 0)
     for event in servers:
         now = tuple(sum(s.get(f, 0) for s in event["servers"]) for f in ("cache_hits", "cache_misses"))
         hits, misses = now[0] - before[0], now[1] - before[1]
-        if hits < 0 or misses < 0:  # a server was started anew and counts from 0
+        if hits < 0 or misses < 0:  # a restarted server counts from 0
             hits, misses = now
         if hits + misses:
             yield {"step": event["step"], "rate": 100 * hits / (hits + misses)}
@@ -267,7 +264,7 @@ def _hit_rates(servers: Sequence[Event]) -> Iterable[Event]:
 
 
 def _by_step(events: Iterable[Event]) -> list[Event]:
-    """The last word on each step, in their order: after a server was lost, steps come twice."""
+    """Return the last event of each step, in order: after a lost server, steps come twice."""
     found = {e["step"]: e for e in events if _finite(e.get("step"))}
     return [found[step] for step in sorted(found)]
 
@@ -346,9 +343,3 @@ def _finite(value: Any) -> bool:
 
 def _fixed(value: Any) -> str:
     return f"{value:.4f}" if _finite(value) else ""
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

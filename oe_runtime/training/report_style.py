@@ -1,4 +1,4 @@
-"""The look of a report: dark on light, one column on a phone."""
+"""The style of a report: dark on light, one column on a phone."""
 
 STYLE = """
 :root { color-scheme: light; --ink: #1a1d23; --soft: #565c67; --rule: #dfe2e7; }

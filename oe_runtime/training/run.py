@@ -8,41 +8,38 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, field_rows, open_source, split_of
+from oe_runtime.data import Source, field_rows, make_split, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
 from oe_runtime.support.token_file import read_token
 from oe_runtime.training import horovod
+from oe_runtime.training.charts import duration
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Interrupted, Loop
-from oe_runtime.training.lost_server import LostServer
+from oe_runtime.training.lost_server import ServerRecovery
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
-from oe_runtime.training.progress import View, duration, view
-from oe_runtime.training.queue_checkpoints import QueueCheckpoints
-from oe_runtime.training.queue_loop import QueueLoop
-from oe_runtime.training.ranks import Stopped, check_agreement, check_input, losses_of_workers
+from oe_runtime.training.progress import View, view
+from oe_runtime.training.queue_loop import QueueCheckpoints, QueueLoop
+from oe_runtime.training.ranks import Stopped, check_agreement, check_input, translating_worker_losses
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.trainee import KerasTrainee, check_backend, prepare
 from oe_runtime.training.worker_input import WorkerInput
 
-if TYPE_CHECKING:
-    from oe_runtime.training.trainee import KerasTrainee
-
 WORKER_LOST, INTERRUPTED = 3, 130
-# Seconds for which one of several workers, asked to stop, waits for the others. Its own work, a compilation
-# and a checkpoint may take longer. A frozen worker would keep the others waiting for --worker-wait.
+# Seconds that a worker waits for the others after a stop request. Its own work, a compilation and a
+# checkpoint may take longer. A frozen worker would else keep the others waiting for --worker-wait.
 _STOP_SECONDS = 20.0
 
 
 def run(options: Options) -> int:
-    """Train as the options say; the exit status. Errors are one line on stderr and an event."""
+    """Train as the options say; return the exit status. Errors are one line on stderr and an event."""
     with StopRequest(with_parent=options.exit_with_parent) as stop:
         return _run(options, stop)
 
@@ -52,11 +49,11 @@ def _run(options: Options, stop: StopRequest) -> int:
     first = options.rank == 0
     client: Client | None = None
     try:
-        # What can be wrong is looked at before TensorFlow is imported and before anything is written.
-        _check_backend()
+        # Check everything before TensorFlow is imported and before anything is written.
+        check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
         source = open_source(options.data, options.max_cardinality, options.max_bad_rows)
         if options.device != "auto" or options.inter_threads or options.intra_threads:
-            _prepare_tensorflow(options)  # a TFRecord file uses it, and then it is too late
+            prepare(options)  # before a TFRecord file uses it
         source.check()
         if first:
             _check_export(options)
@@ -72,14 +69,14 @@ def _run(options: Options, stop: StopRequest) -> int:
         mine = WorkerInput.of(options.rank, source) if options.size > 1 else None
         directory = RunDirectory(options) if first else FollowingDirectory(options)
         if options.size > 1:
-            stop.limit(_STOP_SECONDS, partial(_end_late, options, directory, stop))
+            stop.limit(_STOP_SECONDS, partial(_end_at_limit, options, directory, stop))
         with view() as screen:
             try:
-                with losses_of_workers(options):
+                with translating_worker_losses(options):
                     _train(options, source, mine, client, directory, screen, stop)
             except Stopped:
                 directory.event("interrupted", step=0, path=None)
-                screen.say(f"stopped ({stop.reason}) while the workers were not all there")
+                screen.say(f"stopped ({stop.reason}) before all workers had started")
                 return INTERRUPTED
             except Interrupted as interrupted:
                 stop.limit(0, None)
@@ -99,12 +96,12 @@ def _run(options: Options, stop: StopRequest) -> int:
         print(f"error: {message}", file=sys.stderr)
         return WORKER_LOST if isinstance(error, WorkerLost) else 1
     except Exception as error:
-        if message := _out_of_memory(error) or _of_disk(error):
+        if message := _memory_error(error) or _disk_error(error):
             if directory is not None:
                 directory.event("error", message=message)
             print(f"error: {message}", file=sys.stderr)
             return 1
-        # A fault of ours: the traceback is wanted, and those who watch the run must see its end.
+        # A bug: show the traceback, and let those who watch the run see its end.
         if directory is not None:
             directory.event("error", message=f"{type(error).__name__}: {error}")
         raise
@@ -115,18 +112,18 @@ def _run(options: Options, stop: StopRequest) -> int:
             client.close()
 
 
-def _of_disk(error: Exception) -> str:
-    """Words for a file that cannot be written or read; empty for another error."""
+def _disk_error(error: Exception) -> str:
+    """Describe an unreadable or unwritable file; empty for another error."""
     if not isinstance(error, OSError) or isinstance(error, ConnectionError) or error.strerror is None:
         return ""
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}"
 
 
-def _end_late(options: Options, directory: RunDirectory | FollowingDirectory, stop: StopRequest) -> None:
-    """End this process, whose main thread still waits for others."""
+def _end_at_limit(options: Options, directory: RunDirectory | FollowingDirectory, stop: StopRequest) -> None:
+    """End this process, whose main thread still waits for other workers."""
     error = WorkerLost(
-        f"asked to stop ({stop.reason}), and the other workers did not agree on it within "
+        f"asked to stop ({stop.reason}), but the other workers did not agree within "
         f"{stop.seconds:.0f} s: ended without a new checkpoint"
     )
     message = _message(error, options)
@@ -144,22 +141,20 @@ def _train(
     screen: View,
     stop: StopRequest,
 ) -> None:
-    from oe_runtime.training.trainee import KerasTrainee
-
     screen.say(_opening(options))
     trainee = KerasTrainee(options, client, stop)
     figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
     start, resumed = Position(), None
     loop: Loop
     if isinstance(client, HoldingClient):
-        shared = SharedInput(options, source, split_of(source, options.holdout), stop, client, mine)
+        shared = SharedInput(options, source, make_split(source, options.holdout), stop, client, mine)
         checkpoints: Checkpoints | FollowingCheckpoints
-        checkpoints, resumed = _begin_apart(options, client, trainee, shared, stop)
+        checkpoints, resumed = _begin_asynchronous(options, client, trainee, shared, stop)
         parts = (options, source, trainee, checkpoints, directory, screen, stop, figures)
         loop = QueueLoop(*parts, shared=shared, dense=trainee.dense)
         start = resumed.position
     else:
-        checkpoints, start, resumed = _begin_together(options, mine, client, trainee, screen, stop)
+        checkpoints, start, resumed = _begin_in_step(options, mine, client, trainee, screen, stop)
         loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
     directory.event(
         "start",
@@ -179,9 +174,9 @@ def _train(
         screen.say(f"going on from step {start.step}, {resumed.path}")
     screen.total(loop.steps(), start.step)
     began = time.perf_counter()
-    if trainee.ranks.asked(stop):
+    if trainee.ranks.stop_requested(stop):
         raise loop.interrupted()
-    servers = LostServer(options, client, checkpoints, directory, screen, stop, trainee.ranks)
+    servers = ServerRecovery(options, client, checkpoints, directory, screen, stop, trainee.ranks)
     end = position = start
     while True:
         try:
@@ -197,7 +192,7 @@ def _train(
             break
         except ServerLost as error:
             position = servers.recover(error, loop)
-    stop.limit(0, None)  # from here on this one waits for nobody
+    stop.limit(0, None)  # no more waits for other workers
     if auc.rows:
         directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
         directory.scalars(end.step, {"eval/loss": auc.log_loss(), "eval/auc": auc.result()})
@@ -223,7 +218,7 @@ def _train(
         screen.say(f"run directory {directory.path}, with report.html")
 
 
-def _begin_together(
+def _begin_in_step(
     options: Options,
     mine: WorkerInput | None,
     client: Client | None,
@@ -231,12 +226,12 @@ def _begin_together(
     screen: View,
     stop: StopRequest,
 ) -> tuple[Checkpoints | FollowingCheckpoints, Position, Saved | None]:
-    """One worker, or several in step: all begin at the same position with the same weights and rows."""
+    """Begin with one worker, or several in step: same position, same weights and rows."""
     check_agreement(options, trainee.ranks)
     if mine is not None:
         check_input(mine, trainee.ranks)
     if client is not None and options.rank == 0 and not options.resume:
-        _refuse_trained(client)  # what the servers' storage held is there since the tables are
+        _refuse_trained(client)  # again, because creating the tables opened the servers' storage
     checkpoints: Checkpoints | FollowingCheckpoints
     start, resumed = Position(), None
     if client is not None and options.rank:
@@ -244,19 +239,19 @@ def _begin_together(
     else:
         checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
     if options.resume:
-        with stop.unhurried():
-            resumed, lost = checkpoints.go_back()
+        with stop.without_time_limit():
+            resumed, lost = checkpoints.roll_back()
         start = resumed.position
         if lost:
             screen.say(lost)
-    trainee.ranks.meet()  # before anybody pushes
+    trainee.ranks.barrier()  # before the first push
     return checkpoints, start, resumed
 
 
-def _begin_apart(
+def _begin_asynchronous(
     options: Options, client: Client, trainee: KerasTrainee, shared: SharedInput, stop: StopRequest
 ) -> tuple[Checkpoints, Saved]:
-    """Asynchronous workers: all go back to a checkpoint, also to the first one, and so wait for all."""
+    """Begin with asynchronous workers, which wait for each other by going back to a checkpoint."""
 
     def excuse(rank: int) -> None:
         if (there := _connect(replace(options, rank=rank))) is not None:
@@ -278,7 +273,7 @@ def _begin_apart(
     elif not options.resume:
         _refuse_trained(client)
         shared.begin(None)
-        with shared.paused() as state:
+        with shared.paused_queue() as state:
             checkpoints.take_files(Position(queue=state))
     saved, _ = checkpoints.begin()
     trainee.dense.rebase()
@@ -290,10 +285,7 @@ def _connect(options: Options) -> Client | None:
         return None
     if options.in_process:
         storage = StorageSpec(
-            options.storage,
-            options.storage_path,
-            options.storage_size,
-            cache_bytes=options.storage_cache,
+            options.storage, options.storage_path, options.storage_size, cache_bytes=options.storage_cache
         )
         return Client.in_process(storage)
     token = ""
@@ -303,7 +295,7 @@ def _connect(options: Options) -> Client | None:
         except ValueError as error:
             raise RunError(str(error)) from error
     worker = None
-    if options.workers or options.generation:  # one that is left of several must take the others' places
+    if options.workers or options.generation:  # a single remaining worker must take the others' places
         worker = Worker(
             options.rank,
             options.size,
@@ -324,43 +316,43 @@ def _connect(options: Options) -> Client | None:
 
 
 def _leave(client: Client | None) -> None:
-    """Tell the servers that this is the end, not a loss."""
+    """Tell the servers that this is an end, not a loss."""
     if client is not None:
         with contextlib.suppress(OeError):
             client.leave()
 
 
 def _refuse_trained(client: Client) -> None:
-    """Rows that another run trained would silently be this run's beginning."""
+    """Refuse servers with rows of another run, with which this run would silently begin."""
     for server in client.stats()["servers"]:
         for name, table in server["tables"].items():
             if table["rows"]:
                 raise RunError(
                     f"server {server['index']} already holds {table['rows']:,} trained rows of table {name}; "
-                    "start fresh servers, or go on with the run that trained them by --resume"
+                    "start fresh servers, or continue the run that trained them with --resume"
                 )
     kept = client.checkpoints()
     if kept and kept != [0]:  # one of step 0 has no rows
         raise RunError(
             f"the storage of the servers already holds checkpoint {kept[-1]} of another run; start them with "
-            "another --storage-path, or go on with that run by --resume"
+            "another --storage-path, or continue that run with --resume"
         )
 
 
 def _check_export(options: Options) -> None:
     path = options.export
     if path is None or (options.resume and options.run_dir in path.parents):
-        return  # what an earlier part of this run exported is replaced at the end of this one
+        return  # an earlier export of this run is replaced
     if os.path.lexists(path):
         raise RunError(f"--export {path} exists already; name a new directory or remove it")
 
 
 def _check_tables(options: Options) -> None:
-    """Refuse what tables would: a dim that is too large, policies that cannot be."""
+    """Refuse options that tables would refuse: too large a dim, invalid policies."""
     if options.stock:
         return
     admission = options.admission
-    if admission is not None and "max_element_size" in admission:  # without the memory of such a filter
+    if admission is not None and "max_element_size" in admission:  # avoid the memory of such a filter
         admission = {**admission, "max_element_size": min(admission["max_element_size"], 1000)}
     elif admission is not None and admission["name"] == "cbf":
         admission = {**admission, "max_element_size": 1000}
@@ -368,20 +360,8 @@ def _check_tables(options: Options) -> None:
         client.create_table(TableSpec("C1", options.dim, admission=admission, eviction=options.eviction))
 
 
-def _check_backend() -> None:
-    from oe_runtime.training.trainee import check_backend
-
-    check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-
-
-def _prepare_tensorflow(options: Options) -> None:
-    from oe_runtime.training.trainee import prepare
-
-    prepare(options)
-
-
-def _out_of_memory(error: Exception) -> str:
-    """What to say of a model that does not fit; empty for any other error."""
+def _memory_error(error: Exception) -> str:
+    """Describe a model that does not fit into memory; empty for another error."""
     if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
         return ""
     lines = str(getattr(error, "message", error)).strip().splitlines()

@@ -7,20 +7,20 @@ import datetime
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from oe_runtime.errors import OeError
 from oe_runtime.training import report
 from oe_runtime.training.options import Options
-from oe_runtime.training.tensorboard import Scalars, traced
 
-TENSORBOARD = "tensorboard"
+TENSORBOARD = "tensorboard"  # tensorboard --logdir RUN_DIR; its plugin xprof shows the traces
 
 
 class RunError(OeError):
-    """A run that cannot start, go on or finish; the message says what to do."""
+    """A run that cannot start, continue or finish; the message says what to do."""
 
 
 class RunDirectory:
@@ -31,7 +31,7 @@ class RunDirectory:
         self.path = options.run_dir
         self.checkpoints = self.path / "checkpoints"
         self._metrics = self.path / "metrics.jsonl"
-        self._scalars: Scalars | None = None
+        self._scalars: _Scalars | None = None
         self._unwritten = False  # whether the last event could not be written
         has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*"))
         if options.resume and not has_checkpoints:
@@ -40,16 +40,16 @@ class RunDirectory:
             raise RunError(f"{self.path} already holds a run; go on with --resume, or name another --run-dir")
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            # What an earlier attempt without a checkpoint left is of no use to this run.
+            # Overwrite the metrics of an earlier attempt without a checkpoint.
             self._file = self._metrics.open("a" if options.resume else "w", encoding="utf-8")
-            self._write_config(options)  # resumed, it may train longer or on other servers
+            self._write_config(options)  # a resumed run may train longer or on other servers
         except OSError as error:
             raise RunError(f"cannot write to the run directory {self.path}: {error.strerror}") from error
 
     def event(self, event: str, **values: Any) -> None:
-        """Append one event; it is in the file when this returns.
+        """Append one event; it is in the file at the return.
 
-        Where the disk is full that is said once, and events are written when there is room again.
+        A full disk is reported once; later events are written when there is room again.
         """
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
         try:
@@ -63,17 +63,17 @@ class RunDirectory:
             self._unwritten = False
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Show those of `values` that are known in TensorBoard. Imports TensorFlow."""
+        """Show the known `values` in TensorBoard. Imports TensorFlow."""
         if self._scalars is None:
-            self._scalars = Scalars(self.path / TENSORBOARD)
+            self._scalars = _Scalars(self.path / TENSORBOARD)
         self._scalars.write(step, values)
 
     def traced(self) -> contextlib.AbstractContextManager[None]:
-        """Traces what happens inside, for TensorBoard."""
-        return traced(self.path / TENSORBOARD)
+        """Trace the block for TensorBoard."""
+        return _traced(self.path / TENSORBOARD)
 
     def close(self) -> None:
-        """Close the metrics and write the report of what is in them."""
+        """Close the metrics and write their report."""
         if self._scalars is not None:
             self._scalars.close()
         try:
@@ -82,7 +82,7 @@ class RunDirectory:
             print(f"warning: {self._metrics}: {error.strerror}; its last events are missing", file=sys.stderr)
         try:
             report.write(self.path)
-        except (OSError, report.ReportError) as error:  # the run is what it is without
+        except (OSError, report.ReportError) as error:  # the run is complete without it
             print(f"warning: no {report.FILE}: {error}", file=sys.stderr)
 
     def _write_config(self, options: Options) -> None:
@@ -90,3 +90,40 @@ class RunDirectory:
         partial = self.path / ".config.json.part"
         partial.write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
         os.replace(partial, self.path / "config.json")
+
+
+class _Scalars:
+    """Writes numbers by step for TensorBoard, without importing it, as tf.summary.scalar would."""
+
+    def __init__(self, directory: Path) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self._writer = tf.summary.create_file_writer(str(directory))
+
+    def write(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Write the known `values`."""
+        summary = self._tf.compat.v1.Summary()
+        for name, value in values.items():
+            if value is not None:
+                summary.value.add(tag=name, simple_value=value)
+        with self._writer.as_default():
+            self._tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+@contextlib.contextmanager
+def _traced(directory: Path) -> Iterator[None]:
+    """Trace TensorFlow and Python in the block into `directory`/plugins/profile. Imports TensorFlow."""
+    import tensorflow as tf
+
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=1)
+    tf.profiler.experimental.start(str(directory), options=options)
+    try:
+        yield
+    finally:
+        tf.profiler.experimental.stop()

@@ -1,4 +1,4 @@
-"""What the servers hold and did, sampled into the run's events for its report."""
+"""The servers' statistics, sampled into the run's events for its report."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from oe_runtime.training.run_directory import RunDirectory
 
 
 class ServerFigures:
-    """Asks the servers for their statistics, at most every `seconds`.
+    """Samples the servers' statistics, with at least `seconds` between samples.
 
-    Events `servers` (per server: rows, bytes by tier, hits of the caches, keys pulled and pushed; counts are
-    since the server's start) and, at the end, `tables` (rows and bytes of each, all servers together).
+    Writes events `servers` (per server: rows, bytes by tier, cache hits, keys pulled and pushed; counts since
+    the server's start) and, at the end, `tables` (rows and bytes of each, all servers together).
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class ServerFigures:
         self._last = -float("inf")
 
     def sample(self, step: int) -> None:
-        """Write the event `servers` if it is time. Raises ServerLost."""
+        """Write the event `servers` if it is due. Raises ServerLost."""
         if self._client is not None and time.monotonic() - self._last >= self._seconds:
             self._servers(step, self._client.stats()["servers"])
 

@@ -1,11 +1,11 @@
 """The input of asynchronous workers: a work queue in the run directory, in step with checkpoints.
 
-A worker's rows are pushed and then reported, under a lock that all steps share; whoever takes a checkpoint
-has it alone. So what is in the checkpoint's rows and what its queue says is done are the same.
+A worker pushes rows and then reports them, under a lock that all steps share; a checkpoint takes the lock
+exclusively. So the checkpoint's rows and its queue agree.
 
-When a server is lost, who notices leaves a mark for the others. All connect anew and say that they are
-ready; then worker 0 chooses a checkpoint, puts the queue back, and all go back to it. What somebody would
-still do in the queue as it was is refused (QueueRestored).
+The worker that notices a lost server leaves a mark for the others. All connect again and report ready. Then
+worker 0 chooses a checkpoint, restores the queue, and all go back to it. Calls to the queue's old state are
+refused (QueueRestored).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.worker_input import WorkerInput
 
-_ALWAYS = 1 << 40  # epochs, where --steps is the end
+_ALWAYS = 1 << 40  # epochs, where --steps decides the end
 _LOCK_POLL = 0.005  # seconds
 _POLL = 0.2
-# Seconds in which the mark of a lost server comes, after servers hold the worker that noticed it for lost.
+# Seconds for the mark of a lost server to appear, after servers take the worker that noticed it for lost.
 _GRACE = 5.0
 
 
 class HoldingClient(Client):
-    """A client whose pushes hold the lock of the steps; pulls, which may wait for other workers, do not."""
+    """A client whose pushes take the lock of the steps; pulls, which may wait for other workers, do not."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -59,13 +59,13 @@ class SharedInput:
         client: HoldingClient | None = None,
         mine: WorkerInput | None = None,
     ) -> None:
-        """The directory must be one that all workers see. `mine`: the input of one of several."""
+        """The directory must be visible to all workers. `mine`: the input of one of several."""
         self._source = source
         self._split = split
         self._options = options
         self._stop = stop
         self._client = client
-        self._left = False  # the servers were told that this worker pushes no more
+        self._left = False  # whether the servers know that this worker pushes no more
         if client is not None:
             client.before_push = self.hold
         self._directory = options.run_dir / "queue"
@@ -75,7 +75,7 @@ class SharedInput:
         self._gate = (self._directory / "gate.lock").open("a")
         self._steps = (self._directory / "steps.lock").open("a")
         self._holds = False
-        # Locked until this worker has nothing more to do.
+        # Locked until this worker finishes.
         self._mine = self._rank_file(options.rank).open("a")
         _try(self._mine, fcntl.LOCK_EX)
         if mine is not None:
@@ -84,7 +84,7 @@ class SharedInput:
             partial.replace(self._input(options.rank))
 
     def check_input(self) -> None:
-        """When all have come: RunError, the same in each, for workers that have not all the same input."""
+        """When all have come, raise RunError, the same in each worker, unless all have the same input."""
         if self._options.size == 1:
             return
         found = [
@@ -97,21 +97,21 @@ class SharedInput:
                 raise RunError(problem)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
-        """Worker 0, before any takes a range: from the start, or from a checkpoint's state."""
+        """Start the queue in worker 0, before any range is taken: from the start, or a checkpoint's state."""
         self._marker.unlink(missing_ok=True)
         for mark in [*self._directory.glob("lost-*"), *self._directory.glob("ready-*")]:
             mark.unlink(missing_ok=True)
         self._queue.restore(state)
 
     def follow(self) -> None:
-        """This worker has gone back to the checkpoint that the queue has begun at."""
+        """Note that this worker has gone back to the queue's checkpoint."""
         self._left = False
         self._queue.follow()
 
     def await_others(self) -> list[int]:
-        """Worker 0, connected anew: wait until the others are. Which are gone, if those go on without them.
+        """In worker 0, connected again, wait for the others; return those that are gone, if others may go on.
 
-        Raises WorkerLost for one that is gone or does not come, and ServerLost when asked to stop.
+        Raises WorkerLost for a worker that is gone or does not come, and ServerLost after a stop request.
         """
         gone = []
         for rank in range(1, self._options.size):
@@ -123,7 +123,7 @@ class SharedInput:
         return gone
 
     def await_begin(self) -> None:
-        """Another worker, connected anew: wait for worker 0 to begin. Raises as `await_others`."""
+        """In another worker, connected again, wait for worker 0 to begin. Raises as `await_others`."""
         before = self._queue.restores()
         self._ready(self._options.rank).touch()
         try:
@@ -134,22 +134,22 @@ class SharedInput:
             self._ready(self._options.rank).unlink(missing_ok=True)
 
     def _await(self, condition: Callable[[], bool], rank: int) -> None:
-        """Wait until it holds, or that worker is gone."""
+        """Wait until the condition holds or that worker is gone."""
         deadline = time.monotonic() + self._options.worker_wait
         while not (condition() or self.is_gone(rank)):
             if self._stop:
                 raise ServerLost("", "a server was lost")
             if time.monotonic() > deadline:
                 raise WorkerLost(
-                    f"worker {rank} has not come within {self._options.worker_wait} s, to go back to a "
+                    f"worker {rank} did not come within {self._options.worker_wait} s, to go back to a "
                     "checkpoint"
                 )
             self._stop.wait(_POLL)
 
     def work(self) -> Iterator[tuple[Work, Batch, int]]:
-        """The batches that this worker gets, each with how many rows of its range are done with it.
+        """Yield this worker's batches, each with the number of rows of its range that are done with it.
 
-        They end when the queue does, when all are to stop, or when another worker has lost a server.
+        They end with the queue, after a stop request, or when another worker has lost a server.
         """
         while (work := self._queue.take(give_up=self._gives_up, idle=self._leave)) is not None:
             if self._left and self._client is not None:
@@ -162,7 +162,7 @@ class SharedInput:
             self._queue.finish(work)
 
     def held_out(self) -> Iterator[Batch]:
-        """The rows that no worker trains on."""
+        """Yield the rows that no worker trains on."""
         if self._source.evaluation() is not None:
             yield from holdout_batches(self._source, self._split, self._options.batch_size)
             return
@@ -170,14 +170,14 @@ class SharedInput:
             yield from range_batches(self._source, self._split, part, self._options.batch_size, held=True)
 
     def hold(self) -> None:
-        """From here to `report`, no checkpoint is taken. ServerLost when all go back to one."""
-        with self._stop.unhurried():  # this waits for a checkpoint, if for anything
+        """Prevent checkpoints from here to `report`. Raises ServerLost when all go back to one."""
+        with self._stop.without_time_limit():  # this waits only for checkpoints
             self._hold()
 
     def _hold(self) -> None:
         looked = time.monotonic()
         while not self._holds:
-            # Not while one waits for the steps to end.
+            # Not while a checkpoint waits for the steps to end.
             if _try(self._gate, fcntl.LOCK_SH):
                 fcntl.flock(self._gate, fcntl.LOCK_UN)
                 self._holds = _try(self._steps, fcntl.LOCK_SH)
@@ -189,14 +189,14 @@ class SharedInput:
             time.sleep(_LOCK_POLL)
 
     def report(self, work: Work, done: int) -> int:
-        """The rows were pushed: how many batches of all workers were, in all."""
+        """Report the pushed rows; return the number of batches that all workers pushed."""
         batches = self._queue.report(work, done)
         self._release()
         return batches
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Between the steps of all workers."""
+    def between_steps(self) -> Iterator[None]:
+        """Run the block between the steps of all workers."""
         with contextlib.ExitStack() as locks:
             with self._stop.waiting():
                 for file in (self._gate, self._steps):
@@ -204,14 +204,14 @@ class SharedInput:
             yield
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[dict[str, Any]]:
-        """Between the steps of all workers: what a checkpoint must have of the queue."""
-        with self.alone():
+    def paused_queue(self) -> Iterator[dict[str, Any]]:
+        """Run the block between the steps of all workers, with the queue's state for a checkpoint."""
+        with self.between_steps():
             yield self._queue.save()
 
     @contextlib.contextmanager
-    def losses(self) -> Iterator[None]:
-        """Raises ServerLost for whatever a worker finds when a server is lost, and lets the others know."""
+    def sharing_losses(self) -> Iterator[None]:
+        """Raise ServerLost for any error that a lost server causes, and notify the others."""
         try:
             yield
         except ServerLost as error:
@@ -235,12 +235,12 @@ class SharedInput:
         return self._mark(followed).exists() or self._queue.restores() != followed
 
     def raise_losses(self) -> None:
-        """ServerLost if another worker has lost a server."""
+        """Raise ServerLost if another worker has lost a server."""
         if self.is_losing():
             raise self._loss()
 
     def end(self) -> None:
-        """This worker has nothing more to do; the others wait for worker 0, who may need them to go back."""
+        """Finish this worker; the others wait for worker 0, which may need them to go back."""
         if self._options.rank:
             self._leave()
             while not (self.is_gone(0) or self._stop):
@@ -249,16 +249,16 @@ class SharedInput:
         self._mine.close()
 
     def is_gone(self, rank: int) -> bool:
-        """Whether that worker has ended, or has no more to do."""
+        """Whether that worker has ended or finished."""
         with self._rank_file(rank).open("a") as file:
             return _try(file, fcntl.LOCK_SH)
 
     def stop_all(self) -> None:
-        """Let all workers stop after their step."""
+        """Ask all workers to stop after their step."""
         self._marker.touch()
 
-    def asked(self) -> bool:
-        """Whether this one or another was asked to stop."""
+    def stop_requested(self) -> bool:
+        """Whether any worker was asked to stop."""
         if self._stop:
             return True
         if self._marker.exists():
@@ -267,16 +267,16 @@ class SharedInput:
         return False
 
     def close(self) -> None:
-        """Give back what was not finished."""
+        """Give back unfinished ranges."""
         self._queue.close()
         for file in (self._gate, self._steps, self._mine):
             file.close()
 
     def _gives_up(self) -> bool:
-        return self.asked() or self.is_losing()
+        return self.stop_requested() or self.is_losing()
 
     def _leave(self) -> None:
-        """Nobody is to wait for pushes of this worker (--staleness) while it has none."""
+        """Stop others from waiting for this worker's pushes (--staleness) while it has none."""
         if self._client is not None and not self._left:
             self._client.leave()
             self._left = True
@@ -287,7 +287,7 @@ class SharedInput:
             self._holds = False
 
     def _mark(self, restored: int) -> Path:
-        """Says that a server was lost, and which, since the queue was restored so often."""
+        """Return the file that notes a lost server, for this number of restores of the queue."""
         return self._directory / f"lost-{restored}"
 
     def _loss(self) -> ServerLost:

@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopRequest:
     """Becomes true once the run was asked to stop; a second request ends the process at once.
 
-    A context manager: listens to SIGINT and SIGTERM inside, and `with_parent` to the end of stdin. A thread
+    A context manager that listens to SIGINT and SIGTERM, and, `with_parent`, to the end of stdin. A thread
     takes the signals: Python calls no handler while the main thread is in TensorFlow or waits for a server.
     """
 
@@ -27,9 +27,9 @@ class StopRequest:
         self._asked = threading.Event()
         self._with_parent = with_parent
         self._late: Callable[[], None] | None = None
-        self.seconds = 0.0  # that one wait for other workers may last after a request
-        self._since = 0.0  # when the request came
-        self._waiting: float | None = None  # since when this process waits for other workers
+        self.seconds = 0.0  # limit of a wait for other workers after a request
+        self._since = 0.0  # time of the request
+        self._waiting: float | None = None  # start of the present wait for other workers
         self._unhurried = 0
         self._write: socket.socket | None = None
         self.reason = ""
@@ -48,7 +48,7 @@ class StopRequest:
         return self
 
     def listen(self) -> None:
-        """Listen to the signals, again after a library has taken them."""
+        """Listen to the signals; call it again after a library has taken them."""
         for number in _SIGNALS:
             signal.signal(number, _nothing)
 
@@ -65,7 +65,7 @@ class StopRequest:
         return self._asked.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but no longer than until the run is asked to stop."""
+        """Sleep, at most until the run is asked to stop."""
         self._asked.wait(seconds)
 
     def ask(self, reason: str) -> None:
@@ -77,20 +77,20 @@ class StopRequest:
         self._wake()
 
     def limit(self, seconds: float, late: Callable[[], None] | None) -> None:
-        """Call `late`, in another thread, when a wait lasts so long after a request; None: never.
+        """Call `late`, in another thread, when a wait lasts `seconds` after a request; None: never.
 
-        Only the waits that `waiting` marks count: a process that computes, reads or restores goes on.
+        Only waits marked by `waiting` count: a process that computes, reads or restores goes on.
         """
         self.seconds, self._late, self._since = seconds, late, time.monotonic()
         self._wake()
 
-    def at_least(self, seconds: float) -> None:
-        """Raise the limit of a wait to so long, because healthy workers may take it."""
+    def raise_limit(self, seconds: float) -> None:
+        """Raise the limit of a wait to `seconds`, which healthy workers may take."""
         self.seconds = max(self.seconds, seconds)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """What is done inside waits for other workers."""
+        """Mark the block as a wait for other workers."""
         outer = self._waiting
         if outer is None:
             self._waiting = time.monotonic()
@@ -100,8 +100,8 @@ class StopRequest:
             self._waiting = outer
 
     @contextlib.contextmanager
-    def unhurried(self) -> Iterator[None]:
-        """A wait inside may last as long as it takes, because the others take or restore a checkpoint."""
+    def without_time_limit(self) -> Iterator[None]:
+        """Allow any wait in the block, because the others take or restore a checkpoint."""
         self._unhurried += 1
         try:
             yield
@@ -128,8 +128,8 @@ class StopRequest:
         if number not in _SIGNALS:
             return
         if self:
-            # The user means it: the default action, without another checkpoint. `signal.signal` is for the
-            # main thread alone, which may wait.
+            # The second request: the default action, without another checkpoint. `signal.signal` only works
+            # in the main thread, which may wait.
             ctypes.CDLL(None).signal(number, None)
             os.kill(os.getpid(), number)
         self.ask(signal.Signals(number).name)
@@ -146,4 +146,4 @@ class StopRequest:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """There must be a handler for the watcher to hear of a signal."""
+    """Handle nothing: the watcher hears of a signal only if there is a handler."""

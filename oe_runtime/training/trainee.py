@@ -1,4 +1,4 @@
-"""The model in training: built, compiled, stepped. TensorFlow is imported here and nowhere earlier."""
+"""The model in training: built, compiled, stepped. The first import of TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from oe_runtime.support import durable
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
-from oe_runtime.training.ranks import Alone, Ranks, Together, meet
+from oe_runtime.training.ranks import CollectiveRanks, Ranks, SingleRank, join_workers
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
-# All embeddings but those of one row: lookups that are all at the servers are one gather of the batch, and
-# dense layers and sums over them are computed by distinct row (keras/by_row.py).
+# All embeddings with two or more rows. With all lookups on the servers, the batch takes one gather, and dense
+# layers and sums over lookups are computed per distinct row (keras/by_row.py).
 _SERVED_ROWS = 2
 
 
@@ -34,10 +34,10 @@ class KerasTrainee:
     """The options' model: stock when `client` is None, else with its embeddings on the client's servers."""
 
     def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
-        """With several workers, waits until all are there; see `ranks.meet` for what that raises."""
+        """With several workers, waits until all have started; see `ranks.join_workers` for its errors."""
         keras = prepare(options)
-        workers = meet(options, stop) if _together(options) else None
-        self.ranks: Ranks = Together(workers, stop) if workers else Alone()
+        workers = join_workers(options, stop) if _together(options) else None
+        self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else SingleRank()
         self.dense: Any = None  # asynchronous workers' ServerWorkers
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(
@@ -58,7 +58,7 @@ class KerasTrainee:
             from oe_runtime.keras.workers import ServerWorkers
 
             if options.workqueue:
-                # One worker is as one of two of whom the other has nothing to do.
+                # A single worker acts as one of two, the other without work.
                 self.dense = ServerWorkers(client, options.rank, max(2, options.size))
             self.model = embed.distributed_model(
                 self.model,
@@ -68,16 +68,13 @@ class KerasTrainee:
                 pipeline=options.pipeline,
                 staleness=0 if options.workqueue else options.staleness or 0,
                 micro_batches=options.micro_batch,
-                fresh=False,  # rows that are there are those of --resume; others were refused
+                fresh=False,  # existing rows are those of --resume; others were refused
             )
             optimizer = embed.distributed_optimizer(optimizer)
         self.model.compile(
-            optimizer,
-            "binary_crossentropy",
-            metrics=[keras.metrics.AUC(name="auc")],
-            jit_compile=options.jit,
+            optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")], jit_compile=options.jit
         )
-        if isinstance(self.ranks, Together):
+        if isinstance(self.ranks, CollectiveRanks):
             self.ranks.gradients = sum(math.prod(v.shape) for v in self.model.trainable_variables)
         if self.dense is not None:
             self.dense.bind(self.model)
@@ -86,7 +83,7 @@ class KerasTrainee:
         self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
 
     def train(self, batch: Batch, following: Batch | None = None) -> None:
-        """One step on the batch; the rows of `following` are pulled meanwhile."""
+        """Run one step on the batch; the rows of `following` are prefetched."""
         if self._following is not None and self._following[0] is batch:
             x, y = self._following[1]
         else:
@@ -101,7 +98,7 @@ class KerasTrainee:
             variable.assign(value)
 
     def window(self) -> tuple[float, float]:
-        """Mean loss and AUC (Keras's, 200 thresholds) of all workers' steps since the last call."""
+        """Return mean loss and AUC (Keras's, 200 thresholds) of all workers' steps since the last call."""
         if self.ranks.count > 1:
             variables = self._metrics()
             sums = self.ranks.sum(np.concatenate([np.ravel(v) for v in variables]))
@@ -114,16 +111,16 @@ class KerasTrainee:
         return float(self._logs["loss"]), float(self._logs["auc"])
 
     def _metrics(self) -> list[Any]:
-        """What Keras sums up in the steps for the mean loss and the AUC."""
+        """Return Keras's variables for the mean loss and the AUC."""
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
-        """Click probabilities, shape (B,)."""
+        """Return click probabilities, shape (B,)."""
         probabilities: NDArray[np.float32] = np.asarray(self.model.predict_on_batch(_inputs(batch)))
         return probabilities.reshape(-1)
 
     def export(self, path: Path, *, stock: bool, rows_of: Path | None = None) -> None:
-        """Write a SavedModel that plain TensorFlow loads; one that is at `path` stays until it is whole.
+        """Write a SavedModel for plain TensorFlow; one at `path` stays until the new one is complete.
 
         `rows_of`: take the rows from the files of this checkpoint, and ask no server.
         """
@@ -159,7 +156,7 @@ class KerasTrainee:
 
 @dataclass(frozen=True)
 class Tables:
-    """What the options say of all tables."""
+    """The options for all tables."""
 
     index: str = "array"
     dtype: str = "float32"
@@ -172,7 +169,7 @@ def _tables(options: Options) -> Tables:
 
 
 def _served_embedding(rows: int, *arguments: Any, tables: Tables = Tables(), **options: Any) -> Any:
-    """What distributed_model would make of a keras.layers.Embedding, without its memory in this process."""
+    """Return distributed_model's layer for a keras.layers.Embedding, without its memory in this process."""
     import keras
 
     import oe_runtime.keras as embed
@@ -206,9 +203,9 @@ def _together(options: Options) -> bool:
 
 
 def prepare(options: Options) -> Any:
-    """Keras, on a TensorFlow that uses what the options say, or RunError. May be called again."""
+    """Return Keras on a TensorFlow with the options' settings, or raise RunError. May be called again."""
     if _together(options):
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what it says of a lost worker, we say
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the trainer itself reports lost workers
     return import_keras(
         deterministic=options.deterministic,
         threads=(options.inter_threads, options.intra_threads),
@@ -217,20 +214,21 @@ def prepare(options: Options) -> Any:
 
 
 def check_backend(name: str) -> None:
-    """RunError for another backend of Keras than TensorFlow."""
+    """Raise RunError for a Keras backend other than TensorFlow."""
     if name != "tensorflow":
         raise RunError(
-            f"KERAS_BACKEND is {name}, and this trainer runs on tensorflow: unset it (models of your own "
-            "run on torch and jax too, with oe_runtime.keras)"
+            f"KERAS_BACKEND is {name}, but this trainer runs on tensorflow: unset it (your own models also "
+            "run on torch and jax, with oe_runtime.keras)"
         )
 
 
 def import_keras(
     *, deterministic: bool = True, threads: tuple[int, int] = (0, 0), device: str = "auto"
 ) -> Any:
-    """Keras on TensorFlow; RunError says how to install them, or that there is no GPU for `device` "gpu".
+    """Return Keras on TensorFlow. RunError says how to install them, or that "gpu" finds no GPU.
 
-    Its chatter is dropped, errors are not. `threads`: between and within operations; 0: TensorFlow decides.
+    Hides TensorFlow's messages except errors. `threads`: between and within operations; 0: TensorFlow
+    decides.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     check_backend(os.environ.setdefault("KERAS_BACKEND", "tensorflow"))
@@ -242,7 +240,7 @@ def import_keras(
         raise RunError(
             f"training needs TensorFlow and Keras 3 ({error}): pip install 'oeprov[tensorflow]'"
         ) from error
-    check_backend(keras.backend.backend())  # somebody may have imported it before
+    check_backend(keras.backend.backend())  # it may have been imported before
     if device == "gpu":
         with without_noise():
             found = tf.config.list_physical_devices("GPU")

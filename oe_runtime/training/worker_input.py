@@ -1,4 +1,4 @@
-"""The input of one of several workers, as the others compare it with theirs."""
+"""The input of one of several workers, for comparison with the others'."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oe_runtime.data.identity import InputFile, difference
 
 @dataclass(frozen=True)
 class WorkerInput:
-    """Whose input it is, and which."""
+    """A worker and its input."""
 
     rank: int
     host: str
@@ -21,21 +21,21 @@ class WorkerInput:
 
     @classmethod
     def of(cls, rank: int, source: Source) -> WorkerInput:
-        """That of this process. DataError for a file that cannot be read."""
+        """Return the input of this process. Raises DataError for an unreadable file."""
         return cls(rank, socket.gethostname(), source.identity())
 
     def to_json(self) -> str:
-        """As text for the other workers."""
+        """Return it as text for the other workers."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> WorkerInput:
-        """The inverse of `to_json`."""
+        """Return the inverse of `to_json`."""
         values = json.loads(text)
         return cls(values["rank"], values["host"], [InputFile(*file) for file in values["files"]])
 
     def problem(self, first: WorkerInput) -> str:
-        """Why these two cannot train together, and what to do; empty if they can."""
+        """Return why these two cannot train together, and what to do; empty if they can."""
         generated = any(file.name.startswith("generate:") for file in [*self.files, *first.files])
         found = difference(
             self.files, first.files, self._name, first._name, unit="rows" if generated else "bytes"

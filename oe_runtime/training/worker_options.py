@@ -10,6 +10,7 @@ from typing import NamedTuple
 from oe_runtime.errors import OeError
 from oe_runtime.training import horovod
 from oe_runtime.training.argument_types import count
+from oe_runtime.training.setting_flags import add
 
 # How launchers tell a process its rank and the number of processes: horovodrun, Open MPI's mpirun, mpiexec of
 # MPICH and Intel, srun.
@@ -34,45 +35,30 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     w.add_argument(
         "--workers",
         metavar="HOST:PORT,…",
-        help="where the workers listen for each other, in the order of their --rank; goes with --servers. "
-        "Not needed under horovodrun (with Gloo), whose rendezvous tells them",
+        help="Where workers listen for each other, in the order of their --rank; goes with --servers. "
+        "Not needed under horovodrun (with Gloo), whose rendezvous tells them.",
     )
     w.add_argument(
         "--rank",
         type=count(0),
         metavar="N",
-        help="which of --workers this is, from 0 (default: what horovodrun, mpirun, mpiexec or srun say)",
+        help="Which of --workers this is, from 0. (default: as horovodrun, mpirun, mpiexec or srun say)",
     )
-    w.add_argument(
-        "--workqueue",
-        action="store_true",
-        help="asynchronous training: nobody waits for anybody, and each worker takes ranges of the files "
-        "from a queue in the run directory, which all must see; so a slow one takes fewer, and each row is "
-        "trained on once an epoch. Dense weights are on the servers too, and --batch-size is of each worker",
+    add(w, "workqueue", False, more="Dense weights are on the servers too.")
+    add(
+        w,
+        "on_worker_lost",
+        more="The launcher restarts workers: the trainer itself continues with --workqueue only, and without "
+        "worker 0 writes no checkpoints.",
     )
-    w.add_argument(
-        "--on-worker-lost",
-        choices=("stop", "continue"),
-        default="stop",
-        help="with --workqueue, whether the others stop (default) or go on, with its ranges too; without "
-        "worker 0 nobody writes checkpoints. Without --workqueue they stop: TensorFlow's collectives cannot "
-        "go on without a member. Start the rest with --resume, as `oeprov launch-training` does",
-    )
-    w.add_argument(
-        "--worker-wait",
-        type=count(1),
-        default=600,
-        metavar="SECONDS",
-        help="how long workers wait for one that does not come, or is busy, as with a checkpoint (default "
-        "600)",
-    )
+    add(w, "worker_wait", 600, metavar="SECONDS")
     w.add_argument(
         "--generation",
         type=count(0),
         default=0,
         metavar="N",
-        help="number of this start of the job. Servers drop workers of a lower number at once; without it "
-        "they wait 90 s for a lost host (default 0)",
+        help="Number of this start of the job. Servers drop workers of a lower number at once; without it "
+        "they wait 90 s for a lost host. (default 0)",
     )
 
 

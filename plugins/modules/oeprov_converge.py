@@ -85,7 +85,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node import apply as node_apply
-from ansible_collections.oeprov.oeprov.plugins.module_utils.node import lease, plan, roles, trial
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node import lease, plan, trial
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node import observe as node_observe
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node.command import CommandError, System
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node.step import Desired
@@ -154,14 +154,14 @@ def run(module, system, holder):
     made = plan.make_plan(state, desired)
     if part == "begin":
         begin(module, made, state)
-    steps = made.steps if part == "all" else roles.doable(made, part, params["preparing"])
+    steps = made.steps if part == "all" else made.ready_steps(part, params["preparing"])
     if made.problems and (steps or part == "all"):
         module.fail_json(msg="; ".join(made.problems), steps=[])
     # What was not agreed to is left, and all that comes after it.
     agreed = [not approved or step.id in approved.get("steps", []) for step in steps] + [False]
     left = [step.what for step in steps[agreed.index(False) :]]
     steps = steps[: agreed.index(False)]
-    kernel_left = bool(roles.steps_of(made, "kernel"))
+    kernel_left = bool(made.role_steps("kernel"))
     diff = {"before": "", "after": describe(steps), "before_header": "now", "after_header": "steps to do"}
     if module.check_mode:
         shown = [

@@ -22,10 +22,9 @@ from provision.artifacts.bundle_packages import Part, collect, digest, run, syst
 from provision.cluster import flavor_facts, own_sources
 from provision.cluster.errors import HostError, OeprovError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.settings import Kind
 from provision.cluster.systems import assigned
 from provision.hosts import remote
-from provision.node import build, families, gpu, gpubundle, kernelinstall, packages
+from provision.node import build, families, gpu, kernelinstall, packages
 from provision.node.command import System
 from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
@@ -33,7 +32,7 @@ from provision.node.step import Desired
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-THERE = "/var/lib/oeprov/bundle"  # on hosts
+THERE = "/var/lib/oeprov/bundle"  # what `bootstrap --bundle` brought
 _TIMEOUT = 3600  # of a batch on its way
 _BATCH = 64 << 20
 _OLDEST = 17  # C libraries 2.this and later are what wheels are built for
@@ -80,7 +79,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
     for name, host in inventory.hosts.items():
         os, desired = systems[name], host.desired()
         wanted.setdefault(system_of(os), {}).update(dict.fromkeys(_parts(host, os)))
-        if host.kind is Kind.local:
+        if not host.platform.managed:
             pip_only.update(desired.runtime_requirements)
             continue
         state = State(os=os, runtime=Runtime(base=build.python_version(State(os=os), desired)))
@@ -145,9 +144,9 @@ def _kernel_from(desired: Desired, os: OsInfo) -> tuple[tuple[str, str], ...]:
 
 def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
     """Packages of the GPU driver, of each kind that GPUs of today need."""
-    if desired.kind != "gpu" or not desired.gpu_driver:
+    if not host.platform.has_gpus or not desired.gpu_driver:
         return []
-    headers = gpubundle.kernel_packages(os)
+    headers = tuple(gpu.kernel_packages(os))
     if not desired.kernel_version and not any(name.startswith(headers) for name in desired.runtime_packages):
         raise OeprovError(
             f"host {host.name}: its driver needs packages for its kernel, which is not known here: set "
@@ -156,7 +155,7 @@ def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
     given = _kernel_from(desired, os)
     return [
         Part(tuple(item.names), given, tuple(item.repositories), tuple(item.streams))
-        for item in gpubundle.drivers(os, desired)
+        for item in gpu.bundle_drivers(os, desired)
     ]
 
 
@@ -170,8 +169,7 @@ def _pip(key: str, os: OsInfo, requirements: list[str], into: Path) -> None:
 
 def _platforms(os: OsInfo) -> list[str]:
     """Names of the platforms whose wheels a system can use, the best first."""
-    family = families.of(os)
-    newest = family.glibc.get(families.release_of(os), _OLDEST) if family else _OLDEST
+    newest = families.glibc(os) or _OLDEST
     names = [f"manylinux_2_{number}" for number in range(newest, _OLDEST - 1, -1)]
     return [f"{name}_{os.architecture}" for name in [*names, "manylinux2014", "linux"]]
 

@@ -49,7 +49,7 @@ def collect(os: OsInfo, parts: Sequence[Part], into: Path) -> int:
     Raises OeprovError: this machine cannot get at packages of that system, or some of them are not to be had.
     """
     if not os.package_manager:
-        raise OeprovError(f"{system_of(os)}: packages are known for {families.KNOWN} only")
+        raise OeprovError(f"{system_of(os)}: packages are known for {families.known_names()} only")
     scratch = into.parent.absolute() / ".scratch"
     scratch.mkdir(parents=True)
     into.mkdir(parents=True, exist_ok=True)
@@ -132,8 +132,8 @@ def _rpms(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
         options = [f"--installroot={root}", f"--releasever={release}", f"--setopt=reposdir={places}"]
         if manager == "dnf":
             # Modules say which systems they are for, and an empty root does not say what it is.
-            platform = "al8" if os.id == "alinux" else f"el{release}"
-            options.append(f"--setopt=module_platform_id=platform:{platform}")
+            platform = family.module_platform if family else "el{release}"
+            options.append(f"--setopt=module_platform_id=platform:{platform.format(release=release)}")
         options += use.options
         for stream in part.streams:
             run([manager, "module", "enable", "-y", *options, stream])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from provision.cli.options import (
     Limit,
     StateDir,
     open_inventory,
+    takes_settings,
 )
 
 MANIFESTS_EXAMPLES = (
@@ -22,18 +23,15 @@ MANIFESTS_EXAMPLES = (
 )
 
 
+@takes_settings(
+    "model", "storage", panel=None, data={"help": "Below kubernetes_claim_path, or generate:ROWS[:SEED]."}
+)
 def manifests(
+    given: dict[str, Any],
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name the job; default: its model.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="As in launch-training.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Below kubernetes_claim_path, or generate:ROWS[:SEED].")
-    ] = None,
-    storage: Annotated[
-        str | None, typer.Option(help="dram, pmem_libpmem, dram_pmem or pmem_memkind.")
     ] = None,
     form: Annotated[
         str | None, typer.Option(help="Workers as job, tfjob or mpijob; default: kubernetes_form.")
@@ -59,7 +57,7 @@ def manifests(
     from provision.jobs.kubernetes import plan
     from provision.jobs.request import LaunchOptions
 
-    options = LaunchOptions(model=model, data=data, storage=storage, run_name=name)
+    options = LaunchOptions(given, run_name=name)
     job = plan.settle(plan.with_form(open_inventory(inventory, limit, state_dir), form), options)
     for note in job.notes:
         typer.echo(f"note: {note}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +99,46 @@ System = Annotated[
         help="What the hosts run, such as debian-12, for all or for one; may be given several times.",
     ),
 ]
+
+
+_SETTINGS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("setting_flags.json").read_text(encoding="utf-8")
+)  # by flag; `make generate` writes it, so that a command line needs not wait for the settings' models
+_PANEL = "Settings of the job (default: the inventory's)"
+_TYPES = {"string": str, "size": str, "integer": int, "number": float, "boolean": bool}
+
+
+def takes_settings(
+    *names: str, panel: str | None = _PANEL, **own: dict[str, Any]
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the flags of these settings, by default of all; it takes those given as ``given``.
+
+    ``own``: more of them, with what this command says otherwise, as ``typer.Option`` takes it.
+    """
+    wanted = {name: own.get(name, {}) for name in [*names, *own] or _SETTINGS}
+    flags = [_flag(name, {"rich_help_panel": panel, **otherwise}) for name, otherwise in wanted.items()]
+
+    def wrap(command: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(command)
+        def run(**words: Any) -> int:
+            given = {item.name: words.pop(item.name) for item in flags}
+            return command(given={k: v for k, v in given.items() if v is not None}, **words)
+
+        others = inspect.signature(command, eval_str=True).parameters.values()
+        return _with_options(run, [*(item for item in others if item.name != "given"), *flags])
+
+    return wrap
+
+
+def _flag(name: str, own: dict[str, Any]) -> inspect.Parameter:
+    setting, flag = _SETTINGS[name], name.replace("_", "-")
+    kind = setting["type"]
+    word = f"--{flag}/--no-{flag}" if kind == "boolean" else f"--{flag}"
+    said = {"help": setting["help"], "min": setting.get("minimum"), "max": setting.get("maximum")}
+    if kind == "size":
+        said["metavar"] = "SIZE"
+    option = Annotated[_TYPES[kind] | None, typer.Option(word, **{**said, **own})]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,12 @@ def inventory(found: Inventory, *, as_json: bool = False) -> int:
             f"{host.runtime.extra} in {host.runtime.venv}",
         )
     console.print(table)
-    job = found.training
+    job = found.training.decided()
+    length = f"{job.steps} steps" if job.steps and not found.training.epochs else f"{job.epochs} epoch(s)"
     rate = "" if job.learning_rate is None else f" {job.learning_rate:g}"
     console.print(
         f"training: {job.model} on {job.data or 'data given at launch'}, dim {job.dim}, "
-        f"batch {job.batch_size}, {job.optimizer}{rate}, {job.epochs} epoch(s)",
+        f"batch {job.batch_size}, {job.optimizer}{rate}, {length}",
         highlight=False,
         soft_wrap=True,
     )
@@ -46,7 +47,7 @@ def document(found: Inventory) -> dict[str, object]:
         "cluster": found.cluster,
         "parameter_servers": found.parameter_servers,
         "workers": found.workers,
-        "training": found.training.flat(),
+        "training": found.training.decided().flat(),
         "hosts": {
             host.name: {
                 "address": host.address,

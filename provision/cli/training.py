@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from provision.cli.options import (
     Limit,
     StateDir,
     open_inventory,
+    takes_settings,
 )
 
 LAUNCH_EXAMPLES = (
@@ -27,138 +28,18 @@ RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --epochs 3  | 
 FETCH_EXAMPLES = "Examples:  oeprov fetch  |  oeprov fetch JOB --checkpoints  |  oeprov fetch JOB --replace"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
 
-_SETTINGS = "Settings of the job (default: the inventory's training_* and parameter_server_*)"
 _JOB = "Which job: its name, its id or how the id begins; default: the running or the last one."
 
 
+@takes_settings()
 def launch_training(
+    given: dict[str, Any],
     job: Annotated[
         str | None,
         typer.Argument(metavar="[JOB]", help="With --resume: the job to go on with; default: the last."),
     ] = None,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
-    model: Annotated[
-        str | None, typer.Option(help="deepfm, dlrm, wdl or xdeepfm.", rich_help_panel=_SETTINGS)
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Rows in Criteo's shape: a file, directory or glob (.tsv, .csv, .gz, .zst, .parquet, "
-            ".tfrecord), or generate:ROWS[:SEED].",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            help="Where rows live: dram, pmem_libpmem (fsdax), dram_pmem (fsdax, with a cache in DRAM) or "
-            "pmem_memkind (system-ram).",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    storage_cache: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="With storage dram_pmem: DRAM of each server for the rows used most, such as 8G.",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    servers: Annotated[
-        int | None, typer.Option(min=1, help="Parameter servers on each host.", rich_help_panel=_SETTINGS)
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Worker processes on each host; they train each batch together, or with --workqueue apart.",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    dim: Annotated[
-        int | None, typer.Option(min=1, help="Width of an embedding.", rich_help_panel=_SETTINGS)
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Rows of a step, of all workers together; with --workqueue of each.",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over the data.", rich_help_panel=_SETTINGS)
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=0, help="Stop after so many steps; 0: at the end.", rich_help_panel=_SETTINGS),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help="adagrad, adam, sgd, ftrl, adamasync, … (the schema has all).", rich_help_panel=_SETTINGS
-        ),
-    ] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Learning rate; unset: the optimizer's default.", rich_help_panel=_SETTINGS),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of all that is random.", rich_help_panel=_SETTINGS)
-    ] = None,
-    max_cardinality: Annotated[
-        int | None,
-        typer.Option(min=0, help="Most distinct ids of a field; 0: all.", rich_help_panel=_SETTINGS),
-    ] = None,
-    checkpoint_steps: Annotated[
-        int | None, typer.Option(min=0, help="Steps between checkpoints.", rich_help_panel=_SETTINGS)
-    ] = None,
-    micro_batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Parts in which a batch is computed, to save memory.", rich_help_panel=_SETTINGS
-        ),
-    ] = None,
-    pipeline: Annotated[
-        bool | None,
-        typer.Option(
-            "--pipeline/--no-pipeline",
-            help="Pull the next batch's rows while one computes.",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    workqueue: Annotated[
-        bool | None,
-        typer.Option(
-            "--workqueue/--no-workqueue",
-            help="Workers wait for nobody and take ranges of the files from a queue.",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    staleness: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="With --workqueue: wait for workers that are more steps behind. Without: 1 lets a push go "
-            "out while the next batch computes.",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    on_worker_lost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="stop|continue",
-            help="When one of several workers is lost: stop, or go on with the rest.",
-            rich_help_panel=_SETTINGS,
-        ),
-    ] = None,
-    export: Annotated[
-        bool | None,
-        typer.Option(
-            "--export/--no-export", help="Export a SavedModel at the end.", rich_help_panel=_SETTINGS
-        ),
-    ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name the job.")] = None,
     on: Annotated[
         str,
@@ -187,27 +68,7 @@ def launch_training(
         raise typer.BadParameter(f"{job!r} is understood with --resume only; to name a new job: --name {job}")
     named = store.find(state_dir, job).id if job is not None else ""
     options = LaunchOptions(
-        model=model,
-        data=data,
-        dim=dim,
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        seed=seed,
-        max_cardinality=max_cardinality,
-        checkpoint_steps=checkpoint_steps,
-        micro_batch=micro_batch,
-        pipeline=pipeline,
-        workqueue=workqueue,
-        staleness=staleness,
-        on_worker_lost=on_worker_lost,
-        export=export,
-        storage=storage,
-        storage_cache=storage_cache,
-        servers=servers,
-        workers=workers,
+        given,
         run_name=name,
         on=on if on in containers.ENGINES else None,
         resume=named if resume else None,
@@ -222,7 +83,15 @@ def launch_training(
     return launching.launch(found, options, state_dir=state_dir)
 
 
+@takes_settings(
+    panel=None,
+    servers={"help": "Parameter servers per host from now on; default: as many as before."},
+    workers={"help": "Workers per host from now on; default: as many as before."},
+    epochs={"min": 1, "metavar": "N", "help": "Train until N passes over the data in all."},
+    steps={"min": 1, "metavar": "N", "help": "Train until step N, whatever the number of epochs."},
+)
 def resume(
+    given: dict[str, Any],
     job: Annotated[
         str | None, typer.Argument(metavar="[JOB]", help="The job to go on with; default: the last.")
     ] = None,
@@ -233,21 +102,6 @@ def resume(
         ),
     ] = None,
     limit: Limit = None,
-    servers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Parameter servers on each host from now on; default: as many as before."),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Worker processes on each host from now on; default: as many as before."),
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train until N passes over the data in all.")
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Train until step N, whatever the number of epochs."),
-    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
     ] = False,
@@ -264,15 +118,7 @@ def resume(
     from provision.jobs.request import LaunchOptions
 
     found = store.find(state_dir, job)
-    options = LaunchOptions(
-        resume=found.id,
-        servers=servers,
-        workers=workers,
-        epochs=epochs,
-        steps=steps,
-        detach=detach,
-        as_json=as_json,
-    )
+    options = LaunchOptions(given, resume=found.id, detach=detach, as_json=as_json)
     if found.on_kubernetes:
         from provision.jobs.kubernetes import run
 

@@ -16,12 +16,12 @@ class ContainerSettings(Settings):
     server_image: Text = Field(
         default="oeprov-server",
         pattern=r"^[^\s-]\S*$",
-        description="Image of parameter servers; containers/ has its recipe.",
+        description="Image of parameter servers. containers/ has its recipe.",
     )
     worker_image: Text = Field(
         default="oeprov-worker",
         pattern=r"^[^\s-]\S*$",
-        description="Image of workers; containers/ has its recipe.",
+        description="Image of workers. containers/ has its recipe.",
     )
     arguments: list[Text] = Field(
         default=[], description="More arguments of `docker run` or `podman run`, such as --gpus=all."

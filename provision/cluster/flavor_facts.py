@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from provision.cluster import own_sources, requirements
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.settings import Kind
+from provision.node import platforms
 from provision.node.openembedding import has_no_pmem
 
 DEFAULT = "oe_runtime"
@@ -40,7 +41,7 @@ class _OeRuntime:
     own_wheel = True
 
     def venv(self, local: bool, _state_dir: Path) -> str:
-        return sys.prefix if local else "/opt/oeprov/venv"
+        return sys.prefix if local else "/opt/oeprov/venv"  # the environment of oe_runtime
 
     def storage(self, mode: str, _settings: RuntimeSettings) -> str:
         return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
@@ -52,7 +53,7 @@ class _OeRuntime:
         extra = "" if settings.extra == "none" else settings.extra
         needs = list(requirements.of_extra(extra))
         found: dict[str, Any] = {"runtime_extra": extra, "runtime_requirements": needs}
-        if kind is not Kind.local:
+        if platforms.get(kind.value).managed:
             if settings.python != "python3" and not needs:
                 found["runtime_requirements"] = ["numpy"]  # the distribution's is for its own Python
             found.update(runtime_wheel_digest=own_sources.digest(), runtime_wheel_key=own_sources.own_key())

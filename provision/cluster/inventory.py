@@ -24,7 +24,9 @@ from provision.cluster.settings import (
     WorkerSettings,
 )
 from provision.cluster.training_settings import TrainingSettings
+from provision.node import platforms
 from provision.node.plan import Desired
+from provision.node.platform_base import Platform
 
 PARAMETER_SERVERS = "parameter_servers"
 WORKERS = "workers"
@@ -71,6 +73,11 @@ class Host:
     given: frozenset[str] = frozenset()  # variables of ours that the inventory sets
     removal: Removal | None = None
     retry_trials: bool = False  # of this command only
+
+    @property
+    def platform(self) -> Platform:
+        """What differs between its kind of host and others."""
+        return platforms.get(self.kind.value)
 
     @property
     def is_parameter_server(self) -> bool:

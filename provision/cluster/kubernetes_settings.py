@@ -16,78 +16,80 @@ class KubernetesSettings(Settings):
 
     prefix: ClassVar[str] = "kubernetes_"
     context: Text = Field(
-        default="", description="Context of the kubeconfig file (KUBECONFIG); default: its current one."
+        default="", description="Context of the kubeconfig file (KUBECONFIG). Unset: its current one."
     )
     namespace: Text = Field(
-        default="default", pattern=rf"^{_LABEL}$", description="Namespace of all that a job is made of."
+        default="default", pattern=rf"^{_LABEL}$", description="Namespace of all objects of a job."
     )
     server_image: Text = Field(
         default="",
         pattern=r"^\S*$",
-        description="Image of parameter servers, with a tag or digest; containers/ has its recipe.",
+        description="Image of parameter servers, with a tag or digest. containers/ has its recipe.",
     )
     worker_image: Text = Field(
-        default="", pattern=r"^\S*$", description="Image of workers; containers/ has its recipe."
+        default="", pattern=r"^\S*$", description="Image of workers. containers/ has its recipe."
     )
     pull_secret: Text = Field(
         default="",
         pattern=rf"^({_LABEL})?$",
-        description="Secret of the namespace with the registry's password; default: none.",
+        description="Secret of the namespace with the registry's password. Unset: none.",
     )
     user: int = Field(
         default=10001,
         ge=1,
-        description="User and group that containers run as; it must be able to write to the claim.",
+        description="User and group of containers. They must be able to write to the claim.",
     )
     claim: Text = Field(
         default="",
         pattern=rf"^({_LABEL})?$",
-        description="Claim (ReadWriteMany) of the namespace for data, checkpoints and exports, which all "
-        "pods of a job mount.",
+        description="Claim (ReadWriteMany) for data, checkpoints and exports. All pods of a job mount it.",
     )
     claim_path: Text = Field(
         default="/shared",
         pattern=r"^/[A-Za-z0-9._/-]*[A-Za-z0-9._-]$",
-        description="Where pods see the claim; training_data lies below it.",
+        description="Where pods mount the claim. training_data lies below it.",
     )
     servers: int = Field(
         default=0,
         ge=0,
         le=1024,
-        description="Parameter servers; 0: parameter_server_count of each host of parameter_servers.",
+        description="Parameter servers of a job. 0: parameter_server_count of each host of "
+        "parameter_servers.",
     )
-    server_cpus: float = Field(default=2, gt=0, description="CPUs of a server.")
+    server_cpus: float = Field(default=2, gt=0, description="CPUs per server.")
     server_memory: Size = Field(
-        default=8 << 30, ge=256 << 20, description="DRAM of a server; with storage dram, its rows are in it."
+        default=8 << 30, ge=256 << 20, description="DRAM per server. With storage dram, its rows are in it."
     )
     server_nodes: dict[str, Text] = Field(
         default={},
-        description="Labels of nodes for servers; default: the hosts of parameter_servers by their names "
-        "(not on kind local).",
+        description="Labels of nodes for servers. Unset: the hosts of parameter_servers by name, except "
+        "those of kind local.",
     )
     storage_class: Text = Field(
         default="",
         pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$",
-        description="Storage pmem_libpmem and dram_pmem: class of the servers' volumes, such as that of the "
-        "PMem CSI driver; default: local volumes at the mount points of the hosts of parameter_servers.",
+        description="With storage pmem_libpmem and dram_pmem: class of the servers' volumes, such as the "
+        "PMem CSI driver's. Unset: local volumes at the mount points of the hosts of parameter_servers.",
     )
     storage_size: Size = Field(
-        default=0, description="The same: size of a server's volume; without storage_class it may use all."
+        default=0,
+        description="With storage pmem_libpmem and dram_pmem: size of a server's volume. 0: all of a local "
+        "one.",
     )
     workers: int = Field(default=1, ge=1, le=1024, description="Workers of a job.")
-    worker_cpus: float = Field(default=4, gt=0, description="CPUs of a worker.")
-    worker_memory: Size = Field(default=8 << 30, ge=1 << 30, description="Memory of a worker.")
-    worker_gpus: int = Field(default=0, ge=0, le=64, description="GPUs (nvidia.com/gpu) of a worker.")
+    worker_cpus: float = Field(default=4, gt=0, description="CPUs per worker.")
+    worker_memory: Size = Field(default=8 << 30, ge=1 << 30, description="Memory per worker.")
+    worker_gpus: int = Field(default=0, ge=0, le=64, description="GPUs (nvidia.com/gpu) per worker.")
     worker_nodes: dict[str, Text] = Field(
-        default={}, description="Labels of nodes for workers; default: any."
+        default={}, description="Labels of nodes for workers. Unset: any node."
     )
     form: Literal["job", "tfjob", "mpijob"] = Field(
         default="job",
-        description="What workers are: an Indexed Job, or Kubeflow's TFJob (kubeflow.org/v1) or MPIJob "
-        "(v2beta1), whose operators the cluster must then have.",
+        description="Object that runs the workers: an Indexed Job, or Kubeflow's TFJob (kubeflow.org/v1) or "
+        "MPIJob (v2beta1). The cluster must have Kubeflow's operator for it.",
     )
     monitoring_namespace: Text = Field(
         default="",
         pattern=rf"^({_LABEL})?$",
-        description="Namespace whose pods may read the servers' metrics too, such as Prometheus's.",
+        description="Another namespace whose pods may read the servers' metrics, such as Prometheus's.",
     )

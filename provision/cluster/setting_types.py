@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -52,9 +53,16 @@ Share = Annotated[
 ]
 Text = Annotated[str, BeforeValidator(_text)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Switch = Annotated[
-    Literal["auto", "on", "off"], BeforeValidator(_switch, json_schema_input_type=bool | Literal["auto"])
-]
+_Switch = Literal["auto", "on", "off"]
+Switch = Annotated[_Switch, BeforeValidator(_switch, json_schema_input_type=_Switch | bool)]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Marks a setting that is a flag of ``launch-training`` too."""
+
+    name: str = ""  # default: the field's
+    allowed: tuple[str, ...] = ()  # default: the field's
 
 
 class Settings(BaseModel):
@@ -67,6 +75,17 @@ class Settings(BaseModel):
     def variables(cls) -> list[str]:
         """Names of the inventory variables that this model reads."""
         return [cls.prefix + name for name in cls.model_fields]
+
+    @classmethod
+    def flags(cls) -> dict[str, tuple[str, Flag]]:
+        """Name of a flag, as Python has it → the field and what its mark says."""
+        marks = [
+            (name, mark)
+            for name, field in cls.model_fields.items()
+            for mark in field.metadata
+            if isinstance(mark, Flag)
+        ]
+        return {mark.name or name: (name, mark) for name, mark in marks}
 
     def flat(self) -> dict[str, Any]:
         """Variable name → value, JSON types only; what Ansible gets as variables."""

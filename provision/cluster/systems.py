@@ -17,7 +17,9 @@ def parse(text: str) -> OsInfo:
     """The system in ``debian-12`` or ``debian-12-aarch64``; OeprovError when there is none like it."""
     name, _, rest = text.partition("-")
     release, dash, architecture = rest.partition("-")
-    os = OsInfo(name.lower(), release, architecture=architecture if dash else ARCHITECTURES[0])
+    ids = {item.lower(): item for family in families.known() for item in family.ids}
+    name = ids.get(name.lower(), name.lower())  # openEuler writes its own with a capital
+    os = OsInfo(name, release, architecture=architecture if dash else ARCHITECTURES[0])
     family = families.of(os)
     if family is None or not families.is_known(os):
         known = families.known_systems()
@@ -31,8 +33,7 @@ def parse(text: str) -> OsInfo:
         raise OeprovError(
             f"--system {text!r}: found architecture {os.architecture!r}; allowed: {', '.join(ARCHITECTURES)}"
         )
-    manager = "apt" if family.lineage == "debian" else family.managers[0]
-    return os._replace(family=family.lineage, package_manager=manager)
+    return os._replace(family=family.lineage, package_manager=family.package_manager)
 
 
 def assigned(inventory: Inventory, systems: Iterable[str]) -> dict[str, OsInfo]:

@@ -1,195 +1,234 @@
-"""Inventory variables of the training job: ``training_*``; see ``provision.cluster.settings``."""
+"""Inventory variables of the training job: ``training_*``; see ``provision.cluster.settings``.
+
+The trainer decides a setting whose default is ``None``: unset, it is not passed on. What it then takes is in
+``trainer_defaults.json``, generated from the trainer, to be shown and for the trainers of other flavors.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import json
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from provision.cluster.setting_types import Settings, Switch, Text
+from provision.cluster.setting_types import Flag, Settings, Switch, Text
 
 _WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
+TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
+Precision = Literal["float32", "bfloat16"]
+Optimizer = Literal[
+    "adadelta",
+    "adagrad",
+    "adagraddecay",
+    "adam",
+    "adamasync",
+    "adamax",
+    "adamw",
+    "amsgrad",
+    "ftrl",
+    "lion",
+    "momentum",
+    "nadam",
+    "rmsprop",
+    "sgd",
+]
 
 
 class TrainingSettings(Settings):
     """The training job; the same for all hosts, so set these under all: vars:."""
 
     prefix: ClassVar[str] = "training_"
-    model: Literal["deepfm", "dlrm", "wdl", "xdeepfm"] = Field(
+    model: Annotated[Literal["deepfm", "dlrm", "wdl", "xdeepfm"], Flag()] = Field(
         default="deepfm", description="Model to train."
     )
-    data: Text = Field(
+    data: Annotated[Text, Flag()] = Field(
         default="",
-        description="Rows in Criteo's shape: a file, directory or glob of .tsv, .csv (also .gz, .zst), "
-        ".parquet or .tfrecord; or generate:ROWS or generate:ROWS:SEED.",
+        description="Rows in Criteo's shape. A file, directory or glob of .tsv, .csv (also .gz, .zst), "
+        ".parquet or .tfrecord; or generated ones: generate:ROWS[:SEED].",
     )
-    max_bad_rows: int = Field(
-        default=0,
+    max_bad_rows: int | None = Field(
+        default=None,
         ge=0,
-        description="Broken rows of a pass over the data that are left out, and said; 0: the first one is an "
-        "error.",
+        description="Malformed rows that a pass over the data may skip and report. 0: the first is an error.",
     )
-    dim: int = Field(default=9, ge=1, le=4096, description="Width of an embedding.")
-    batch_size: int = Field(default=4096, ge=1, description="Rows of a step, of all workers together.")
-    epochs: int = Field(
-        default=1, ge=0, description="Passes over the data; 0: as many as training_steps takes."
+    dim: Annotated[int | None, Flag()] = Field(
+        default=None, ge=1, le=4096, description="Width of an embedding."
     )
-    steps: int = Field(default=0, ge=0, description="Stop after so many steps; 0: at the end of the epochs.")
-    hidden: Text = Field(
-        default="256,128",
+    batch_size: Annotated[int | None, Flag()] = Field(
+        default=None,
+        ge=1,
+        description="Rows per step, over all workers; with training_workqueue, per worker.",
+    )
+    epochs: Annotated[int | None, Flag()] = Field(
+        default=None,
+        ge=0,
+        description="Passes over the data. 0, or unset with training_steps: as many as training_steps takes.",
+    )
+    steps: Annotated[int | None, Flag()] = Field(
+        default=None, ge=0, description="Stop after this many steps in all. 0: at the end of the epochs."
+    )
+    hidden: Text | None = Field(
+        default=None,
         pattern=_WIDTHS,
-        description="Widths of the layers of the deep part, of DLRM's top.",
+        description="Widths of the hidden layers of the deep part; for dlrm, of the top.",
     )
-    cin: Text = Field(
-        default="64,64",
+    cin: Text | None = Field(
+        default=None,
         pattern=_WIDTHS,
-        description="xdeepfm: feature maps of the layers of its interaction network.",
+        description="xdeepfm: feature maps per layer of the interaction network.",
     )
-    bottom: Text = Field(
-        default="512,256,64",
+    bottom: Text | None = Field(
+        default=None,
         pattern=_WIDTHS,
         description="dlrm: widths of the layers over the integers, before one of width training_dim.",
     )
-    interaction: Literal["dot", "cat"] = Field(
-        default="dot", description="dlrm: inner products of all pairs of fields (dot), or none (cat)."
+    interaction: Literal["dot", "cat"] | None = Field(
+        default=None, description="dlrm: inner products of all pairs of fields (dot), or none (cat)."
     )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="Of the hidden layers' products; with bfloat16, weights stay in float32.",
+    precision: Precision | None = Field(
+        default=None,
+        description="Precision of the hidden layers' products. With bfloat16, weights stay in float32.",
     )
-    row_precision: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="Of the tables' rows; bfloat16 halves their memory, the optimizer's state stays float32.",
+    row_precision: Precision | None = Field(
+        default=None,
+        description="Precision of the tables' rows. bfloat16 halves their memory and traffic; the "
+        "optimizer's state stays in float32.",
     )
-    index: Literal["array", "hash"] = Field(
-        default="array",
-        description="Tables with a row for each of a field's ids (array), or for any 64-bit id, made when it "
-        "is first trained (hash).",
+    index: Literal["array", "hash"] | None = Field(
+        default=None,
+        description="How tables find rows. array: a row for each id of a field; hash: a row for any 64-bit "
+        "id, made when the id is first trained.",
     )
-    admission: Text = Field(
-        default="",
-        description="With training_index hash, only ids that came so often get a row: "
-        "counter:TIMES[:MOST_IDS] or cbf:TIMES[:MOST_IDS[:PROBABILITY]]; default: all do.",
+    admission: Text | None = Field(
+        default=None,
+        description="With training_index hash: ids get a row only after they came this often. "
+        "counter:TIMES[:MOST_IDS] or cbf:TIMES[:MOST_IDS[:PROBABILITY]]. Unset: all ids get one.",
     )
-    eviction: Text = Field(
-        default="",
-        description="Rows that go: global_step:STEPS[:EVERY], l2_weight:THRESHOLD[:EVERY], "
-        "ttl:SECONDS[:EVERY], cap:ROWS[:lru|lfu], several with commas; default: none.",
+    eviction: Text | None = Field(
+        default=None,
+        description="Rules by which rows are evicted, with commas between them. global_step:STEPS[:EVERY], "
+        "l2_weight:THRESHOLD[:EVERY], ttl:SECONDS[:EVERY], cap:ROWS[:lru|lfu]. Unset: no row is evicted.",
     )
-    jit: bool = Field(default=False, description="Let XLA fuse the operations of a step.")
+    jit: bool | None = Field(
+        default=None, description="Fuse the operations of a step with XLA. The first step takes longer."
+    )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto",
-        description="Where the model computes; gpu: refuse to train where TensorFlow finds none; auto: gpu "
-        "on hosts of kind gpu, elsewhere a GPU if there is one.",
+        description="Where the model computes. gpu: fail when TensorFlow finds none; auto: a GPU if there is "
+        "one; hosts of kind gpu must have one.",
     )
-    micro_batch: int = Field(
-        default=1,
+    micro_batch: Annotated[int | None, Flag()] = Field(
+        default=None,
         ge=1,
-        description="Parts in which a worker computes its part of a batch, one after the other, before one "
-        "update: less memory, the same results within floating point.",
+        description="Parts that a worker computes its batch in, one after the other, before one update. "
+        "Saves memory; results are the same within floating point.",
     )
-    pipeline: bool = Field(
-        default=True, description="Pull the rows of the next batch while one computes; the results are equal."
+    pipeline: Annotated[bool | None, Flag()] = Field(
+        default=None,
+        description="Pull the rows of the next batch while one computes. Results are the same to the bit.",
     )
-    workqueue: bool = Field(
-        default=False,
-        description="Workers do not wait for each other: each takes ranges of the files from a queue in the "
-        "job's directory (so all on one host, or on Kubernetes), each row once an epoch. "
-        "training_batch_size is then of each worker.",
+    workqueue: Annotated[bool | None, Flag()] = Field(
+        default=None,
+        description="Train asynchronously: workers take ranges of the files from a queue and wait for no "
+        "other. Each row is trained once per epoch. The queue is in the job's directory, so workers must be "
+        "on one host, or on Kubernetes.",
     )
-    staleness: int | None = Field(
+    staleness: Annotated[int | None, Flag()] = Field(
         default=None,
         ge=0,
-        description="With training_workqueue, wait for workers that are more steps behind (default: for "
-        "none). Without, of one worker: 1 lets a push go out while the next batch computes (default 0).",
+        description="Steps that training may be ahead. With training_workqueue: wait for workers that are "
+        "further behind (unset: for none). Without it, for one worker: 1 pushes while the next batch "
+        "computes (unset: 0).",
     )
-    optimizer: Literal[
-        "adadelta",
-        "adagrad",
-        "adagraddecay",
-        "adam",
-        "adamasync",
-        "adamax",
-        "adamw",
-        "amsgrad",
-        "ftrl",
-        "lion",
-        "momentum",
-        "nadam",
-        "rmsprop",
-        "sgd",
-    ] = Field(default="adagrad", description="Optimizer.")
-    learning_rate: float | None = Field(
+    optimizer: Annotated[Optimizer | None, Flag()] = Field(
+        default=None, description="Optimizer of the tables and of the dense weights."
+    )
+    learning_rate: Annotated[float | None, Flag()] = Field(
+        default=None, gt=0, description="Learning rate. Unset: the trainer's default for the optimizer."
+    )
+    seed: Annotated[int | None, Flag()] = Field(
+        default=None, ge=0, description="Seed of everything random. The same seed gives the same losses."
+    )
+    max_cardinality: Annotated[int | None, Flag()] = Field(
         default=None,
-        gt=0,
-        description="Learning rate. Default: the trainer's for the optimizer (adam 0.001, lion 0.0001, "
-        "adadelta 1.0, adagrad 0.05, …); flavor deeprec: its script's.",
-    )
-    seed: int = Field(default=0, ge=0, description="Seed of all that is random.")
-    max_cardinality: int = Field(
-        default=0,
         ge=0,
-        description="At most so many distinct ids a categorical field; 0: the full cardinalities.",
+        description="Limit of distinct ids per categorical field. 0: Criteo's full cardinalities, 10 "
+        "million ids in all.",
     )
-    holdout: float = Field(default=0.1, ge=0, lt=1, description="Part of the rows kept for evaluation.")
+    holdout: float | None = Field(
+        default=None, ge=0, le=0.9, description="Share of the rows held out for the final evaluation."
+    )
     tls: Switch = Field(
         default="auto",
-        description="Encrypt the connections between workers and servers; auto: unless all servers listen on "
+        description="Encrypt connections between workers and servers. auto: unless all servers listen on "
         "loopback.",
     )
-    checkpoint_steps: int = Field(
-        default=1000, ge=0, description="Steps between checkpoints; 0: only at the end."
+    checkpoint_steps: Annotated[int | None, Flag()] = Field(
+        default=None, ge=0, description="Steps between checkpoints. 0: only one at the end."
     )
     keep_checkpoints: int = Field(
-        default=3, ge=1, le=64, description="How many of the newest checkpoints are kept."
+        default=3, ge=1, le=64, description="Number of newest checkpoints to keep; servers are told it too."
     )
-    checkpoint_rows: Literal["auto", "pool", "files"] = Field(
-        default="auto",
-        description="Where checkpoints have their rows: in the servers' persistent memory, which stops "
-        "nothing (pool), or in files of the job's directory (files); auto: pool with storage pmem_libpmem "
-        "and dram_pmem. The last one of a finished job has files.",
+    checkpoint_rows: Literal["auto", "pool", "files"] | None = Field(
+        default=None,
+        description="Where a checkpoint has its rows. pool: in the servers' persistent memory, without "
+        "stopping training; files: in files of the job's directory; auto: pool with storage pmem_libpmem "
+        "and dram_pmem. The last checkpoint of a finished job has files.",
     )
-    export_checkpoints: int = Field(
-        default=0,
+    export_checkpoints: int | None = Field(
+        default=None,
         ge=0,
-        description="With rows of checkpoints in persistent memory, every so many have them in files all the "
-        "same; 0: none but the last.",
+        description="With rows in persistent memory: export every Nth checkpoint to files. 0: only the last.",
     )
-    checkpoint_increments: int = Field(
-        default=0,
+    checkpoint_increments: int | None = Field(
+        default=None,
         ge=0,
-        description="With rows of checkpoints in files: after one with all rows, so many with only those "
-        "that changed since the one before. What they build on is kept. 0: all have all rows.",
+        description="With rows in files: N incremental checkpoints after each full one. Checkpoints that "
+        "later ones build on are kept. 0: each checkpoint is full.",
     )
     server_wait: int = Field(
         default=300,
         ge=0,
-        description="Seconds to wait for a lost server to restart, or for a lost worker's host to answer (at "
-        "least 20), before training goes on from the last checkpoint. 0: a lost server ends the job.",
+        description="Seconds to wait for a lost server, or for a lost worker's host (at least 20). Then "
+        "training goes on from the last checkpoint. 0: a lost server ends the job.",
     )
-    worker_wait: int = Field(
-        default=600,
+    worker_wait: int | None = Field(
+        default=None,
         ge=1,
-        description="Seconds that workers wait for one that does not come or is busy, as with a checkpoint.",
+        description="Seconds that workers wait for one that is missing or busy, such as with a checkpoint.",
     )
-    on_worker_lost: Literal["stop", "continue"] = Field(
+    on_worker_lost: Annotated[Literal["stop", "continue"], Flag()] = Field(
         default="stop",
-        description="When one of several workers is killed or its host is lost: stop, or go on with the "
-        "rest, unless training_restarts starts it again. Workers of a queue (training_workqueue) go on where "
-        "they are, with its ranges too; others start again from the last checkpoint, with its part of every "
-        "batch. Checkpoints are on worker 0's host. (On Kubernetes lost workers are always started again.)",
+        description="What to do when one of several workers is lost: stop, or continue with the others. "
+        "With training_workqueue the others take over its ranges; without, they restart from the last "
+        "checkpoint and share its part of each batch. training_restarts restarts lost workers instead. "
+        "Checkpoints are on worker 0's host. On Kubernetes lost workers always restart.",
     )
     restarts: int = Field(
         default=0,
         ge=0,
-        description="How often a job of several workers starts them again, from the last checkpoint, when "
-        "one was killed, or a server lost that did not come back in time.",
+        description="How often to restart the workers from the last checkpoint. When one of several was "
+        "killed, or a lost server did not come back in time.",
     )
-    timeline: int = Field(
-        default=0,
+    timeline: int | None = Field(
+        default=None,
         ge=0,
-        description="Every so many steps, one is traced by TensorFlow's profiler, for TensorBoard; 0: none.",
+        description="Trace every Nth step with TensorFlow's profiler, for TensorBoard. 0: none.",
     )
-    export: bool = Field(
-        default=True, description="Export the trained model as a SavedModel in the job directory."
+    export: Annotated[bool, Flag()] = Field(
+        default=True, description="Export the trained model as a SavedModel to the job's directory."
     )
+
+    def decided(self) -> TrainingSettings:
+        """These settings with the trainer's defaults in place of unset values."""
+        unset = {name: value for name, value in trainer_defaults().items() if getattr(self, name) is None}
+        return self.model_copy(update=unset)
+
+
+@cache
+def trainer_defaults() -> dict[str, Any]:
+    """What the trainer takes for settings that are not set, by name."""
+    found: dict[str, Any] = json.loads(TRAINER_DEFAULTS.read_text(encoding="utf-8"))
+    return found

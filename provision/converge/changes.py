@@ -20,7 +20,7 @@ from rich.markup import escape
 from provision.artifacts.bundle import Bundle
 from provision.cluster.errors import ConvergeError, InventoryError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.settings import GpuSettings, KernelSettings, Kind, mode_refusal
+from provision.cluster.settings import GpuSettings, KernelSettings
 from provision.cluster.state_directory import state_flag
 from provision.converge import planview, rolling
 from provision.converge.stepview import StepView
@@ -34,7 +34,6 @@ from provision.inventory.loader import load
 from provision.jobs import store
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
-from provision.node.roles import role_of
 from provision.node.state import State, difference
 from provision.node.step import Plan
 
@@ -98,10 +97,10 @@ def pmem_mode(
 
 def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
     """The hosts that the mode is for; ConvergeError when one that has persistent memory cannot do it."""
-    able = {name: host for name, host in inventory.hosts.items() if not mode_refusal(host.kind, mode)}
+    able = {name: host for name, host in inventory.hosts.items() if not host.platform.refuse(mode)}
     for name, host in inventory.hosts.items():
         if name not in able and (not able or host.pmem.mode != "none"):
-            raise ConvergeError(f"host {name}: mode {mode}: {mode_refusal(host.kind, mode)}")
+            raise ConvergeError(f"host {name}: mode {mode}: {host.platform.refuse(mode)}")
     return able
 
 
@@ -285,12 +284,12 @@ class _Change:
             found = survey(self.inventory)
             if self.name == "pmem_mode":
                 found.plans = {
-                    name: _without_runtime(plan, self.inventory.hosts[name].kind)
+                    name: plan._replace(steps=[step for step in plan.steps if step.scope != "training"])
                     for name, plan in found.plans.items()
                 }
         if self.roles:
             found.plans = {
-                name: plan._replace(steps=[step for step in plan.steps if role_of(step) in self.roles])
+                name: plan._replace(steps=[step for step in plan.steps if step.role in self.roles])
                 for name, plan in found.plans.items()
             }
         self.found = found
@@ -349,9 +348,9 @@ class _Change:
         view = StepView(self.console, self.journal, plans)
         stop = StopRequest()
         for name in plans:
-            kind = self.inventory.hosts[name].kind
-            if kind is not Kind.local:
-                history.write(self.journal, self.inventory.cluster, name, found.states[name], kind)
+            host = self.inventory.hosts[name]
+            if host.platform.managed:
+                history.write(self.journal, self.inventory.cluster, name, found.states[name], host.kind)
         if self.bundle:
             with self.console.status("sending the bundle"):
                 for name in plans:
@@ -374,7 +373,7 @@ class _Change:
                 },
                 host_variables={name: {"oeprov_plan": self._approved(plan)} for name, plan in plans.items()},
                 stop=stop,
-                tags=sorted({role_of(step) for plan in plans.values() for step in plan.steps}),
+                tags=sorted({step.role for plan in plans.values() for step in plan.steps}),
                 on_start=view.start,
                 on_result=view.result,
             )
@@ -442,11 +441,3 @@ def _same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
     return {plan.host: plan.steps for plan in before.pending} == {
         plan.host: plan.steps for plan in after.pending
     }
-
-
-def _without_runtime(plan: Plan, kind: Kind) -> Plan:
-    """The plan without the steps that only training needs: what is left changes the memory's mode."""
-    # The packages of kind local are the runtime's; other kinds' hold ndctl, daxctl and ipmctl.
-    runtime = ("install_runtime", "install_foreign", "get_sources")
-    dropped = (*runtime, "install_packages") if kind is Kind.local else runtime
-    return plan._replace(steps=[step for step in plan.steps if step.action not in dropped])

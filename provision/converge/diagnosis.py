@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from provision.node import families, modules, mount, ndctl
+from provision.node import families, modules, mount, ndctl, platforms
 from provision.node.daxctl import RECONFIGURE_SINCE, tool_version
 from provision.node.directory import human
 from provision.node.health import Health
 from provision.node.state import State
 from provision.node.step import Desired, Plan
-from provision.node.system_ram import handed_out
 
 MOST_SKEW = 2.0  # seconds; logs of several hosts are read side by side, and certificates have dates
 _HUGE_SHARE = 0.1
@@ -33,15 +32,16 @@ def diagnose(state: State, desired: Desired, plan: Plan, health: Health, skew: f
 
 
 def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float) -> Iterator[Finding]:
+    platform = platforms.get(desired.kind)
     yield from _modules(state, desired, health)
     if desired.pmem_mode == "fsdax":
         yield from _fsdax(state, desired)
-    if desired.pmem_mode == "system-ram" and not handed_out(state, desired):
+    if desired.pmem_mode == "system-ram" and not platform.handed_out(state, desired):
         yield from _system_ram(state, desired)
-    if desired.kind != "local":
+    if platform.managed:
         yield from _kernel(state)
     yield from _servers(health)
-    if desired.parameter_server and desired.kind != "local" and health.firewall:
+    if desired.parameter_server and platform.managed and health.firewall:
         yield from _firewall(health)
     yield from _machine(state, health, skew)
     for line in plan.problems:
@@ -59,9 +59,10 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
 
 
 def _modules(state: State, desired: Desired, health: Health) -> Iterator[Finding]:
-    wants = desired.pmem_mode in ("fsdax", "system-ram") and desired.kind not in ("re7p", "local")
-    regions = [region for region in state.regions if desired.kind == "cxl" or region.type != "ram"]
-    if wants and not regions and not handed_out(state, desired):
+    platform = platforms.get(desired.kind)
+    wants = desired.pmem_mode in ("fsdax", "system-ram") and platform.regions
+    regions = [region for region in state.regions if region.type in platform.regions]
+    if wants and not regions and not platform.handed_out(state, desired):
         yield _no_region(state, desired, health)
     for name, text in health.flags.items():
         words = [word for word in text.split() if word != "smart_notify"]
@@ -81,11 +82,8 @@ def _modules(state: State, desired: Desired, health: Health) -> Iterator[Finding
 
 
 def _no_region(state: State, desired: Desired, health: Health) -> Finding:
-    if desired.kind == "cxl":
-        return Finding(
-            "there is no region of CXL memory",
-            "`cxl list -M` shows whether the expander is seen; `cxl create-region` makes a region of it",
-        )
+    if platforms.get(desired.kind).no_region:
+        return Finding(*platforms.get(desired.kind).no_region)
     if state.dimms.inaccessible > state.dimms.app_direct + state.dimms.volatile:
         return Finding(
             f"{human(state.dimms.inaccessible)} of persistent memory are neither memory nor App Direct",
@@ -104,10 +102,10 @@ def _no_region(state: State, desired: Desired, health: Health) -> Finding:
             "`ipmctl show -dimm` and `ipmctl show -region` name the module; put it back in its slot, or make "
             "a new goal, which loses what is on all modules of the set",
         )
-    hint = " of the right type (re6p has PMem, others do not)" if desired.kind == "re6p" else ""
     return Finding(
         "there is no persistent memory: no region, and no module",
-        f"is this a machine{hint}? `ndctl list -DR` shows what the kernel sees; else correct oeprov_kind",
+        f"is this machine of the right type ({desired.kind})? `ndctl list -DR` shows what the kernel sees; "
+        "else correct oeprov_kind",
     )
 
 

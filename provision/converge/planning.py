@@ -12,14 +12,14 @@ from rich.markup import escape
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.inventory import Inventory
-from provision.cluster.settings import MODES
 from provision.cluster.systems import assigned
 from provision.converge import fresh, planview, rolling
 from provision.hosts.survey import ClusterSurvey, survey
+from provision.node import platforms
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo
 
-ALL_MODES = sorted({mode for modes in MODES.values() for mode in modes} - {"none"})
+ALL_MODES = sorted({mode for kind in platforms.kinds() for mode in platforms.get(kind).modes} - {"none"})
 
 
 def check_mode(mode: str) -> None:

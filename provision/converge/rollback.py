@@ -51,7 +51,7 @@ def pmem_mode(
 ) -> int:
     """Bring persistent memory back to the mode that it had before; exit codes of bootstrap."""
     found = _look(inventory)
-    now = {name: history.mode_of(state, inventory.hosts[name].kind) for name, state in found.states.items()}
+    now = {name: inventory.hosts[name].platform.find_mode(state) for name, state in found.states.items()}
     modes = history.last(_journal(state_dir), inventory.cluster, "mode", now)
     if not modes:
         return _nothing(state_dir, "mode of persistent memory", as_json)

@@ -7,7 +7,6 @@ from itertools import chain, repeat
 from math import ceil
 
 from provision.cluster.inventory import Inventory
-from provision.node.roles import prepares
 from provision.node.step import Plan
 
 _SHOWN = 5  # turns that are described one by one
@@ -46,7 +45,7 @@ def turns(inventory: Inventory, plans: Sequence[Plan], lost: Collection[str] = (
 
 
 def _quiet(plans: Sequence[Plan]) -> list[str]:
-    return [plan.host for plan in plans if all(prepares(step) for step in plan.steps)]
+    return [plan.host for plan in plans if all(step.preparing for step in plan.steps)]
 
 
 def _part(share: str, count: int) -> int:

@@ -11,7 +11,6 @@ from rich.markup import escape
 
 from provision.hosts.journal import Journal
 from provision.hosts.playbook import TaskResult
-from provision.node.roles import steps_of
 from provision.node.step import Plan, Step
 
 _GAP = re.compile(r"<[^<>]+>")  # of a plan: what nobody knew yet
@@ -53,4 +52,4 @@ class StepView:
     def _steps(self, host: str, role: str) -> list[Step]:
         """The agreed steps that a role does on a host."""
         plan = self.plans.get(host)
-        return steps_of(plan, role) if plan and role else []
+        return plan.role_steps(role) if plan and role else []

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.settings import Kind
-from provision.hosts import history
 from provision.hosts.survey import ClusterSurvey
 from provision.node import mount, numa
 from provision.node.state import State
@@ -72,9 +70,7 @@ def _lost(host: Host, reasons: dict[str, str]) -> dict[str, Any]:
 
 def mode_of(host: Host, state: State) -> str:
     """How persistent memory is used now; ``none`` where it is not."""
-    if host.kind is Kind.local:
-        return "directory" if any(item.is_directory for item in state.directories) else "none"
-    return history.mode_of(state, host.kind) or "none"
+    return host.platform.find_mode(state) or "none"
 
 
 def _pmem_bytes(host: Host, state: State) -> int | None:

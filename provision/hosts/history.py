@@ -6,23 +6,8 @@ from collections.abc import Mapping
 
 from provision.cluster.settings import Kind
 from provision.hosts.journal import Journal
-from provision.node import bootloader, grubdefaults, system_ram
-from provision.node.devices import is_memmap
+from provision.node import bootloader, grubdefaults, platforms
 from provision.node.state import State
-from provision.node.step import Desired
-
-
-def mode_of(state: State, kind: Kind) -> str:
-    """How persistent memory is used now; empty when it is not."""
-    if kind is Kind.re7p:
-        return "fsdax" if any(map(is_memmap, state.kernel.cmdline)) else "system-ram"
-    if any(item.mode == "system-ram" for item in state.dax):
-        return "system-ram"
-    if any(item.mode == "fsdax" for item in state.namespaces):
-        return "fsdax"
-    if system_ram.handed_out(state, Desired(kind=kind.value, pmem_mode="system-ram")):
-        return "system-ram"
-    return "memory" if state.dimms.volatile and not state.dimms.app_direct else ""
 
 
 def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
@@ -32,7 +17,7 @@ def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -
         cluster=cluster,
         host=host,
         kernel=state.kernel.running,
-        mode=mode_of(state, kind),
+        mode=platforms.get(kind.value).find_mode(state),
         arguments=list(dict.fromkeys(state.kernel.cmdline + state.bootloader.cmdline.split())),
         grub_default=grubdefaults.default_of(bootloader.defaults_of(state.bootloader)),
     )

@@ -17,6 +17,7 @@ from typing import Any
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import payload, remote
+from provision.node import families
 from provision.node.__main__ import MARKER
 from provision.node.state import State
 
@@ -25,7 +26,7 @@ COMMAND_TIMEOUT = 120
 # cores busy, and hosts that hang do not keep the others waiting.
 MOST_AT_ONCE = 64
 PATIENCE = 2.0
-_PYTHON = "CentOS 7: yum install python3; EL 8: dnf install python3.11"
+_PYTHON = "; ".join(f"{item.name}: {item.get_python}" for item in families.known() if item.get_python)
 
 
 def parse(host: str, text: str) -> State:

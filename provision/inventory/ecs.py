@@ -22,19 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provision.cluster.errors import InventoryError
 from provision.cluster.settings import Kind
+from provision.node import platforms
 
 PARAMETER_SERVERS, WORKERS = "parameter_servers", "workers"
-# Families without ``ecs.``, by Alibaba Cloud's naming conventions; the first that fits counts.
-KINDS = {
-    "re6p*": Kind.re6p,
-    "re7p*": Kind.re7p,
-    "gn*": Kind.gpu,
-    "vgn*": Kind.gpu,
-    "sgn*": Kind.gpu,
-    "ebmgn*": Kind.gpu,
-    "sccgn*": Kind.gpu,
-}
-_PERSISTENT = (Kind.re6p, Kind.re7p, Kind.bare_metal_pmem, Kind.cxl)
 _PAGE = 100  # the most that DescribeInstances gives
 _LOGGERS = ("credentials", "alibabacloud-tea", "darabonba-core")  # the SDK's
 _SECRETS = re.compile(r"(AccessKey\w*(%3D|=)|LTAI|STS\.)[^\s&,;'\"]+", re.IGNORECASE)
@@ -159,10 +149,11 @@ def _found(query: Query, item: Any, names: list[str]) -> Found:
 def kind_of(query: Query, family: str, gpus: int) -> Kind:
     """The kind of an instance type family such as ``ecs.re6p``; what the file says goes first."""
     short = family.removeprefix("ecs.")
-    for pattern, kind in (*query.kinds.items(), *KINDS.items()):
+    known = [(item, Kind(kind)) for kind in platforms.kinds() for item in platforms.get(kind).instance_types]
+    for pattern, kind in (*query.kinds.items(), *known):
         if fnmatch.fnmatchcase(short, pattern.removeprefix("ecs.")):
             return kind
-    return Kind.gpu if gpus else Kind.cpu
+    return Kind("gpu" if gpus else "cpu")
 
 
 def _groups(query: Query, item: Any, name: str, kind: Kind) -> tuple[str, ...]:
@@ -170,7 +161,8 @@ def _groups(query: Query, item: Any, name: str, kind: Kind) -> tuple[str, ...]:
     tags = {tag.tag_key: tag.tag_value for tag in (item.tags.tag if item.tags else None) or []}
     said = str(tags.get(query.group_tag) or "")
     if not said:
-        return (PARAMETER_SERVERS,) if kind in _PERSISTENT else (WORKERS,)
+        platform = platforms.get(kind.value)
+        return (PARAMETER_SERVERS,) if platform.has_memory and platform.managed else (WORKERS,)
     groups = tuple(word for word in re.split(r"[\s,+/]+", said) if word)
     if not set(groups) <= {PARAMETER_SERVERS, WORKERS}:
         raise InventoryError(

@@ -33,6 +33,7 @@ from provision.cluster.settings import (
 from provision.cluster.training_settings import TrainingSettings
 from provision.inventory.connection import KEYS, boolean, refusals, ssh_arguments
 from provision.inventory.file import RawHost, RawInventory, read
+from provision.node import platforms
 
 
 def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oeprov")) -> Inventory:
@@ -151,12 +152,13 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         return None
     head, pmem = parts[OeprovSettings], parts[PmemSettings]
     kind: Kind = head.kind
-    refusal = settings.mode_refusal(kind, pmem.mode)
+    platform = platforms.get(kind.value)
+    refusal = platform.refuse(pmem.mode)
     if refusal:
         problems.at(raw, "pmem_mode", f"found {pmem.mode!r}: {refusal}")
-    if kind is Kind.local and connection != "local":
+    if not platform.managed and connection != "local":
         problems.at(raw, "ansible_connection", "kind local is this machine: set ansible_connection: local")
-    if pmem.memmap and kind is not Kind.re7p:
+    if pmem.memmap and not platform.takes_memmap:
         problems.at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
     if len(problems.lines) > found:
         return None
@@ -191,14 +193,14 @@ _FIELD: dict[type[Any], str] = {
 
 def _final(host: Host, state_dir: Path) -> Host:
     """Replaces ``auto`` and empty defaults by what they mean for this host."""
-    local = host.kind is Kind.local
-    mode = settings.MODES[host.kind][0] if host.pmem.mode == "auto" else host.pmem.mode
+    local = not host.platform.managed
+    mode = host.platform.modes[0] if host.pmem.mode == "auto" else host.pmem.mode
     directory = host.pmem.directory
     if local and mode == "directory":
         directory = str((Path(directory).expanduser() if directory else state_dir / "pmem0").absolute())
     extra: str = host.runtime.extra
     if extra == "auto":
-        framework = "tensorflow-gpu" if host.kind is Kind.gpu else "tensorflow"
+        framework = "tensorflow-gpu" if host.platform.has_gpus else "tensorflow"
         extra = framework if host.is_worker else "none"
     flavor = flavor_facts.of(host.runtime.flavor)
     storage: str = host.server.storage

@@ -23,12 +23,12 @@ from rich.table import Table
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.setting_types import Size, Text
-from provision.cluster.training_settings import TrainingSettings
+from provision.cluster.training_settings import Optimizer
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 System = Literal["dram", "pmem_libpmem", "dram_pmem"]
-OPTIMIZERS: tuple[str, ...] = get_args(TrainingSettings.model_fields["optimizer"].annotation)
+OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
 _NONE, _TWO, _THREE = (
     ("sgd",),
@@ -36,7 +36,7 @@ _NONE, _TWO, _THREE = (
     ("amsgrad",),
 )
 _LINE = 256
-_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/decisions.md)
+_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
 _SLOT = 16  # bytes of a pool's metadata a row
 _SIXTEENTH = 16  # the part of rows that changes between checkpoints where nothing else is said

@@ -76,7 +76,7 @@ def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
 
 def check_together(training: TrainingSettings, workers: int) -> None:
     """Refuse settings that the trainer would refuse for a job of ``workers`` workers."""
-    if not training.epochs and not training.steps:
+    if training.epochs == 0 and not training.steps:
         raise TrainingError(
             "training_epochs is 0: then training_steps says when training ends, and it is 0 too"
         )
@@ -94,7 +94,7 @@ def check_together(training: TrainingSettings, workers: int) -> None:
             f"--staleness: found {staleness}; {workers} workers train each batch together: leave it at 0, "
             "or add --workqueue"
         )
-    elif staleness and not training.pipeline:
+    elif staleness and training.pipeline is False:
         raise TrainingError("--staleness 1 is a part of the pipeline; leave out --no-pipeline")
 
 

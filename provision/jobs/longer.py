@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
+from provision.cluster.training_settings import trainer_defaults
 from provision.jobs.ending import saved
 from provision.jobs.metrics import summary
 from provision.jobs.request import Request
@@ -32,7 +33,8 @@ def trained(job: Job) -> Trained:
     settings = job.spec().settings
     limit = int(settings.get("steps") or 0)
     if job.state().phase == "done" and not (limit and step >= limit):
-        return Trained(step, int(settings.get("epochs") or 0))  # they were its end
+        epochs = settings.get("epochs")  # they were its end
+        return Trained(step, int(trainer_defaults()["epochs"] if epochs is None else epochs))
     return Trained(step, _epochs(job))
 
 
@@ -60,7 +62,7 @@ def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> 
     done = trained(job)
     steps, epochs = end.get("steps", 0), end.get("epochs", 0)
     if "steps" in end and "epochs" not in end and not steps:
-        epochs = wanted.training.epochs
+        epochs = wanted.training.decided().epochs or 0
     if (steps and steps <= done.step) or (epochs and epochs <= done.epochs) or not (steps or epochs):
         limits = {"epochs": done.epochs, "steps": done.step}
         low = [name for name, value in end.items() if 0 < value <= limits[name]] or list(end)
@@ -70,4 +72,6 @@ def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> 
         )
     if not job.saved():
         raise TrainingError(f"{flags}: job {job.id} has no checkpoint to go on from; start a new job")
-    return replace(wanted, training=wanted.training.model_copy(update={"steps": steps, "epochs": epochs}))
+    return replace(
+        wanted, training=wanted.training.model_copy(update={"steps": steps or None, "epochs": epochs or None})
+    )

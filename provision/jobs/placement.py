@@ -50,7 +50,7 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
                 f"the worker on {workers[0].name} cannot reach parameter servers on {host.name}, which is "
                 "this machine; put servers on hosts reached over ssh, or the worker on this machine too"
             )
-        if not on_host(host) and host.kind is not Kind.local and host.pmem.mode != "none":
+        if not on_host(host) and host.platform.managed and host.pmem.mode != "none":
             raise TrainingError(
                 f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
                 "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
@@ -294,7 +294,7 @@ def _worker(
     options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
-    if host.kind is Kind.gpu and training.device == "auto":
+    if host.platform.has_gpus and training.device == "auto":
         options["device"] = "gpu"
     environment = worker_environment(host, threads)
     argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
@@ -320,21 +320,12 @@ def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
 
 def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
     """The part of a worker's command line that says what is trained and where the run's files go."""
-    switches = {"jit", "pipeline", "workqueue"}
-    own = {"export", "steps", "restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
-    options = training.model_dump(mode="json", exclude={*own, *switches})
-    options = {name: value for name, value in options.items() if value not in ("", None)}
-    if training.device == "auto":
-        del options["device"]
-    if training.steps:
-        options["steps"] = training.steps
-        if not training.epochs:
-            del options["epochs"]
-    if training.export:
-        options["export"] = run_dir / "export"
-    options["run_dir"] = run_dir
-    given = {"--jit": training.jit, "--no-pipeline": not training.pipeline, "--workqueue": training.workqueue}
-    return [*arguments(options), *(word for word, wanted in given.items() if wanted)]
+    own = {"restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
+    options = training.model_dump(mode="json", exclude=own)
+    options["epochs"], options["steps"] = training.epochs or None, training.steps or None
+    options["device"] = None if training.device == "auto" else training.device
+    options["export"] = run_dir / "export" if training.export else None
+    return arguments({**options, "run_dir": run_dir})
 
 
 def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
@@ -369,5 +360,12 @@ def python_of(host: Host) -> str:
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
-    """A command line's words for these options."""
-    return [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    """A command line's words for these options; none for one that is not set."""
+    words = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value not in (None, ""):
+            words += [f"--{flag}", str(value)]
+    return words

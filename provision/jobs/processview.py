@@ -10,7 +10,7 @@ from typing import Any
 from provision.cluster.errors import HostError
 from provision.jobs.fleet import Answer, Fleet
 from provision.jobs.store import Job, ProcessState
-from provision.node import memory, process
+from provision.node import numa, process
 from provision.node.command import System
 
 
@@ -49,7 +49,8 @@ def _process(
     cpuless: list[int] = []
     if item.alive and not item.unit and not contained:
         found["memory_bytes"] = process.resident_bytes(item.pid)
-        nodes, cpuless = memory.by_node(System(), item.pid), memory.cpuless(System())
+        nodes = numa.process_bytes(System(), item.pid)
+        cpuless = [node.id for node in numa.without_cpus(numa.observe_nodes(System()))]
     elif isinstance(answer, HostError):
         found.update(alive=None, state="does not answer", trouble=answer.reason)
     elif answer is not None and item.alive:

@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from provision.cluster import flavor_facts
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.settings import KernelSettings, Kind, mode_refusal
-from provision.hosts import history
+from provision.cluster.settings import KernelSettings
 from provision.jobs.request import Request
 from provision.jobs.storage import MODES, storage_of
-from provision.node.roles import role_of
 from provision.node.state import State
 from provision.node.step import Plan, Step
 
@@ -30,7 +28,7 @@ def needed(inventory: Inventory, wanted: Request) -> Inventory:
 
 
 def _mode(host: Host, wanted: Request) -> str:
-    if host.kind is Kind.local:
+    if not host.platform.managed:
         return host.pmem.mode  # a directory that stands in for it, or none
     mode = "none"
     keeps_rows = flavor_facts.of(host.runtime.flavor).keeps_rows
@@ -38,7 +36,7 @@ def _mode(host: Host, wanted: Request) -> str:
         # Of a memory node, servers with storage dram take all their memory: see ``place_of``.
         dram = "system-ram" if host.pmem.mode == "system-ram" else "none"
         mode = MODES.get(storage_of(host, wanted), dram)
-    return host.pmem.mode if mode_refusal(host.kind, mode) else mode
+    return host.pmem.mode if host.platform.refuse(mode) else mode
 
 
 def why_not(
@@ -53,14 +51,14 @@ def why_not(
     switch = f"oeprov pmem-mode {mode} -i {path} --limit {shlex.quote(host.name)}"
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     said = f"host {host.name} is not ready: {missing[0]}{more}; "
-    if not plan.problems and all(role_of(step) == "runtime" for step in steps):
+    if not plan.problems and all(step.role == "runtime" for step in steps):
         # The memory is right. Bootstrap alone would bring it back to the inventory's mode.
         return said + (
             f"run: {switch} --write-inventory, then: {bootstrap}" if other else f"run: {bootstrap}"
         )
     advice = f"run: {switch if other else bootstrap}"
-    found = history.mode_of(state, host.kind) if state is not None else ""
-    if host.kind is Kind.local or storage not in MODES or found == mode:
+    found = host.platform.find_mode(state) if state is not None else ""
+    if not host.platform.managed or storage not in MODES or found == mode:
         return said + advice
     fits = next((name for name, needs in MODES.items() if needs == found), "dram")
     needs = f"storage {storage} needs pmem_mode {mode}, found {found or 'none'}: "

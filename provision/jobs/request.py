@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from pydantic import ValidationError
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
+from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
 from provision.cluster.training_settings import TrainingSettings
+from provision.inventory.loader import explain
 from provision.jobs import units
 from provision.jobs.store import JobSpec
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
-STEADY = ("resume", "detach", "as_json")  # options that do not change what is trained
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class LaunchOptions:
-    """What the command line says; None leaves the inventory's value.
+    """What the command line says.
 
     ``resume`` is a job id, or "" for the last job; such a run takes all other settings from that job, but may
     have another number of ``servers`` and ``workers``.
     """
 
-    model: str | None = None
-    data: str | None = None
-    dim: int | None = None
-    batch_size: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    optimizer: str | None = None
-    learning_rate: float | None = None
-    seed: int | None = None
-    max_cardinality: int | None = None
-    checkpoint_steps: int | None = None
-    micro_batch: int | None = None
-    pipeline: bool | None = None
-    workqueue: bool | None = None
-    staleness: int | None = None
-    on_worker_lost: str | None = None
-    export: bool | None = None
-    storage: str | None = None
-    storage_cache: str | None = None
-    servers: int | None = None
-    workers: int | None = None
+    settings: Mapping[str, Any]  # by the flag's name; what is not here is the inventory's
     run_name: str | None = None
     on: str | None = None  # an engine of containers; None: processes
     resume: str | None = None
     detach: bool = False
     as_json: bool = False
 
+    def __init__(self, settings: Mapping[str, Any] = MappingProxyType({}), **words: Any) -> None:
+        """Take settings as a mapping, by name, or both."""
+        own = {item.name: words.pop(item.name, item.default) for item in fields(self)[1:]}
+        found = {name: value for name, value in {**settings, **words}.items() if value is not None}
+        if unknown := found.keys() - set(LAUNCH_FLAGS):
+            raise TypeError(f"no flags of launch-training: {', '.join(sorted(unknown))}")
+        for name, value in {"settings": found, **own}.items():
+            object.__setattr__(self, name, value)
+
     def given(self) -> dict[str, Any]:
         """The options that change what is trained, by name, as far as they were given."""
-        names = [item.name for item in fields(self) if item.name not in STEADY]
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        own = {"run_name": self.run_name, "on": self.on}
+        return {**self.settings, **{name: value for name, value in own.items() if value is not None}}
 
 
 def flag(name: str) -> str:
@@ -103,9 +96,11 @@ class Request:
 
 def check_counts(servers: int | None, workers: int | None) -> None:
     """Refuse numbers of servers and workers on each host that cannot be."""
-    for name, count in (("servers", servers), ("workers", workers)):
-        if count is not None and not 1 <= count <= 64:
-            raise TrainingError(f"--{name}: found {count}; expected a number from 1 to 64")
+    for name, count, model in (("servers", servers, ServerSettings), ("workers", workers, WorkerSettings)):
+        try:
+            model.model_validate({} if count is None else {"count": count})
+        except ValidationError as error:
+            raise TrainingError(f"--{name}: {explain(error.errors()[0])}") from None
 
 
 def check_generated(data: str) -> bool:

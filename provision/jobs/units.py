@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from provision.cluster.inventory import Host
 
-JOBS = PurePosixPath("/var/lib/oeprov/jobs")
+JOBS = PurePosixPath("/var/lib/oeprov/jobs")  # per job: token, units.json, files of its processes
 USER = "oeprov"
 MEMORY_FILE = "/etc/oeprov/memory.env"  # written by bootstrap; provision/node/numa.py
 NUMACTL = "/usr/bin/numactl"
@@ -17,6 +17,8 @@ NODES = "MEMKIND_DAX_KMEM_NODES"
 INTERRUPTED = 130  # a worker that was told to stop and wrote its checkpoint
 WORKER_LOST = 3  # a worker that could not go on without another one
 ONLINE_SECONDS = 60
+# mbind, set_mempolicy and move_pages (memkind, numactl) are in none of these groups.
+DENIED_CALLS = "@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap bpf"
 
 
 def on_host(host: Host) -> bool:
@@ -54,15 +56,13 @@ class Place:
 def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
     """A parameter server: comes back after a failure and after a reboot, with what its storage kept."""
     unit = [
-        f"Description=oeprov {name} of job {job}",
-        "Wants=network-online.target",
-        "After=network-online.target",
+        *_head(job, name),
         # A server that does not come up is for people to look at, not to be started for ever.
         "StartLimitIntervalSec=600",
         "StartLimitBurst=5",
     ]
     # With a dash, or systemd cannot even run the first command where the mount is not there yet.
-    service = ["Type=exec", *_common(job, ["-" + place.path] if place.path else [])]
+    service = _common(job, ["-" + place.path] if place.path else [])
     words = list(argv)
     if place.mount:
         # A device that comes late in a slow boot, when its mount was given up, must not leave the server down
@@ -94,12 +94,13 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
         f"ExecStart={command}",
         "Restart=on-failure",
         "RestartSec=5",
-        "KillSignal=SIGTERM",
         "TimeoutStopSec=120",
-        "LimitMEMLOCK=infinity",
-        "LimitNOFILE=65536",
         "OOMPolicy=stop",
         "PrivateDevices=yes",
+        # Servers only: ProtectClock closes every device but the clock, also /dev/nvidia* and /dev/infiniband,
+        # and frameworks share GPU memory between processes with pidfd_getfd, which is in @debug.
+        "ProtectClock=yes",
+        "SystemCallFilter=~@debug",
     ]
     return _text(unit, service, ["WantedBy=multi-user.target"])
 
@@ -114,30 +115,30 @@ def worker_unit(
     writable: Sequence[str] = (),
 ) -> str:
     """A worker: runs once; told to stop, it writes a checkpoint, which may take ``seconds``."""
-    unit = [
-        f"Description=oeprov {name} of job {job}",
-        "Wants=network-online.target",
-        "After=network-online.target",
-    ]
     service = [
-        "Type=exec",
         *_common(job, writable),
         *(f"Environment={quote(f'{key}={value}')}" for key, value in environment.items()),
         f"ExecStart={' '.join(quote(word, command=True) for word in argv)}",
         f"SuccessExitStatus={INTERRUPTED}",
-        "KillSignal=SIGTERM",
         "KillMode=mixed",  # the trainer alone is told; it ends its own helpers
         f"TimeoutStopSec={seconds:.0f}",
-        "LimitMEMLOCK=infinity",
-        "LimitNOFILE=65536",
     ]
-    return _text(unit, service, [])
+    return _text(_head(job, name), service, [])
+
+
+def _head(job: str, name: str) -> list[str]:
+    online = "network-online.target"
+    return [f"Description=oeprov {name} of job {job}", f"Wants={online}", f"After={online}"]
 
 
 def _common(job: str, more: Sequence[str]) -> list[str]:
     directory = str(job_directory(job))
     writable = " ".join(quote(path) for path in [directory, *more])
     return [
+        "Type=exec",
+        "KillSignal=SIGTERM",
+        "LimitMEMLOCK=infinity",
+        "LimitNOFILE=65536",
         f"User={USER}",
         f"WorkingDirectory={quote(directory)}",
         f"Environment=PYTHONUNBUFFERED=1 {quote(f'HOME={directory}')}",
@@ -150,11 +151,17 @@ def _common(job: str, more: Sequence[str]) -> list[str]:
         "PrivateTmp=yes",
         "ProtectKernelTunables=yes",
         "ProtectKernelModules=yes",
+        "ProtectKernelLogs=yes",
         "ProtectControlGroups=yes",
+        "RestrictNamespaces=yes",
         "RestrictSUIDSGID=yes",
         "RestrictRealtime=yes",
         "LockPersonality=yes",
         "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+        "SystemCallArchitectures=native",
+        # Denied calls, not allowed ones: systemd 219 (EL7) skips groups, and would allow nothing.
+        f"SystemCallFilter=~{DENIED_CALLS}",
+        "SystemCallErrorNumber=EPERM",
     ]
 
 

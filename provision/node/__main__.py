@@ -6,12 +6,12 @@ from typing import Any, Dict
 
 from .observe import observe_node
 
-# Login shells may print a banner first: the answer is the line that begins with this.
+# Marks the answer's line, since login shells may print a banner first.
 MARKER = "OEPROV-STATE "
 
 
 def main(wanted: Dict[str, Any]) -> None:
-    """Print the state; an error of any kind becomes an answer too, with its type and text."""
+    """Print the state, or the error with its type, as one line of JSON."""
     try:
         answer: Dict[str, Any] = {"state": observe_node(wanted)}
     except Exception as error:

@@ -1,8 +1,8 @@
-"""Makes a program that is not oeprov's a process of a job: ``python adapter.py [OPTIONS] -- PROGRAM …``.
+"""Run a foreign program as a process of a job: ``python adapter.py [OPTIONS] -- PROGRAM …``.
 
-Parameter servers write a ready file once they listen, workers write events into ``metrics.jsonl``, and all of
-them end, with all that they started, when they are told to or their launcher is gone. Programs of others do
-none of that; this does it for them. It is one file for any Python 3.6 and later, put beside the job.
+A job's servers write a ready file once they listen, its workers write events into ``metrics.jsonl``, and all
+of them stop on request or without their launcher, with their children. This does it for programs that do not.
+It is one file for Python 3.6 and later, put beside the job.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from typing import Any, Dict, List, Set, Tuple
 
 POLL = 0.2
 GRACE = 20.0  # seconds that a program may take to end
-INTERRUPTED = 130  # a worker that was told to stop
-_SUBREAPER = 36  # prctl: what the program's processes leave behind becomes ours
-_DEATH_SIGNAL = 1  # prctl: the program does not outlive us, however we end
+INTERRUPTED = 130  # exit status of a worker after a stop request
+_SUBREAPER = 36  # prctl: orphans of the program become our children
+_DEATH_SIGNAL = 1  # prctl: the program ends with us
 
 
 def _options(argv: List[str]) -> argparse.Namespace:
@@ -43,7 +43,7 @@ def _options(argv: List[str]) -> argparse.Namespace:
 
 
 class Adapter:
-    """One program and what it has started."""
+    """One program and its children."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -52,7 +52,7 @@ class Adapter:
         self.begun = time.time()
 
     def run(self) -> int:
-        """Run the program to its end; the exit status that the launcher is to see."""
+        """Run the program to its end; returns the exit status for the launcher."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_SUBREAPER, 1, 0, 0, 0)
         signal.signal(signal.SIGTERM, lambda *_: self.asked.set())
@@ -79,7 +79,7 @@ class Adapter:
         while program.poll() is None and not self.asked.wait(POLL):
             pass
         if self.options.ready_file and program.poll() == 0:
-            # OpenEmbedding's server ends when its last client has: that is no loss of a server.
+            # OpenEmbedding's server ends after its last client: that is not a lost server.
             print("the program has ended in order", flush=True)
             self.asked.wait()
         code = self._end(program)
@@ -113,7 +113,7 @@ class Adapter:
             try:
                 print(text, flush=True)
             except OSError:
-                pass  # nobody reads our words any more
+                pass  # nobody reads our output any more
             match = pattern.search(text) if pattern else None
             if match:
                 self._progress({key: value for key, value in match.groupdict().items() if value})
@@ -151,7 +151,7 @@ class Adapter:
         os.rename(temporary, self.options.ready_file)
 
     def _end(self, program: Any) -> int:
-        """End what still runs of the program and of all that it started; its exit status."""
+        """Stop the program and all its descendants; returns its exit status."""
         deadline = time.time() + GRACE
         number = int(signal.SIGTERM)
         told: Set[Tuple[int, int]] = set()
@@ -200,7 +200,7 @@ def descendants(top: int) -> List[int]:
 
 
 def _reap(program: int) -> None:
-    """Take note of orphans that have ended, so that none stays as a zombie; not of the program."""
+    """Reap orphans that have ended, but not the program itself."""
     try:
         while True:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

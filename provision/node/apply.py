@@ -1,9 +1,8 @@
-"""Carries steps of a plan out. Only actions that are known by name; everything else is refused."""
+"""Carry out the steps of a plan, by the registered actions only."""
 
 from typing import Dict, Optional
 
 from . import (
-    bootdefault,
     bootloader,
     daxctl,
     directory,
@@ -33,7 +32,6 @@ for _part in (
     directory,
     kernel,
     bootloader,
-    bootdefault,
     trial,
     gpu,
     gpucheck,
@@ -50,15 +48,12 @@ for _part in (
 
 
 def can_apply(step: Step) -> bool:
-    """Whether this version carries the step's action out."""
+    """This version has the step's action."""
     return step.action in ACTIONS
 
 
 def apply(step: Step, system: Optional[System] = None) -> Applied:
-    """Carry one step out on this machine; CommandError says what failed.
-
-    Running a step twice is safe: the second time changes nothing.
-    """
+    """Carry out one step on this host; the second time it changes nothing. Raises CommandError."""
     if not can_apply(step):
         raise CommandError(
             "step {!r} ({}): this version of oeprov plans {!r} but does not carry it out".format(

@@ -1,13 +1,13 @@
-"""GRUB's menu: the entries of grub.cfg and of Boot Loader Specification files, and copies of them."""
+"""GRUB's menu: parse and copy entries of grub.cfg and of Boot Loader Specification (BLS) files."""
 
 import re
 from typing import Dict, List, NamedTuple, Optional
 
 from .state import BootEntry
 
-# The entry that oeprov makes for one boot; it is never a machine's own.
+# The name of oeprov's one-time entry.
 TRIAL = "oeprov-trial"
-# Kernel arguments of a boot on trial: its mark and id, and what makes a bad kernel give up instead of wait.
+# Kernel arguments of a trial boot: its mark with an id, and those that make a bad kernel reboot, not hang.
 MARK = "oeprov.trial="
 GIVE_UP = ["panic=15", "oops=panic"]
 GIVE_UP_DRACUT = ["rd.shell=0", "rd.emergency=reboot"]
@@ -39,7 +39,7 @@ def parse_grubenv(text: str) -> Dict[str, str]:
 
 
 def parse_menu(text: str) -> List[Menu]:
-    """The menu entries of grub.cfg in order; those of a submenu have its id and ``>`` before their own."""
+    """The menu entries of grub.cfg in order; the id of a submenu and ``>`` precede those of its entries."""
     found: List[Menu] = []
     parents: List[str] = []
     header: Optional["re.Match[str]"] = None
@@ -62,7 +62,7 @@ def parse_menu(text: str) -> List[Menu]:
 
 
 def _name(header: "re.Match[str]") -> str:
-    """What GRUB knows an entry by: its id, else its title."""
+    """The name of an entry for GRUB: its id, else its title."""
     match = _ID.search(header.group("rest"))
     named = next((text for text in match.groups() if text), "") if match else ""
     return named or header.group("single") or header.group("double") or ""
@@ -99,7 +99,7 @@ def bls_fields(text: str) -> Dict[str, str]:
 
 
 def find(entries: List[BootEntry], release: str) -> Optional[BootEntry]:
-    """The entry that always means this release: never a recovery entry or "the newest"."""
+    """The entry of exactly this release, neither a recovery entry nor "the newest"."""
     mine = [
         item
         for item in entries
@@ -111,10 +111,10 @@ def find(entries: List[BootEntry], release: str) -> Optional[BootEntry]:
 
 
 def default_release(entries: List[BootEntry], default: str, saved_entry: str) -> str:
-    """Release that an ordinary boot starts; empty when it cannot be told.
+    """Release that an ordinary boot starts; empty if unknown.
 
-    ``default`` is the value of GRUB_DEFAULT. GRUB starts the first entry when it does not find the one named;
-    what it counts by place (``1>2``) is not looked up here.
+    ``default`` is the value of GRUB_DEFAULT. GRUB starts the first entry if it does not find the named one;
+    positions (``1>2``) are not resolved here.
     """
     name = saved_entry if default == "saved" else default
     if not entries or re.match(r"[1-9]\d*(>|$)|0>", name):
@@ -128,23 +128,23 @@ def default_release(entries: List[BootEntry], default: str, saved_entry: str) ->
 
 
 def changed(words: List[str], add: List[str], remove: List[str]) -> List[str]:
-    """Kernel arguments without ``remove`` and with ``add``, each once, the others as they were."""
+    """Remove and add kernel arguments; the others keep their order."""
     kept = [word for word in words if word not in remove]
     return kept + [word for word in add if word not in kept]
 
 
 def trial_words(words: List[str]) -> List[str]:
-    """A trial's own arguments among these; none where its mark is not: others may want to reboot on panic."""
+    """A trial's own arguments among these; none without its mark, since others may reboot on panic too."""
     if not any(word.startswith(MARK) for word in words):
         return []
     return [word for word in words if word.startswith(MARK) or word in GIVE_UP + GIVE_UP_DRACUT]
 
 
 def trial_entry(menu: Menu, title: str, arguments: List[str], old: Menu) -> str:
-    """An entry for custom.cfg that starts what ``menu`` starts, with these kernel arguments.
+    """An entry for custom.cfg that starts the kernel of ``menu`` with these arguments.
 
-    Where GRUB cannot load the kernel or its initial ramdisk it starts ``old`` instead. (GRUB's own way,
-    ``fallback``, knows entries by number only in 2.06, and numbers depend on the firmware.)
+    If GRUB cannot load the kernel or its initial ramdisk, it starts ``old``. (GRUB 2.06 has ``fallback``, but
+    it takes entry numbers only, which depend on the firmware.)
     """
     lines = ["menuentry '{}' --id {} {{".format(title, TRIAL), "\tset loaded=no"]
     for line in menu.body:
@@ -179,7 +179,7 @@ def copy_bls(text: str, title: str, arguments: List[str]) -> str:
 
 
 def with_block(text: str, block: str) -> str:
-    """custom.cfg with our block in place of the one that was there; an empty block takes it out."""
+    """Replace our block in custom.cfg; an empty block removes it."""
     kept = re.sub(r"(?ms)^{}$.*?^{}$\n?".format(re.escape(_BEGIN), re.escape(_END)), "", text)
     if not block:
         return kept

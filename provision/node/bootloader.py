@@ -1,4 +1,4 @@
-"""GRUB: which entry it starts, and kernel arguments without losing those that are there."""
+"""GRUB: the entry that it starts, and edits of kernel arguments that keep the existing ones."""
 
 import os
 import re
@@ -12,21 +12,21 @@ from .step import Action, Applied, Step
 
 BLS = "/boot/loader/entries"
 _MKCONFIG_TIMEOUT = 600.0
-# It looks at every disk, and hangs with one that does. Twice that ends well within the time of a look.
+# grub-probe reads every disk and hangs if one does; it runs twice within the timeout of an observation.
 _PROBE_TIMEOUT = 40.0
-# File systems that GRUB writes into: over a file's own blocks, which copy-on-write and logs forbid.
+# File systems that GRUB can write to: it overwrites blocks, which copy-on-write and logs forbid.
 _WRITABLE = ("ext2", "xfs", "fat", "jfs", "reiserfs")
 
 
 def config_files(system: System) -> Dict[str, str]:
-    """Text of GRUB's defaults and of what is sourced after them, in that order."""
+    """Text of GRUB's defaults and of the files that are sourced after them, in that order."""
     names = [name for name in system.list(OVERRIDES) if name.endswith(".cfg")]
     paths = [DEFAULTS] + [OVERRIDES + "/" + name for name in names]
     return {path: system.read(path) for path in paths if system.exists(path)}
 
 
 def observe(system: System) -> Bootloader:
-    """GRUB's configuration; ``kind`` is empty where there is none."""
+    """Observe GRUB's configuration; ``kind`` is empty if there is none."""
     files = config_files(system)
     if not files.get(DEFAULTS):
         return Bootloader()
@@ -56,10 +56,10 @@ def observe(system: System) -> Bootloader:
 
 
 def _config_paths(system: System, directory: str) -> Tuple[str, str]:
-    """(path of the grub.cfg that GRUB reads, path of another that nothing reads or empty).
+    """(path of the grub.cfg that GRUB reads, path of an unused one or empty).
 
-    EL 7 and 8 keep that of EFI machines on the EFI partition. What lies there elsewhere only leads on to the
-    one in /boot, and must not be made anew.
+    On EFI machines EL 7 and 8 keep it on the EFI partition. Other systems have a file there that only loads
+    the one in /boot, and must not be regenerated.
     """
     path = directory + "/grub.cfg"
     link = system.link("/etc/grub2-efi.cfg") if system.exists("/sys/firmware/efi") else ""
@@ -67,14 +67,14 @@ def _config_paths(system: System, directory: str) -> Tuple[str, str]:
     if not link or efi == path or not system.exists(efi):
         return path, ""
     words = re.findall(r"^\s*([a-z]+)", system.read(efi), re.MULTILINE)
-    # A whole menu may have an entry that leads on, too.
+    # A complete menu may have such an entry too.
     if "configfile" in words and not {"menuentry", "linux", "linuxefi", "blscfg"} & set(words):
         return path, ""
     return efi, path if system.exists(path) else ""
 
 
 def bls_entries(system: System, environment: Dict[str, str]) -> List[BootEntry]:
-    """Entries of the Boot Loader Specification, without the one that oeprov makes for a trial."""
+    """Entries of the Boot Loader Specification, without oeprov's entry for a trial."""
     names = [
         name for name in system.list(BLS) if name.endswith(".conf") and name != bootentry.TRIAL + ".conf"
     ]
@@ -82,7 +82,7 @@ def bls_entries(system: System, environment: Dict[str, str]) -> List[BootEntry]:
 
 
 def grubenv_on(system: System, loader: Bootloader) -> str:
-    """What GRUB's own tool says is below its environment block; see ``Bootloader.grubenv_on``."""
+    """What holds the environment block, by grub-probe; see ``Bootloader.grubenv_on``."""
     probe, directory = tool(loader, "probe"), os.path.dirname(loader.config_path)
     path = directory + "/grubenv"
     target = path if system.exists(path) else directory
@@ -108,7 +108,7 @@ def defaults_of(loader: Bootloader) -> Dict[str, str]:
 
 
 def default_release(loader: Bootloader) -> str:
-    """Release that an ordinary boot starts by grub.cfg; empty when it cannot be told."""
+    """Release that an ordinary boot starts by grub.cfg; empty if unknown."""
     default = grubdefaults.default_of(defaults_of(loader))
     return bootentry.default_release(loader.entries, default, loader.saved_entry)
 
@@ -119,14 +119,14 @@ def tool(loader: Bootloader, name: str) -> str:
 
 
 def trial_path(loader: Bootloader) -> str:
-    """The file with the entry for one boot."""
+    """The file with the one-time entry."""
     if loader.bls:
         return "{}/{}.conf".format(BLS, bootentry.TRIAL)
     return os.path.dirname(loader.config_path or "/boot/grub/grub.cfg") + "/custom.cfg"
 
 
 class Change(NamedTuple):
-    """Kernel arguments to have and not to have, and why."""
+    """Kernel arguments to add and to remove, and why."""
 
     add: List[str]
     remove: List[str]
@@ -134,15 +134,15 @@ class Change(NamedTuple):
 
 
 def _made_from_defaults(loader: Bootloader) -> bool:
-    """Whether arguments must be in the defaults file too, or go with the next grub-mkconfig.
+    """Arguments must also be in the defaults file, or the next grub-mkconfig loses them.
 
-    Where boot entries are files, grubby keeps the arguments in them; on EL 7 it only edits grub.cfg.
+    If boot entries are files, grubby keeps the arguments there; on EL 7 it only edits grub.cfg.
     """
     return not (loader.has_grubby and loader.bls)
 
 
 def _configured(state: State) -> List[List[str]]:
-    """Arguments that the next boot will have, as each place has them that must agree."""
+    """Arguments of the next boot in each place; the places must agree."""
     loader = state.bootloader
     if not loader.kind:
         return [state.kernel.cmdline]
@@ -152,7 +152,7 @@ def _configured(state: State) -> List[List[str]]:
 
 
 def mkconfig_command(state: State) -> List[str]:
-    """Regenerates grub.cfg."""
+    """The command that regenerates grub.cfg."""
     argv = [
         state.bootloader.mkconfig or "grub-mkconfig",
         "-o",
@@ -172,13 +172,13 @@ def pending(state: State, change: Change) -> Tuple[List[str], List[str]]:
 
 
 def reboot_needed(state: State, change: Change) -> bool:
-    """The running kernel was not booted with what is wanted."""
+    """The running kernel was booted with other arguments."""
     running = state.kernel.cmdline
     return any(word not in running for word in change.add) or any(word in running for word in change.remove)
 
 
 def plan(state: State, change: Change) -> List[Step]:
-    """One step that edits the arguments; none when the configuration has them."""
+    """One step that edits the arguments; none if the configuration has them."""
     add, remove = pending(state, change)
     if not add and not remove:
         return []
@@ -199,19 +199,20 @@ def _edit_step(name: str, state: State, change: Change) -> Step:
         why=change.why,
         commands=commands,
         action="edit_boot_arguments",
+        role="kernel",
         args={"add": change.add, "remove": change.remove},
     )
 
 
 def plan_leftovers(state: State) -> List[Step]:
-    """One step that takes a trial's own arguments out of boot entries that got them from a package."""
+    """One step that removes a trial's own arguments from boot entries; kernel packages copy them there."""
     words = leftovers(state.bootloader)
-    why = "a kernel's package has copied them from a boot on trial; with them every panic ends in a reboot"
+    why = "a kernel's package has copied them from a trial boot; with them every panic ends in a reboot"
     return [_edit_step("trial-leftovers", state, Change([], words, why))] if words else []
 
 
 def leftovers(loader: Bootloader) -> List[str]:
-    """A trial's own arguments in other entries; what entries without its mark have too is wanted."""
+    """A trial's own arguments in other entries, except those that entries without its mark have too."""
     places = [entry.arguments for entry in _own(loader)] + [loader.cmdline.split()]
     marked = {place: bootentry.trial_words(words) for place, words in enumerate(places)}
     wanted = {word for place, words in enumerate(places) if not marked[place] for word in words}
@@ -226,7 +227,7 @@ def describe(add: List[str], remove: List[str]) -> str:
 
 
 def key(add: List[str], remove: List[str]) -> str:
-    """What a change of arguments is called in the list of failed trials."""
+    """The name of a change of arguments in the list of failed trials."""
     return " ".join(signed(Change(add, remove, "")))
 
 
@@ -245,9 +246,9 @@ def _grubby_command(add: List[str], remove: List[str]) -> List[str]:
 
 
 def plan_saved_default(state: State, installs: bool) -> List[Step]:
-    """Makes the running kernel GRUB's default by name, so that a trial that fails leads back to it.
+    """One step that makes the running kernel the default by name, so that a failed trial returns to it.
 
-    ``installs``: a kernel is installed first, which becomes the first entry and so an unnamed default.
+    ``installs``: a kernel is installed before; it becomes the first entry, and so the default if unnamed.
     """
     loader = state.bootloader
     if loader.has_grubby or not loader.kind:
@@ -262,13 +263,15 @@ def plan_saved_default(state: State, installs: bool) -> List[Step]:
         Step(
             id="boot-saved-default",
             what="set GRUB_DEFAULT=saved, and the running kernel as the default",
-            why="a boot on trial that fails must lead back to the running kernel",
+            why="a failed trial boot must return to the running kernel",
             commands=[
                 [tool(loader, "set-default"), "<entry of {}>".format(state.kernel.running)],
                 ["edit", DEFAULTS, "GRUB_DEFAULT=saved"],
                 mkconfig_command(state),
             ],
             action="set_saved_default",
+            role="kernel",
+            preparing=True,
             args={},
         )
     ]
@@ -297,7 +300,7 @@ def problems(state: State, change: Change) -> List[str]:
 
 
 def notes(state: State) -> List[str]:
-    """What is odd about the configuration."""
+    """Oddities of the configuration."""
     found = []
     loader = state.bootloader
     values = grubdefaults.cmdline_values(loader.defaults_file)
@@ -313,15 +316,14 @@ def notes(state: State) -> List[str]:
         found.append("{} sets GRUB_CMDLINE_LINUX anew, so {} does not count".format(own[0].path, DEFAULTS))
     if loader.stray_config:
         found.append(
-            "GRUB reads {} on this EFI machine; {} is a leftover that nothing reads: remove it, so that "
-            "nobody edits it".format(loader.config_path, loader.stray_config)
+            "GRUB reads {} on this EFI machine; {} is an unused leftover: remove it, so that nobody edits "
+            "it by mistake".format(loader.config_path, loader.stray_config)
         )
     return found
 
 
 def regenerate(system: System, loader: Bootloader) -> None:
-    """Makes grub.cfg again, replaced in one piece: grub-mkconfig alone writes over it, and a power cut in
-    the middle would leave a machine without a menu."""
+    """Regenerate grub.cfg atomically; a power cut during grub-mkconfig alone would leave no menu."""
     path = loader.config_path
     if loader.bls:
         system.check([loader.mkconfig, "-o", path, "--update-bls-cmdline"], timeout=_MKCONFIG_TIMEOUT)
@@ -347,9 +349,9 @@ def _set_saved_default(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def set_default(system: System, release: str) -> bool:
-    """Makes ``release`` what an ordinary boot starts, by name; whether anything changed.
+    """Make ``release`` the default by name; True if anything changed.
 
-    CommandError when there is no entry of it, or when GRUB would still start another.
+    CommandError if it has no entry, or if GRUB would still start another.
     """
     loader = observe(system)
     if loader.has_grubby:
@@ -386,7 +388,7 @@ def _set_default_by_grubby(system: System, release: str) -> bool:
 
 
 def edit_defaults(system: System, loader: Bootloader, files: Dict[str, str]) -> bool:
-    """Writes GRUB's defaults and makes grub.cfg from them; all is as before when that fails."""
+    """Write GRUB's defaults and regenerate grub.cfg; a failure restores the files."""
     before = config_files(system)
     changed = False
     try:
@@ -401,7 +403,7 @@ def edit_defaults(system: System, loader: Bootloader, files: Dict[str, str]) -> 
 
 
 def _lacking(loader: Bootloader, add: List[str], remove: List[str]) -> List[str]:
-    """Entries of this system's kernels that do not have the arguments, or still have them."""
+    """Entries of this system's kernels that lack ``add`` or still have ``remove``."""
     return [
         item.title
         for item in _own(loader)
@@ -419,7 +421,7 @@ def _own(loader: Bootloader) -> List[BootEntry]:
 
 
 def edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
-    """Adds and removes kernel arguments in every boot entry; CommandError where they do not arrive."""
+    """Add and remove kernel arguments in every boot entry; CommandError if an entry stays as it was."""
     add, remove = args["add"], args["remove"]
     said = describe(add, remove)
     loader = observe(system)
@@ -432,7 +434,7 @@ def edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
         raise CommandError("kernel arguments ({}): {}".format(said, "; ".join(refused)))
     edited = grubdefaults.edit_arguments(files, add, remove) if made else files
     if edited == files and not _lacking(loader, add, remove):
-        return Applied(False, "the boot entries are so already: " + said)
+        return Applied(False, "the boot entries are up to date: " + said)
     if loader.has_grubby:
         system.check(_grubby_command(add, remove))
         for path, text in edited.items():
@@ -441,9 +443,7 @@ def edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
         edit_defaults(system, loader, edited)
     left = _lacking(observe(system), add, remove)
     if left:
-        raise CommandError(
-            "kernel arguments ({}): not so in boot entry {!r} afterwards".format(said, left[0])
-        )
+        raise CommandError("kernel arguments ({}): boot entry {!r} did not get them".format(said, left[0]))
     return Applied(True, said)
 
 

@@ -1,7 +1,7 @@
-"""Builds of oeprov's wheel: their names, who can run them, and making one on this host.
+"""Builds of oeprov's wheel: names, compatibility, and building one on this host.
 
-A *build* names a wheel by what it was built for and from: ``debian-12-x86_64-py3.11-`` and the digest of its
-sources. The controller puts the wheel of a build into ``WHEELS/BUILD/`` on a host.
+The name of a *build* has the wheel's target and sources: ``debian-12-x86_64-py3.11-`` and a digest. The
+controller puts the wheel of a build into ``WHEELS/BUILD/`` on a host.
 """
 
 import os
@@ -10,13 +10,13 @@ import shutil
 import zipfile
 from typing import Dict
 
-from . import families, repositories
+from . import families, platforms, repositories
 from .command import CommandError, System
 from .packages import apply as install_packages
 from .state import OsInfo, State
 from .step import Desired
 
-WHEELS = "/var/lib/oeprov/wheels"
+WHEELS = "/var/lib/oeprov/wheels"  # wheels that were built or brought, by kind of system
 # How the message begins that asks for a build; provision/artifacts/delivery.py brings the wheel then.
 WHEEL_WANTED = "the wheel is not on the host: "
 CPU_LEVEL = 3  # x86-64-v3, as OE_MARCH in CMakeLists.txt
@@ -47,8 +47,8 @@ def minor(version: str) -> str:
 
 
 def wheel_key(system: OsInfo, python: str) -> str:
-    """What a compiled wheel is bound to: distribution and release, architecture, Python."""
-    # EL's minor releases run each other's programs.
+    """The target of a compiled wheel: distribution and release, architecture, Python."""
+    # EL's minor releases are compatible.
     family = families.of(system)
     release = system.version if family is None else families.release(family, system)
     words = [system.id or "linux", release or "rolling", system.architecture, "py" + minor(python)]
@@ -56,8 +56,8 @@ def wheel_key(system: OsInfo, python: str) -> str:
 
 
 def build_of(state: State, desired: Desired) -> str:
-    """The build that the host wants; empty where it is not given a wheel."""
-    if desired.kind == "local" or not desired.runtime_wheel_digest:
+    """The build for the host; empty if it gets no wheel."""
+    if not platforms.get(desired.kind).managed or not desired.runtime_wheel_digest:
         return ""
     version = state.runtime.base or _in_name(python_of(state.os, desired)) or state.os.python
     return "{}-{}".format(wheel_key(state.os, version), desired.runtime_wheel_digest[:16])
@@ -75,7 +75,7 @@ def _in_name(python: str) -> str:
 
 
 def python_of(system: OsInfo, desired: Desired) -> str:
-    """The interpreter that makes the environment; EL's own python3 is older than what oeprov needs."""
+    """The interpreter that makes the environment; EL 8's own python3 is too old."""
     family = families.of(system)
     if family is not None and desired.runtime_python == "python3":
         return family.python
@@ -83,7 +83,7 @@ def python_of(system: OsInfo, desired: Desired) -> str:
 
 
 def python_version(state: State, desired: Desired) -> str:
-    """Version of that interpreter, as seen or as the system's packages have it; empty: not known."""
+    """Version of that interpreter, observed or from the family's tables; empty: unknown."""
     python, family = python_of(state.os, desired), families.of(state.os)
     if state.runtime.base or family is None:
         return state.runtime.base
@@ -91,7 +91,7 @@ def python_version(state: State, desired: Desired) -> str:
 
 
 def wheel_file(system: System, build: str) -> str:
-    """Path of the wheel of a build that was put on this host; CommandError asks for it when there is none."""
+    """Path of the wheel of a build on this host; CommandError asks the controller for a missing one."""
     directory = os.path.join(WHEELS, build)
     for name in system.list(directory):
         path = os.path.join(directory, name)
@@ -100,16 +100,16 @@ def wheel_file(system: System, build: str) -> str:
                 if name.endswith(".whl") and archive.testzip() is None:
                     return path
         except (OSError, zipfile.BadZipFile):
-            pass  # cut off by a power cut or a lost connection: it comes again
+            pass  # truncated by a power cut or a lost connection: it is sent again
     raise CommandError(WHEEL_WANTED + build)
 
 
 def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, given: Dict[str, str]) -> str:
-    """Builds a wheel on this host below ``into`` and gives its path; ``given``: see repositories.py.
+    """Build a wheel on this host below ``into`` and return its path; ``given``: see repositories.py.
 
-    ``packed`` is a tar archive with ``source/`` and the wheels of Python's build tools in ``tools/``: nothing
-    comes from PyPI. Compilers and libraries come from the distribution and stay. CommandError has the
-    last lines of what failed; all output is in ``into``/log.
+    ``packed`` is a tar archive with ``source/`` and the wheels of Python's build tools in ``tools/``, so PyPI
+    is not used. Compilers and libraries come from the distribution and stay installed. CommandError has the
+    last lines of a failure; all output is in ``into``/log.
     """
     family, names = families.of(os_info), families.names(os_info, "build")
     if family is None or not names or not os_info.package_manager:

@@ -1,4 +1,4 @@
-"""The one way to look at a machine and to run an external command on it.
+"""The only access to a host: read its files and run commands.
 
 ``System`` reads files below a root directory and runs commands, so that tests can hand in a tree of files
 and canned answers.
@@ -15,7 +15,7 @@ TIMED_OUT = 124
 
 
 class CommandError(Exception):
-    """A command failed; the message has the command, how it ended and the last lines that it wrote."""
+    """A command failed; the message has the command, its end and its last lines."""
 
 
 class Result(NamedTuple):
@@ -32,7 +32,7 @@ class Result(NamedTuple):
         return self.code == 0
 
     def explain(self) -> str:
-        """One line: the command, how it ended, the last words."""
+        """One line: the command, its end, its last lines."""
         said = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         how = {NOT_FOUND: "is not installed", TIMED_OUT: "did not end in time"}.get(
             self.code, "failed with exit status {}".format(self.code)
@@ -50,17 +50,17 @@ def flush_directory(path: str) -> None:
 
 
 class System:
-    """The machine that this code runs on."""
+    """The host that this code runs on."""
 
     def __init__(self, root: str = "/") -> None:
         self.root = root
 
     def path(self, path: str) -> str:
-        """Where an absolute path of the machine lies for this process."""
+        """Path of a file of the host for this process."""
         return os.path.join(self.root, path.lstrip("/"))
 
     def read(self, path: str, encoding: str = "utf-8") -> str:
-        """Text of a file; empty when it is missing or may not be read."""
+        """Text of a file; empty if it is missing or unreadable."""
         try:
             with open(self.path(path), "rb") as file:
                 return file.read().decode(encoding, "replace")
@@ -94,25 +94,25 @@ class System:
             raise CommandError("{} cannot be read{}: {}".format(path, where, error.strerror))
 
     def list(self, path: str) -> List[str]:
-        """Sorted names in a directory; empty when it is missing."""
+        """Sorted names in a directory; empty if it is missing."""
         try:
             return sorted(os.listdir(self.path(path)))
         except OSError:
             return []
 
     def exists(self, path: str) -> bool:
-        """Whether the path is there."""
+        """The path exists."""
         return os.path.exists(self.path(path))
 
     def link(self, path: str) -> str:
-        """Where a symbolic link points; empty when it is none."""
+        """Target of a symbolic link; empty for anything else."""
         try:
             return os.readlink(self.path(path))
         except OSError:
             return ""
 
     def which(self, name: str) -> str:
-        """Full path of a program, looked for in the sbin directories too; empty when not found."""
+        """Full path of a program, also in the sbin directories; empty if not found."""
         for directory in (os.environ.get("PATH", "") + ":" + _PATH).split(":"):
             path = os.path.join(directory, name)
             if directory and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -120,7 +120,7 @@ class System:
         return ""
 
     def write(self, path: str, text: str, mode: int = 0o644) -> bool:
-        """Replace a file in one piece and flush it to the disk; False when it has this text already.
+        """Replace a file atomically and flush it to the disk; False if it has this text already.
 
         Missing parent directories are made. Files of the kernel (below /sys and /proc) are written in place.
         CommandError names the path and the reason.
@@ -151,7 +151,7 @@ class System:
         return True
 
     def remove(self, path: str) -> bool:
-        """Take a file away; False when there was none. CommandError names the path and the reason."""
+        """Remove a file; False if there was none. CommandError names the path and the reason."""
         real = self.path(path)
         try:
             os.unlink(real)
@@ -194,7 +194,7 @@ class System:
     def check(
         self, argv: List[str], timeout: float = TIMEOUT, environment: Optional[Dict[str, str]] = None
     ) -> str:
-        """Standard output of a command that must succeed; CommandError when it does not."""
+        """Standard output of a command; CommandError if it fails."""
         result = self.run(argv, timeout, environment)
         if not result.ok:
             raise CommandError(result.explain())

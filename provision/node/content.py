@@ -1,8 +1,8 @@
-"""Whether a block device on which no signature was found holds data.
+"""Whether a block device without a signature holds data.
 
-Blocks of it are read: both ends whole, and pieces spread over it, always the same ones. A device is empty
-when they are all zero, or when nothing was put on it since oeprov made it; all else is somebody's data,
-and consent names it as ``pmem0/data/DIGEST``. Signatures are the business of ``filesystem``.
+Both ends of the device are read, and pieces spread over it, always the same ones. The device is empty if they
+are all zero, or if nothing was written since oeprov made it. All else is data, which consent names as
+``pmem0/data/DIGEST``. ``filesystem`` handles signatures.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _VOLATILE_BUS = "e820"  # of ranges that memmap= names
 
 
 def spans(size: int) -> List[Tuple[int, int]]:
-    """Offset and length of what is read of a device of ``size`` bytes; all of a small one."""
+    """Offset and length of the pieces to read of a device of ``size`` bytes; all of a small one."""
     between = size - 2 * _END - _PIECE
     if between < _PIECES * _PIECE:
         return [(0, size)] if size else []
@@ -31,7 +31,7 @@ def spans(size: int) -> List[Tuple[int, int]]:
 
 
 def sample(system: System, path: str) -> str:
-    """``ZERO`` when all blocks that are read are zero, else their digest; CommandError when one cannot be."""
+    """``ZERO`` if all pieces are zero, else their digest; CommandError when one is unreadable."""
     digest = hashlib.sha256()
     empty, size = True, 0
     for piece in system.pieces(path, spans):
@@ -65,30 +65,30 @@ def why_data(state: State, found: FileSystem) -> str:
 
 
 def is_vacant(state: State, device: str, item: Optional[Namespace]) -> bool:
-    """Nothing was put on the device since oeprov made it or was allowed to erase it."""
+    """Nothing was written to the device since oeprov made it or was allowed to erase it."""
     words = [owned.vacant(device, item.uuid if item else "")]
     words += [owned.making(item.dev, item.mode)] if item else []
     return any(word in state.owned for word in words)
 
 
 def vacant_word(system: System, device: str) -> str:
-    """The word of the registry for a device that is there."""
+    """The word of the registry (``owned``) for a device."""
     item = namespace_on(State(namespaces=devices.namespaces(system)), device)
     return owned.vacant(device, item.uuid if item else "")
 
 
 def lost_with_power(state: State, found: FileSystem) -> str:
-    """UUID of the file system of ours that a stop of the instance took; empty: none, or not volatile.
+    """UUID of our file system that was lost in a stop of the instance; empty: none, or not volatile.
 
-    Memory is all zero after a stop. A reboot keeps it, so what is not zero may be a damaged file system, or
-    somebody else's data: it needs consent. Type 12 ranges of the firmware keep theirs on the same bus.
+    After a stop, memory is all zero. A reboot keeps it, so other content may be a damaged file system or
+    foreign data, and needs consent. Type 12 ranges of the firmware are on the same bus and keep their data.
     """
     volatile = [region.dev for region in state.regions if region.bus == _VOLATILE_BUS]
     volatile = volatile if any(map(devices.is_memmap, state.kernel.cmdline)) else []
     there = [item for item in state.namespaces if item.region in volatile]
     unseen = [item.device for item in state.filesystems if item.error]
     if any(not item.enabled or item.blockdev in ["", *unseen] for item in there):
-        return ""  # the file system that is looked for may be on that one
+        return ""  # the file system may be on that one
     if found.sample != ZERO or found.device not in [item.blockdev for item in there]:
         return ""
     number = re.sub("^[a-z]+", "", found.device)
@@ -101,12 +101,12 @@ def lost_with_power(state: State, found: FileSystem) -> str:
 
 
 def namespace_on(state: State, device: str) -> Optional[Namespace]:
-    """The namespace whose block device it is."""
+    """The namespace of a block device."""
     return next((item for item in state.namespaces if item.blockdev == device), None)
 
 
 def _missing(state: State) -> List[FstabEntry]:
-    """Entries with DAX whose file system is on no device that was looked at."""
+    """Entries with DAX whose file system is on none of the observed devices."""
     there = ["UUID=" + item.uuid for item in state.filesystems if item.uuid]
     return [
         entry

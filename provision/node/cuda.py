@@ -1,4 +1,4 @@
-"""Which versions go together on a GPU host: TensorFlow, Python, CUDA, cuDNN, driver, GPU. Data and rules.
+"""Compatible versions on a GPU host: TensorFlow, Python, CUDA, cuDNN, driver, GPU. Data and rules.
 
 Sources, looked up on 2026-11-22:
 
@@ -22,7 +22,7 @@ Version = Tuple[int, ...]
 
 
 class Build(NamedTuple):
-    """What one release of TensorFlow for GPUs was built and tested with, and goes with."""
+    """Versions that one release of TensorFlow for GPUs was built and tested with."""
 
     tensorflow: str
     first_python: str
@@ -30,7 +30,7 @@ class Build(NamedTuple):
     cuda: str
     cudnn: str
     driver: str  # the oldest that runs this CUDA
-    nccl: str = ""  # that of the wheels; empty: TensorFlow's own, and CUDA must be on the host
+    nccl: str = ""  # of the wheels; empty: TensorFlow has its own, and CUDA must be on the host
 
     @property
     def wheels(self) -> bool:
@@ -67,13 +67,13 @@ class Architecture(NamedTuple):
 
     name: str
     ids: List[Tuple[int, int]]
-    cuda: str  # the first that has code for it
-    driver: str  # the first that knows it
-    last_driver: str = ""  # the last branch that knows it; empty: those of today do
+    cuda: str  # the first with code for it
+    driver: str  # the first that supports it
+    last_driver: str = ""  # the last branch that supports it; empty: current branches do
     open_modules: bool = True  # NVIDIA's open kernel modules drive it
 
 
-# The first that has an id counts.
+# The first range with an id counts.
 ARCHITECTURES = [
     Architecture("Pascal", [(0x15F0, 0x15FF), (0x1B00, 0x1D7F)], "8.0", "367.48", "580", False),
     Architecture("Kepler", [(0x0FC0, 0x12FF)], "6.0", "331.62", "470", False),
@@ -85,7 +85,7 @@ ARCHITECTURES = [
     Architecture("Ada Lovelace", [(0x2600, 0x28FF)], "11.8", "520.61.05"),
     Architecture("Blackwell", [(0x2900, 0x32FF)], "12.8", "570.26"),
 ]
-# How the names of packages begin that come from NVIDIA's repository only.
+# Prefixes of packages that only NVIDIA's repository has.
 PACKAGES = ("cuda-", "libcudnn", "libnccl")
 # From this branch on NVIDIA's open kernel modules are the ones to use; from 620 on there are no others.
 OPEN_SINCE = 560
@@ -97,7 +97,7 @@ def numbers(version: str) -> Version:
 
 
 def architecture(device: str) -> Optional[Architecture]:
-    """The generation of a PCI device id such as ``1eb8``; None for one that is not known."""
+    """The generation of a PCI device id such as ``1eb8``; None if unknown."""
     number = int(device, 16)
     for item in ARCHITECTURES:
         if any(first <= number <= last for first, last in item.ids):
@@ -112,7 +112,7 @@ def architectures(devices: List[str]) -> List[Architecture]:
 
 
 def build_of(tensorflow: str) -> Optional[Build]:
-    """The row of a release such as ``2.16.2``; for one newer than the table the last, None for older ones."""
+    """The row of a release such as ``2.16.2``; the last row for newer ones, None for older ones."""
     version = numbers(tensorflow)[:2]
     if version > numbers(BUILDS[-1].tensorflow):
         return BUILDS[-1]
@@ -120,12 +120,12 @@ def build_of(tensorflow: str) -> Optional[Build]:
 
 
 def has_python(build: Build, python: str) -> bool:
-    """Whether the release has wheels for a Python such as ``3.11.2``; an unknown one counts as right."""
+    """The release has wheels for a Python such as ``3.11.2``, or the Python is unknown."""
     return not python or numbers(build.first_python) <= numbers(python)[:2] <= numbers(build.last_python)
 
 
 def clauses(requirements: List[str]) -> Optional[List[Tuple[str, Version]]]:
-    """Bounds of TensorFlow for GPUs in requirements (PEP 508); None where they do not ask for it."""
+    """Version bounds of TensorFlow for GPUs in requirements (PEP 508); None without it."""
     for text in requirements:
         match = re.match(r"\s*tensorflow(-gpu)?(?![\w-])\s*(\[[^]]*\])?\s*([^;\[]*)(;|$)", text)
         if match:
@@ -135,7 +135,7 @@ def clauses(requirements: List[str]) -> Optional[List[Tuple[str, Version]]]:
 
 
 def allowed(build: Build, bounds: List[Tuple[str, Version]]) -> bool:
-    """Whether a release of this row can satisfy the bounds, of which the first two numbers count."""
+    """A release of this row can satisfy the bounds, of which the first two numbers count."""
     version = numbers(build.tensorflow)
     for sign, bound in bounds:
         near = bound[:2]

@@ -1,4 +1,4 @@
-"""Says whether scripts of others can read data: ``python -c TEXT KIND PATH …``, on the host that reads it.
+"""Check whether foreign scripts can read data: ``python -c TEXT KIND PATH …``, on the host that reads it.
 
 KIND is ``header`` (HINT COLUMN …: a .csv whose first line names the columns), ``records`` (HINT: a directory
 of TFRecords with a file ``meta``), ``tables`` (NUMBER FILE …: a directory with the files, of so many columns

@@ -1,4 +1,4 @@
-"""Dax devices: between device and memory node (KMEM DAX), now and after every boot."""
+"""Turn dax devices into memory nodes (KMEM DAX) and back, now and at every boot."""
 
 import re
 from typing import Any, Dict, List
@@ -13,10 +13,10 @@ UNIT = "/etc/systemd/system/" + UNIT_NAME
 ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT_NAME
 RECONFIGURE_SINCE = 66
 NO_MOVABLE_SINCE = 67
-# Before it, the tool destroys a namespace whose memory is in use, which strands the node until a reboot.
+# An older tool destroys a namespace whose memory is in use, which strands the node until a reboot.
 KEEPS_ACTIVE_SINCE = 72
 TIMEOUT = 1800.0  # seconds; moving a terabyte's pages away takes a while
-_ATTEMPTS = 3  # memory that is in use for a moment does not go offline at once
+_ATTEMPTS = 3  # memory in use for a moment does not go offline at once
 
 
 def tool_version(text: str) -> int:
@@ -26,7 +26,7 @@ def tool_version(text: str) -> int:
 
 
 def reconfigure_command(name: str, mode: str, movable: bool) -> List[str]:
-    """Makes a dax device a memory node, or the memory a device again."""
+    """The command that makes a dax device a memory node, or a device again."""
     argv = ["daxctl", "reconfigure-device", "--mode=" + mode]
     if mode == "devdax":
         argv.append("--force")  # takes the memory offline first
@@ -36,7 +36,7 @@ def reconfigure_command(name: str, mode: str, movable: bool) -> List[str]:
 
 
 def held(command: List[str]) -> List[List[str]]:
-    """The command while no rule of udev runs: some bring memory online too, in another zone."""
+    """Run the command while udev's rules are held: some bring memory online in another zone."""
     return [
         ["udevadm", "control", "--stop-exec-queue"],
         command,
@@ -45,22 +45,21 @@ def held(command: List[str]) -> List[List[str]]:
 
 
 def online_commands(name: str, movable: bool, offline_first: bool) -> List[List[str]]:
-    """Bring a device's memory online in the wanted zone."""
+    """The commands that bring a device's memory online in the wanted zone."""
     online = ["daxctl", "online-memory"] + ([] if movable else ["--no-movable"]) + [name]
     return ([["daxctl", "offline-memory", name]] if offline_first else []) + [online]
 
 
 def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
-    """Text of ``UNIT``: makes dax devices memory nodes at boot, namespaces by UUID and others by name.
+    """Text of ``UNIT``, which makes dax devices memory nodes at boot: namespaces by UUID, others by name.
 
-    The tool has a service for this since v72, but not for CXL, and Debian 12's udev rule for it calls
-    daxctl with an option that it does not have; so every host gets this one unit. It fails where memory is
-    not online in the wanted zone afterwards: udev rules may bring it online too (EL's 40-redhat.rules does,
-    on guests not as movable), so udev waits meanwhile.
+    daxctl has a service for this since v72, but not for CXL, and Debian 12's udev rule passes an option that
+    daxctl lacks; so every host gets this unit. It fails if memory is not online in the wanted zone then.
+    It holds udev's rules meanwhile: EL's 40-redhat.rules bring memory online too, on guests not as movable.
     """
     wanted, state = ("=", "online_movable") if movable else ("!=", "online_kernel")
-    # The exit status of daxctl does not say whether it was done (v66), the kernel's driver link does. Memory
-    # that somebody else brought online in another zone goes offline first, as far as it can.
+    # The exit status of daxctl v66 proves nothing, the kernel's driver link does. Memory that is online in
+    # another zone goes offline first, as far as it can.
     script = (
         'failed=0; trap "udevadm control --start-exec-queue" 0; trap "exit 1" 15; '
         "udevadm control --stop-exec-queue; "
@@ -103,7 +102,7 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
             "[Service]",
             "Type=oneshot",
             "RemainAfterExit=yes",
-            # Offlining a block whose pages are pinned is tried until a signal comes.
+            # The kernel retries a block with pinned pages until a signal comes.
             "TimeoutStartSec=600",
             "ExecStart=/bin/sh -c '{}'".format(script),
             "ExecStopPost=-/bin/sh -c 'udevadm control --start-exec-queue'",
@@ -116,7 +115,7 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
 
 
 def _device(system: System, name: str) -> DaxDevice:
-    """The dax device, as soon as it is there; CommandError when it does not come."""
+    """Wait for the dax device; CommandError if it does not appear."""
 
     def look() -> List[DaxDevice]:
         return [item for item in devices.dax_devices(system) if item.chardev == name]
@@ -131,7 +130,7 @@ def _device(system: System, name: str) -> DaxDevice:
 
 
 def target_problem(name: str, target: int, nodes: List[Any]) -> List[str]:
-    """The node that a device would become is missing or is not a node of its own."""
+    """Why a device cannot become a node of its own."""
     if target < 0:
         return [
             "{} has no target node: the firmware's tables give it no proximity domain, so it cannot become a "
@@ -139,7 +138,7 @@ def target_problem(name: str, target: int, nodes: List[Any]) -> List[str]:
         ]
     if any(node.id == target and node.cpus for node in nodes):
         return [
-            "{} would join node {}, which has CPUs and DRAM: the two could not be told apart any more".format(
+            "{} would join node {}, which has CPUs and DRAM: the two could not be distinguished".format(
                 name, target
             )
         ]
@@ -147,7 +146,7 @@ def target_problem(name: str, target: int, nodes: List[Any]) -> List[str]:
 
 
 def in_place(item: DaxDevice, movable: bool) -> bool:
-    """All memory of a device is online, and in the wanted zone."""
+    """All memory of a device is online in the wanted zone."""
     online = item.online_memblocks == item.total_memblocks and item.total_memblocks > 0
     return item.mode == "system-ram" and online and item.movable == movable
 
@@ -234,7 +233,7 @@ def _online_dax(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _migrate_dax_model(system: System, args: Dict[str, Any]) -> Applied:
-    # Writes a file for modprobe; what it changes is seen after the reboot.
+    # It writes a file for modprobe, which takes effect at the reboot.
     system.check(["daxctl", "migrate-device-model"])
     return Applied(True, "the bus model is used from the next boot on")
 

@@ -20,7 +20,7 @@ from .step import Desired, Step
 IMAGE = "registry.cn-shanghai.aliyuncs.com/pai-dlc-share/deeprec-developer:deeprec-dev-cpu-py36-ubuntu18.04"
 REPOSITORY = "https://github.com/DeepRec-AI/DeepRec.git"
 MEMKIND = "https://github.com/memkind/memkind.git"
-REVISION = "deeprec2402"  # its last release; main moves
+REVISION = "deeprec2402"  # its last release
 SCRIPT = "modelzoo/dlrm/train.py"
 _BAZEL = [
     "bazel",
@@ -31,16 +31,15 @@ _BAZEL = [
     "opt",
     "--copt=-L/usr/local/lib",
 ]
-# What its storage is linked against, by how persistent memory is used.
+# Libraries of its storage, by the use of persistent memory.
 _LINKED = {"fsdax": ["--copt=-lpmem", "--copt=-lmemkind"], "kmem": ["--copt=-lmemkind"]}
-# C library of systems that are older than the image's; programs run on the same or a newer one.
-_OLD = {"CentOS 7": "2.17"}
-_IMAGES = {"ubuntu18.04": "2.27", "ubuntu20.04": "2.31", "ubuntu22.04": "2.35"}
+# N of the image's C library 2.N; programs run on the same or a newer one.
+_IMAGES = {"ubuntu18.04": 27, "ubuntu20.04": 31, "ubuntu22.04": 35}
 _HOURS = 6 * 3600
 
 
 def memory(desired: Desired) -> str:
-    """Which of the two builds the host needs; that for fsdax serves DRAM too."""
+    """The build that the host needs: that for fsdax also serves DRAM."""
     return "kmem" if desired.pmem_mode == "system-ram" else "fsdax"
 
 
@@ -50,13 +49,13 @@ def image_of(desired: Desired) -> str:
 
 
 def python_in(image: str) -> str:
-    """``3.6`` of an image whose name says ``py36``; empty when it does not say."""
+    """``3.6`` of an image with ``py36`` in its name; empty for others."""
     match = re.search(r"py(\d)(\d+)", image)
     return "{}.{}".format(match.group(1), match.group(2)) if match else ""
 
 
 def build_name(desired: Desired) -> str:
-    """What a wheel is bound to; see ``build.py``."""
+    """The name of the wheel's build; see ``build.py``."""
     inputs = [repository(desired), revision(desired), image_of(desired), memory(desired), MEMKIND]
     digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16]
     plain = re.sub(r"[^\w.]+", "_", revision(desired))
@@ -64,17 +63,17 @@ def build_name(desired: Desired) -> str:
 
 
 def repository(desired: Desired) -> str:
-    """Where its sources come from."""
+    """The repository of its sources."""
     return desired.runtime_repository or REPOSITORY
 
 
 def revision(desired: Desired) -> str:
-    """Which of them."""
+    """The revision of its sources."""
     return desired.runtime_revision or REVISION
 
 
 def wanted(desired: Desired) -> foreign.Wanted:
-    """What this host's environment is to have."""
+    """The environment of this host."""
     build = "" if desired.runtime_package else build_name(desired)
     return foreign.Wanted(
         title="DeepRec ({})".format(desired.runtime_package or revision(desired)),
@@ -91,7 +90,7 @@ def wanted(desired: Desired) -> foreign.Wanted:
 
 
 def observe(system: System, os_info: OsInfo, desired: Desired) -> Runtime:
-    """The environment, the sources, and whether the image can be had where it is needed."""
+    """Observe the environment, the sources, and whether a needed image is available."""
     found = foreign.look(system, os_info, desired, wanted(desired))
     if (found.exists and not found.unfinished) or desired.runtime_package or not desired.runtime_image_check:
         return found
@@ -99,7 +98,7 @@ def observe(system: System, os_info: OsInfo, desired: Desired) -> Runtime:
 
 
 def missing_image(system: System, image: str) -> str:
-    """Why the image cannot be had; empty when it can."""
+    """Why the image is not available; empty if it is."""
     if not system.which("docker"):
         return registry.missing(image)
     if system.run(["docker", "image", "inspect", image]).ok:
@@ -128,28 +127,25 @@ def problems(state: State, desired: Desired) -> List[str]:
                 desired.runtime_python, python, right, right, python.replace(".", "")
             )
         )
-    family = families.of(state.os)
-    old = _OLD.get(family.name, "") if family is not None else ""
-    new = next((version for name, version in _IMAGES.items() if name in image), "")
-    if old and new and not desired.runtime_package:
+    own = families.glibc(state.os)
+    needed = next((version for name, version in _IMAGES.items() if name in image), 0)
+    if 0 < own < needed and not desired.runtime_package:
         found.append(
-            "{} has C library {}, and what is built in {} wants {}: use EL 8 or later, or Ubuntu 18.04 or "
-            "later, or name a wheel for it as runtime_package".format(
-                families.title(state.os), old, image, new
+            "{} has C library 2.{}, and what is built in {} wants 2.{}: use a newer system or an older "
+            "runtime_image, or name a wheel for this one as runtime_package".format(
+                families.title(state.os), own, image, needed
             )
         )
     if state.runtime.image:
         found.append(
-            "runtime_image {}: cannot be had ({}): name an image that the registry has, or a wheel as "
-            "runtime_package; runtime_image_check: false leaves the question out".format(
-                image, state.runtime.image
-            )
+            "runtime_image {}: is not available ({}): name an image that the registry has, or a wheel as "
+            "runtime_package; runtime_image_check: false skips this check".format(image, state.runtime.image)
         )
     return found
 
 
 def notes(state: State, desired: Desired) -> List[str]:
-    """What is worth knowing of it."""
+    """Notes on the build."""
     if desired.runtime_package or (state.runtime.exists and state.runtime.wheel == build_name(desired)):
         return []
     return [
@@ -159,7 +155,7 @@ def notes(state: State, desired: Desired) -> List[str]:
 
 
 def commands(desired: Desired, into: str, nodes: List[int]) -> List[List[str]]:
-    """The whole build below ``into``; ``nodes`` are the host's memory nodes without CPUs."""
+    """The commands of the build below ``into``; ``nodes`` are the host's memory nodes without CPUs."""
     image, source = image_of(desired), os.path.join(into, "DeepRec")
     mounts = ["-v", into + ":/work"]
     if desired.pmem_mode == "fsdax":
@@ -177,7 +173,7 @@ def commands(desired: Desired, into: str, nodes: List[int]) -> List[List[str]]:
 
 
 def script(desired: Desired, nodes: List[int]) -> str:
-    """What runs in the container."""
+    """The script for the container."""
     kmem = memory(desired) == "kmem" and nodes
     bazel = (
         _BAZEL
@@ -196,7 +192,7 @@ def script(desired: Desired, nodes: List[int]) -> str:
         "cd /work/DeepRec",
         "export LD_LIBRARY_PATH=/usr/local/lib:$LD_LIBRARY_PATH",
         "export MEMKIND_DAX_KMEM_NODES=" + ",".join(map(str, nodes)) if kmem else "",
-        # Its question "Do you wish to build TensorFlow with PMEM support?"; the others get their defaults.
+        # Answers "Do you wish to build TensorFlow with PMEM support?"; other questions get their defaults.
         "export TF_ENABLE_PMEM=1",
         "yes '' | ./configure",
         " ".join(shlex.quote(word) for word in bazel),
@@ -206,7 +202,7 @@ def script(desired: Desired, nodes: List[int]) -> str:
 
 
 def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
-    """Builds the wheel on this host and gives its path; ``args``: ``into`` and ``desired``."""
+    """Build the wheel on this host and return its path; ``args``: ``into`` and ``desired``."""
     desired, into = Desired.from_dict(args["desired"]), args["into"]
     needs = ["git"] + ([] if system.which("docker") else ["containers"])
     names = [name for need in needs for name in families.names(os_info, need)]
@@ -214,11 +210,11 @@ def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     install_packages(system, os_info.package_manager, names, use)
     why = missing_image(system, image_of(desired)) if desired.runtime_image_check else ""
     if why:
-        raise CommandError("runtime_image {}: cannot be had ({})".format(image_of(desired), why))
+        raise CommandError("runtime_image {}: is not available ({})".format(image_of(desired), why))
     shutil.rmtree(system.path(into), ignore_errors=True)
     os.makedirs(system.path(into))
     log = os.path.join(into, "log")
-    nodes = [node.id for node in numa.observe_nodes(system) if node.size and not node.cpus]
+    nodes = [node.id for node in numa.without_cpus(numa.observe_nodes(system))]
     for argv in commands(desired, into, nodes):
         result = system.run(argv, timeout=_HOURS)
         with open(system.path(log), "a") as file:
@@ -228,5 +224,5 @@ def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     wheels = os.path.join(into, "wheels")
     found = [name for name in system.list(wheels) if name.endswith(".whl")]
     if not found:
-        raise CommandError("the build ended well, but {} has no wheel".format(wheels))
+        raise CommandError("the build succeeded, but {} has no wheel".format(wheels))
     return os.path.join(wheels, found[0])

@@ -1,4 +1,4 @@
-"""Regions, namespaces and dax devices as sysfs shows them: the same with and without ndctl and daxctl."""
+"""Regions, namespaces and dax devices from sysfs, which needs neither ndctl nor daxctl."""
 
 import re
 import time
@@ -21,7 +21,7 @@ _NO_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 def number(text: str) -> int:
-    """A number of sysfs, decimal or 0x…; 0 when there is none."""
+    """Parse a number of sysfs, decimal or 0x…; 0 for anything else."""
     try:
         return int(text.strip() or "0", 0)
     except ValueError:
@@ -29,23 +29,23 @@ def number(text: str) -> int:
 
 
 def order(name: str) -> List[int]:
-    """Sorts namespace0.2 before namespace0.10."""
+    """Sort key that puts namespace0.2 before namespace0.10."""
     return [int(part) for part in re.findall(r"\d+", name)]
 
 
 def bad_blocks(text: str) -> int:
-    """Sum of lengths in a list of bad blocks of 512 bytes: a line has the first and how many."""
+    """Count the blocks of 512 bytes in a badblocks file; a line has the first block and the number."""
     rows = [line.split() for line in text.splitlines()]
     return sum(int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit())
 
 
 def is_memmap(argument: str) -> bool:
-    """The kernel argument makes a range of RAM persistent (``!``); other kinds of memmap are not ours."""
+    """The kernel argument makes a range of RAM persistent (``!``); other forms of memmap do not."""
     return argument.startswith("memmap=") and "!" in argument
 
 
 def is_on(source: str, device: str) -> bool:
-    """A path such as a mount's source is the block device or one of its partitions."""
+    """The path (a mount's source) is the block device or one of its partitions."""
     rest = source[len("/dev/" + device) :]
     return source.startswith("/dev/" + device) and (not rest or (rest[0] == "p" and rest[1:].isdigit()))
 
@@ -85,7 +85,7 @@ def regions(system: System) -> List[Region]:
 
 
 def namespaces(system: System) -> List[Namespace]:
-    """All namespaces with a size, disabled ones too; seeds (size 0) are none."""
+    """All namespaces, also disabled ones; seeds (size 0) do not count."""
     names = [item for item in system.list(ND) if re.fullmatch(r"namespace\d+\.\d+", item)]
     dax = [(item.chardev, _dax_path(system, item.chardev)) for item in _dax_names(system)]
     found = []
@@ -148,7 +148,7 @@ class Block(NamedTuple):
 
 
 def memory_blocks(system: System, chardev: str) -> List[Block]:
-    """The memory blocks that a dax device in system-ram mode brought."""
+    """The memory blocks of a dax device in mode system-ram."""
     base = "{}/{}/".format(DAX, chardev)
     block = int(system.read(MEMORY + "/block_size_bytes").strip() or "0", 16)
     start, size = number(system.read(base + "resource")), number(system.read(base + "size"))
@@ -158,7 +158,7 @@ def memory_blocks(system: System, chardev: str) -> List[Block]:
             for item in range(-(-start // block), (start + size) // block)
             if system.exists("{}/memory{}".format(MEMORY, item))
         ]
-    else:  # kernels that do not say where the device lies: its node has no other memory
+    else:  # older kernels do not show its address, but its node has no other memory
         node = "/sys/devices/system/node/node" + system.read(base + "target_node").strip()
         paths = ["{}/{}".format(node, item) for item in system.list(node) if re.fullmatch(r"memory\d+", item)]
     return [
@@ -199,7 +199,7 @@ def dax_devices(system: System) -> List[DaxDevice]:
 
 
 def wait_for(look: Callable[[], T], seconds: float = -1.0) -> T:
-    """What ``look`` returns once it is true, or what it returned last when ``seconds`` (WAIT) are over."""
+    """Call ``look`` until its result is true, for at most ``seconds`` (WAIT); return the last result."""
     deadline = time.monotonic() + (WAIT if seconds < 0 else seconds)
     while True:
         found = look()

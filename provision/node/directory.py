@@ -1,4 +1,4 @@
-"""A directory that stands in for persistent memory (kind local)."""
+"""Platform local: a directory in place of persistent memory."""
 
 import os
 import tempfile
@@ -10,7 +10,7 @@ from .step import Action, Applied, Desired, Step
 
 
 def observe(system: System, path: str) -> Directory:
-    """The directory, or what is in its way; ``free`` is that of the nearest parent that exists."""
+    """The directory, or what blocks it; ``free`` is that of the nearest existing parent."""
     if not path:
         return Directory("")
     if system.exists(path):
@@ -37,7 +37,7 @@ def observe(system: System, path: str) -> Directory:
 
 
 def find(state: State, path: str) -> Directory:
-    """What was seen of ``path``."""
+    """What was observed of ``path``."""
     for directory in state.directories:
         if directory.path == path:
             return directory
@@ -45,7 +45,7 @@ def find(state: State, path: str) -> Directory:
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
-    """One step that makes the directory; none when it is there."""
+    """One step that makes the directory; none if it exists."""
     path = desired.pmem_directory
     if find(state, path).exists:
         return []
@@ -56,6 +56,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why="a directory stands in for persistent memory here; it is not persistent memory",
             commands=[["mkdir", "-p", "-m", "0700", path]],
             action="make_directory",
+            preparing=True,
             args={"path": path, "size": desired.pmem_size},
         )
     ]
@@ -70,7 +71,7 @@ def problems(state: State, desired: Desired) -> List[str]:
     if not seen.writable:
         where = "" if seen.blocked_by == path else " ({})".format(seen.blocked_by)
         return ["pmem_directory {}: is not writable by this user{}".format(path, where)]
-    # Rows that lie there already count: a running job must not make its own directory look too small.
+    # An existing directory passes: the rows of a running job take space of their own directory.
     if not seen.exists and desired.pmem_size and seen.free < desired.pmem_size:
         return [
             "pmem_directory {}: has {} free, pmem_size asks for {}".format(
@@ -92,9 +93,9 @@ def human(size: int) -> str:
 
 
 def apply(system: System, path: str, size: int) -> bool:
-    """Makes the directory (mode 0700) and proves that files can be made there; whether it was new.
+    """Make the directory (mode 0700) and check that it takes files; True if it is new.
 
-    CommandError names the path and what is in the way.
+    CommandError names the path and what blocks it.
     """
     real = system.path(path)
     new = not os.path.isdir(real)

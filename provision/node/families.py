@@ -1,4 +1,4 @@
-"""The family of a host, and what it calls things."""
+"""Find the family of a host and its names for packages, releases and repositories."""
 
 from typing import Dict, List, Optional, Tuple
 
@@ -6,11 +6,8 @@ from . import family_alinux3, family_debian, family_el7, family_el8, family_el9,
 from .family import Family
 from .state import OsInfo
 
-_LINEAGES = {"debian": "debian", "ubuntu": "debian", "rhel": "rhel", "centos": "rhel", "fedora": "rhel"}
-KNOWN = "CentOS 7, EL 8 and 9 (RHEL, Rocky, Alma, CentOS Stream), Alibaba Cloud Linux 3, Ubuntu and Debian"
-
-# What derivatives whose releases have numbers of their own are made from: ID -> major release -> ID and
-# release of that one; "": any other release.
+# Derivatives with release numbers of their own: ID -> major release -> ID and release of their base;
+# "": any other release.
 _MADE_FROM: Dict[str, Dict[str, Tuple[str, str]]] = {
     "linuxmint": {
         "20": ("ubuntu", "20.04"),
@@ -34,7 +31,7 @@ _MADE_FROM: Dict[str, Dict[str, Tuple[str, str]]] = {
         "": ("ubuntu", ""),
     },
 }
-# What all others are taken for by their lineage: a release of it with the same number.
+# All other derivatives count as the release with the same number of their lineage's ID.
 _LIKE = {"debian": "debian", "rhel": "rhel"}
 
 
@@ -50,8 +47,16 @@ def known() -> List[Family]:
     ]
 
 
+def known_names() -> str:
+    """The families for messages, with the IDs of os-release that each is for."""
+    return ", ".join(
+        item.name + (" ({})".format(", ".join(item.ids)) if len(item.ids) > 1 else "")
+        for item in sorted(known())
+    )
+
+
 def known_systems() -> List[str]:
-    """ID and release of all systems that are known, such as debian-12."""
+    """ID and release of each known system, such as debian-12."""
     return sorted(
         "{}-{}".format(name, item) for family in known() for name in family.ids for item in family.releases
     )
@@ -59,28 +64,27 @@ def known_systems() -> List[str]:
 
 def lineage(name: str, like: List[str]) -> str:
     """``debian``, ``rhel`` or ``other`` by ID and ID_LIKE of os-release."""
-    for item in known():
-        if name in item.ids:
-            return item.lineage
-    return next((_LINEAGES[word] for word in [name] + like if word in _LINEAGES), "other")
+    lineages = {word: item.lineage for item in known() for word in item.ids}
+    lineages["fedora"] = "rhel"
+    return next((lineages[word] for word in [name] + like if word in lineages), "other")
 
 
 def of(os: OsInfo) -> Optional[Family]:
-    """The family of a system, or that of what it is made from; None where there is none that fits."""
+    """The family of a system or of its base; None if none fits."""
     return _like(os)[0]
 
 
 def release_of(os: OsInfo) -> str:
-    """The release by which the family's tables know the system; empty where it is newer than all in them."""
+    """The system's release in the family's tables; empty if it is newer than all of them."""
     return _like(os)[1]
 
 
 def _like(os: OsInfo) -> Tuple[Optional[Family], str]:
-    """What a system is treated as: family and release.
+    """The family and release that a system is treated as.
 
-    Each release of rpm systems has repositories of its own, so one that no table has is refused. One of
-    Debian and its derivatives that is newer than all in the tables is treated as the newest: packages come
-    from its own repositories, and few names change.
+    Each release of an rpm system has its own repositories, so an unknown one is refused. A release of Debian
+    or a derivative that is newer than the tables is treated as the newest: its packages come from its own
+    repositories, and few names change.
     """
     name, version = os.id, os.version
     derived = not any(name in family.ids for family in known())
@@ -95,7 +99,7 @@ def _like(os: OsInfo) -> Tuple[Optional[Family], str]:
         found = exact[0]
         return found, release(found, os._replace(version=version))
     releases = {number: item for item in families for number in item.releases if item.lineage == "debian"}
-    # The numbers of other derivatives are not those of what they are like.
+    # The release numbers of other derivatives differ from their base's.
     if not releases or not (derived or not version or _number(version) > min(map(_number, releases))):
         return None, ""
     return releases[max(releases, key=_number)], ""
@@ -111,25 +115,25 @@ def release(family: Family, os: OsInfo) -> str:
 
 
 def is_known(os: OsInfo) -> bool:
-    """This very release is in a family's tables, not only one like it."""
+    """The release itself is in a family's tables, not only its base."""
     found = of(os)
     return found is not None and os.id in found.ids and release(found, os) in found.releases
 
 
 def lacks(os: OsInfo, need: str) -> bool:
-    """The release has no package of it, while others of the family do."""
+    """The release has no package of a need, although others of the family have."""
     found, number = _like(os)
     return found is not None and need in found.lacks.get(number, [])
 
 
 def names(os: OsInfo, need: str) -> List[str]:
-    """Packages of a need; empty where there are none."""
+    """Packages of a need; empty if there are none."""
     found = of(os)
     return [] if found is None or lacks(os, need) else found.packages.get(need, "").split()
 
 
 def treated_as(os: OsInfo) -> str:
-    """What a system is treated as, in words; empty where there is nothing."""
+    """The name of what a system is treated as; empty if it is refused."""
     found, number = _like(os)
     if found is None or found.by_major:
         return found.name if found else ""
@@ -142,7 +146,13 @@ def title(os: OsInfo) -> str:
     return os.name or " ".join(word for word in (os.id, os.version) if word) or "this system"
 
 
+def glibc(os: OsInfo) -> int:
+    """N of its C library 2.N; 0: not known."""
+    found, number = _like(os)
+    return 0 if found is None else found.glibc.get(number, 0)
+
+
 def daxctl_version(os: OsInfo) -> int:
-    """The version that the release's package has, where it is too old for something; 0 elsewhere."""
+    """The version of the release's package if it is too old for some mode; else 0."""
     found, number = _like(os)
     return 0 if found is None else found.daxctl.get(number, 0)

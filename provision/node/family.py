@@ -1,19 +1,30 @@
-"""What differs between distributions, as data: one file a family (``family_*.py``), each a ``Family``;
-``families.py`` finds the one of a host.
+"""What differs between families of distributions, as data: one ``Family`` per file ``family_*.py``.
 
-They are Python because nodes are sent nothing else: both Ansible and ``provision/hosts/payload.py`` carry
-modules.
+``families.py`` lists them and finds the family of a host. The data is Python because hosts are sent Python
+modules only.
 """
 
 from typing import Dict, List, NamedTuple, Optional
 
+# Kernel options that decide which modes of memory are possible, as kernels of today have them.
+DAX_OPTIONS = {"CONFIG_DEV_DAX_KMEM": "m", "CONFIG_FS_DAX": "y", "CONFIG_X86_PMEM_LEGACY": "m"}
+CXL_OPTIONS = dict(DAX_OPTIONS, CONFIG_DEV_DAX_CXL="m")  # from kernel 6.3 on
+
+
+class Fresh(NamedTuple):
+    """A release as its installer leaves it, for `oeprov plan --offline`: kernel, its options, Python."""
+
+    kernel: str
+    python: str
+    options: Dict[str, str] = DAX_OPTIONS
+
 
 class Repository(NamedTuple):
-    """A repository of rpm packages that is not enabled on a fresh host."""
+    """An rpm repository that a fresh host does not have, or has disabled."""
 
-    ids: Dict[str, str] = {}  # ID of os-release, "" for any other -> what the distribution calls it, disabled
-    url: str = ""  # its address where the distribution does not bring it
-    key: str = ""  # address of the key that its packages are signed with
+    ids: Dict[str, str] = {}  # ID of os-release, "" for any other -> the name of the disabled repository
+    url: str = ""  # its address, if the distribution does not bring it
+    key: str = ""  # address of the key of its packages
 
 
 class KernelSource(NamedTuple):
@@ -24,12 +35,12 @@ class KernelSource(NamedTuple):
 
     newest: str
     pinned: List[str]
-    by_suffix: Dict[str, List[str]] = {}  # end of a release -> packages on top
-    release_rpm: str = ""  # package that brings the repository, for hosts without a mirror
-    repository: str = ""  # what that package calls the repository, disabled
-    address: str = ""  # of the repository, and of its key: for collecting packages elsewhere
-    archived: str = ""  # who has archived it: a mirror must be named
-    mirror: str = ""  # one that somebody keeps, and the address of the key
+    by_suffix: Dict[str, List[str]] = {}  # suffix of a release -> further packages
+    release_rpm: str = ""  # package that sets the repository up, without a mirror
+    repository: str = ""  # the disabled repository that it sets up
+    address: str = ""  # of the repository and its key, for bundles
+    archived: str = ""  # its archiver, if it needs a mirror
+    mirror: str = ""  # an example of such a mirror, and the address of its key
 
 
 class DriverPackages(NamedTuple):
@@ -50,34 +61,52 @@ class GpuDriver(NamedTuple):
 
     proprietary: DriverPackages
     open: Optional[DriverPackages] = None
-    headers: Dict[str, str] = {}  # kernel_source -> what modules are built against; "" for any other
-    branches: Dict[str, str] = {}  # release -> the branch that newest is there
-    repositories: List[str] = []  # those that it comes from on top of the enabled ones
+    headers: Dict[str, str] = {}  # kernel_source -> packages to build modules against; "": any other
+    per_kernel: List[str] = []  # how the names of packages begin that are for one kernel only
+    branches: Dict[str, str] = {}  # release -> the branch that is newest there
+    repositories: List[str] = []  # repositories to enable for it
     fabric: str = ""  # package of nvidia-fabricmanager, by {branch} or of the enabled stream; empty: none
-    signed: bool = False  # its modules come with the distribution's signature, which Secure Boot takes
+    signed: bool = False  # its modules have the distribution's signature, which Secure Boot accepts
 
 
 class Family(NamedTuple):
-    """Distributions that are set up alike; releases are majors if ``by_major``, else as os-release says."""
+    """Distributions that are set up alike; ``by_major``: their releases are major numbers only."""
 
     name: str
-    lineage: str  # "debian" or "rhel": which tools there are, and what derivatives say that they are like
+    lineage: str  # "debian" or "rhel": the ID_LIKE of derivatives
     ids: List[str]  # ID of os-release
     releases: List[str]
-    managers: List[str]  # programs, of which the first that is there is used
-    packages: Dict[str, str]  # what is needed -> packages
+    managers: List[str]  # programs; the first one that is installed is used
+    packages: Dict[str, str]  # need -> packages
     kernels: Dict[str, KernelSource]  # kernel_source ->
     gpu: GpuDriver
     python: str = "python3"  # interpreter that makes the runtime's environment
     pythons: Dict[str, str] = {}  # release -> its version
     glibc: Dict[str, int] = {}  # release -> its C library is 2.this
-    lacks: Dict[str, List[str]] = {}  # release -> needs without a package there
-    daxctl: Dict[str, int] = {}  # release -> version of daxctl there, where that is too old for something
+    lacks: Dict[str, List[str]] = {}  # release -> needs without a package
+    daxctl: Dict[str, int] = {}  # release -> version of daxctl, if too old for a mode
     repositories: Dict[str, Repository] = {}
-    comes_from: Dict[str, List[str]] = {}  # need -> repositories on top of those that are enabled
+    comes_from: Dict[str, List[str]] = {}  # need -> repositories to enable for it
     compilers: str = ""  # directory of the compilers that build the runtime; empty: those on the PATH
     toolchain: str = ""  # the same, of those of the need toolchain
     mpi: str = ""  # directory of the programs of the need mpi; empty: they are on the PATH
-    by_major: bool = False  # minor releases run each other's programs
+    by_major: bool = False  # minor releases are compatible
     time_service: str = "chronyd"
-    gone: str = ""  # where its packages are now, when its own mirrors have none any more
+    gone: str = ""  # archive of its packages, if its own mirrors are gone
+    fresh: Dict[str, Fresh] = {}  # release -> how its installer leaves it
+    grub: str = "grub"  # how the names of GRUB's programs and its directory in /boot begin
+    grubby: bool = False  # boot entries are edited with grubby
+    bls: bool = False  # boot entries are files (Boot Loader Specification)
+    auto_online: str = "offline"  # policy for hot-added memory
+    module_platform: str = "el{release}"  # what modules of dnf are made for
+    get_python: str = ""  # command that installs a Python where the installer leaves none
+
+    @property
+    def package_manager(self) -> str:
+        """The first of its package managers, as ``OsInfo`` names it."""
+        return manager_name(self.managers[0])
+
+
+def manager_name(program: str) -> str:
+    """What ``OsInfo.package_manager`` calls a program: ``apt`` for apt-get."""
+    return "apt" if program == "apt-get" else program

@@ -4,7 +4,7 @@ From its documentation, not looked up in its indexes.
 """
 
 from . import family_el8
-from .family import KernelSource
+from .family import Fresh, KernelSource
 
 _EL8 = family_el8.FAMILY
 
@@ -20,4 +20,7 @@ FAMILY = _EL8._replace(
     repositories={name: _EL8.repositories[name] for name in ("epel", "nvidia")},
     comes_from={"build": ["epel"], "ipmctl": ["epel"], "openembedding-build": ["epel"]},
     compilers="",
+    fresh={"3": Fresh("5.10.134-16.3.al8.x86_64", "3.6.8")},
+    module_platform="al8",
+    get_python="",
 )

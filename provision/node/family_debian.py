@@ -1,6 +1,6 @@
 """Debian 11 to 13. Names were looked up in the indexes of all three."""
 
-from .family import DriverPackages, Family, GpuDriver, KernelSource
+from .family import CXL_OPTIONS, DriverPackages, Family, Fresh, GpuDriver, KernelSource
 
 _CUDA = " nvidia-smi libcuda1 libnvidia-ptxjitcompiler1 libnvidia-nvvm4"
 
@@ -41,10 +41,16 @@ FAMILY = Family(
     gpu=GpuDriver(
         DriverPackages("nvidia-kernel-dkms" + _CUDA),
         headers={"": "linux-headers-{release}"},
+        per_kernel=["linux-headers-"],
         branches={"11": "470", "12": "535", "13": "550"},
     ),
     time_service="systemd-timesyncd",
     pythons={"11": "3.9", "12": "3.11", "13": "3.13"},
     glibc={"11": 31, "12": 36, "13": 41},
+    fresh={
+        "11": Fresh("5.10.0-31-amd64", "3.9.2"),
+        "12": Fresh("6.1.0-25-amd64", "3.11.2"),
+        "13": Fresh("6.12.38+deb13-amd64", "3.13.5", CXL_OPTIONS),
+    },
     lacks={"11": ["cxl"], "12": ["tbb"], "13": ["memkind", "ipmctl", "tbb"]},
 )

@@ -1,7 +1,7 @@
 """CentOS 7.8 and 7.9, whose mirrors are gone. From documentation, not looked up in its indexes."""
 
 from . import family_el8
-from .family import DriverPackages, GpuDriver, KernelSource, Repository
+from .family import DriverPackages, Fresh, GpuDriver, KernelSource, Repository
 
 _VAULT = "https://vault.centos.org/"
 _KERNELS = (
@@ -36,6 +36,7 @@ FAMILY = family_el8.FAMILY._replace(
     gpu=GpuDriver(
         DriverPackages("nvidia-driver-latest-dkms", "nvidia-driver-branch-{branch}"),
         headers=family_el8.FAMILY.gpu.headers,
+        per_kernel=family_el8.FAMILY.gpu.per_kernel,
         branches={"7": "550"},
         repositories=["nvidia", "epel"],
         fabric="nvidia-fabric-manager",
@@ -67,4 +68,7 @@ FAMILY = family_el8.FAMILY._replace(
     compilers=_COMPILERS,
     toolchain=_COMPILERS,
     gone=_VAULT + "7.9.2009/os/$basearch/",
+    fresh={"7": Fresh("3.10.0-1127.el7.x86_64", "3.6.8", {"CONFIG_FS_DAX": "y"})},
+    bls=False,
+    get_python="yum install python3",
 )

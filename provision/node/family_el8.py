@@ -1,6 +1,6 @@
 """EL 8: RHEL, Rocky, Alma, CentOS Stream. From their documentation, not looked up in their indexes."""
 
-from .family import DriverPackages, Family, GpuDriver, KernelSource, Repository
+from .family import DriverPackages, Family, Fresh, GpuDriver, KernelSource, Repository
 
 EPEL = "https://dl.fedoraproject.org/pub/epel/"
 NVIDIA = "https://developer.download.nvidia.com/compute/cuda/repos/"
@@ -56,6 +56,7 @@ FAMILY = Family(
             "elrepo-lt": "kernel-lt-devel-{release}",
             "elrepo-ml": "kernel-ml-devel-{release}",
         },
+        per_kernel=["kernel-devel-", "kernel-lt-devel-", "kernel-ml-devel-"],
         repositories=["nvidia", "epel"],
         fabric="nvidia-fabric-manager",
     ),
@@ -74,4 +75,10 @@ FAMILY = Family(
     compilers="/opt/rh/gcc-toolset-13/root/usr/bin",
     mpi="/usr/lib64/mpich/bin",
     by_major=True,
+    # Its own kernel, 4.18, has much of later ones, KMEM DAX too.
+    fresh={"8": Fresh("4.18.0-553.el8_10.x86_64", "3.6.8")},
+    grub="grub2",
+    grubby=True,
+    bls=True,
+    get_python="dnf install python3.11",
 )

@@ -1,7 +1,7 @@
 """EL 9: RHEL, Rocky, Alma, CentOS Stream. From their documentation, not looked up in their indexes."""
 
 from . import family_el8
-from .family import KernelSource, Repository
+from .family import Fresh, KernelSource, Repository
 
 _EL8 = family_el8.FAMILY
 _ELREPO = "https://www.elrepo.org/elrepo-release-9.el9.elrepo.noarch.rpm"
@@ -37,4 +37,6 @@ FAMILY = _EL8._replace(
         ),
     },
     compilers="",
+    fresh={"9": Fresh("5.14.0-427.13.1.el9_4.x86_64", "3.9.18")},
+    get_python="",
 )

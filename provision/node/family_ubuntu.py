@@ -1,7 +1,7 @@
 """Ubuntu 20.04 to 24.04. Names were looked up in the indexes of all three, but not those of drivers."""
 
 from . import family_debian
-from .family import DriverPackages, GpuDriver, KernelSource
+from .family import CXL_OPTIONS, DriverPackages, Fresh, GpuDriver, KernelSource
 
 
 def _modules(branch: str, kind: str) -> str:
@@ -28,10 +28,17 @@ FAMILY = family_debian.FAMILY._replace(
         DriverPackages(_modules("580", ""), _modules("{branch}", "")),
         DriverPackages(_modules("580", "-open"), _modules("{branch}", "-open")),
         branches={"20.04": "580", "22.04": "580", "24.04": "580"},  # NVIDIA's long-term branch until 2028
+        per_kernel=["linux-modules-nvidia-"],
         fabric="nvidia-fabricmanager-{branch}",
         signed=True,
     ),
     pythons={"20.04": "3.8", "22.04": "3.10", "24.04": "3.12"},
     glibc={"20.04": 31, "22.04": 35, "24.04": 39},
+    fresh={
+        "20.04": Fresh("5.4.0-190-generic", "3.8.10"),
+        "22.04": Fresh("5.15.0-119-generic", "3.10.12"),
+        "24.04": Fresh("6.8.0-41-generic", "3.12.3", CXL_OPTIONS),
+    },
+    auto_online="online",
     lacks={"20.04": ["cxl"], "22.04": ["cxl"], "24.04": ["tbb"]},
 )

@@ -1,4 +1,4 @@
-"""Sends files of a training job from its host: a line that says what comes, then a tar archive of it."""
+"""Send files of a training job from its host: a line with their sizes, then a tar archive."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 import tarfile
 from typing import Any, Dict, List
 
-MARKER = "OEPROV-FILES "  # login shells may print a banner first
+MARKER = "OEPROV-FILES "  # marks that line, since login shells may print a banner first
 
 
 def find(top: str, names: List[str]) -> Dict[str, int]:
@@ -21,7 +21,7 @@ def find(top: str, names: List[str]) -> Dict[str, int]:
                 path = os.path.join(directory, file)
                 if os.path.isfile(path) and not os.path.islink(path):
                     found[os.path.relpath(path, top)] = os.path.getsize(path)
-    # Hidden ones are still being written.
+    # Hidden files are still being written.
     return {name: size for name, size in sorted(found.items()) if "/." not in "/" + name}
 
 
@@ -35,6 +35,6 @@ def main(wanted: Dict[str, Any]) -> None:
         for name, size in files.items():
             with open(os.path.join(top, name), "rb") as file:
                 member = tarfile.TarInfo(name)
-                member.size = size  # of a file that grows, what was there
+                member.size = size  # a file may grow meanwhile
                 archive.addfile(member, file)
     sys.stdout.buffer.flush()

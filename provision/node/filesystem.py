@@ -1,4 +1,4 @@
-"""What lies on a block device of persistent memory, and file systems that can be used with DAX on it."""
+"""What a block device of persistent memory holds, and file systems on it that DAX can use."""
 
 import errno
 import os
@@ -37,12 +37,11 @@ def parse_blkid(device: str, text: str) -> FileSystem:
 
 
 def probe(system: System, device: str) -> FileSystem:
-    """What is on a block device now, read from the device itself; CommandError when it cannot be read.
+    """Read from the device itself what is on it now; CommandError when it cannot be read.
 
-    Not from udev's database, which may have nothing on a device that has just appeared.
+    udev's database may have nothing about a device that has just appeared.
     """
     path = "/dev/" + device
-    # -s: UUID and label of what it is, and no more, so that a file system's other values cannot mislead.
     result = system.run(["blkid", "-p", "-o", "export", path])
     holders = system.list("/sys/class/block/{}/holders".format(device))
     bad = devices.bad_blocks(system.read("/sys/class/block/{}/badblocks".format(device)))
@@ -54,12 +53,12 @@ def probe(system: System, device: str) -> FileSystem:
     found = parse_blkid(device, result.out)._replace(holders=holders, bad_blocks=bad)
     if found.type.startswith("ext"):
         found = found._replace(block_size=parse_block_size(system.run(["dumpe2fs", "-h", path]).out))
-    # Nor does it say that it could not read, and it never says that there is nothing.
+    # It also reports nothing when it could not read, so an empty answer proves nothing.
     return found if found.type else found._replace(sample=content.sample(system, path))
 
 
 def observe(system: System, names: List[str], trouble: List[str]) -> List[FileSystem]:
-    """What is on the block devices; an empty type where nothing was recognised, else "unreadable"."""
+    """What is on the block devices; the type is empty if nothing was recognised, or "unreadable"."""
     found = []
     for device in names:
         try:
@@ -72,7 +71,7 @@ def observe(system: System, names: List[str], trouble: List[str]) -> List[FileSy
 
 
 def observed(state: State, device: str) -> Optional[FileSystem]:
-    """What was seen of a block device."""
+    """What was observed on a block device."""
     return next((item for item in state.filesystems if item.device == device), None)
 
 
@@ -82,16 +81,16 @@ def recognised(state: State, device: str) -> Optional[FileSystem]:
 
 
 def consent_name(found: FileSystem) -> str:
-    """How consent names what is on a device; data without a signature by a digest of what was read."""
+    """The name of a device's content for consent; data without a signature is named by its digest."""
     if not found.type:
         return "{}/data/{}".format(found.device, found.sample)
     return "{}/{}/{}".format(found.device, found.type, found.uuid or "no-uuid")
 
 
 def data_on(state: State, device: str) -> List[str]:
-    """Objects that are lost when the device is written over, as consent names them.
+    """Objects that are lost when the device is overwritten, as consent names them.
 
-    A device without a signature is empty only where ``content.why_data`` finds no reason why not.
+    A device without a signature is empty only if ``content.why_data`` finds no reason to think otherwise.
     """
     found = observed(state, device)
     if found is None or not (found.type or content.why_data(state, found)):
@@ -100,7 +99,7 @@ def data_on(state: State, device: str) -> List[str]:
 
 
 def suits(state: State, desired: Desired, device: str, at_home: bool) -> bool:
-    """The device holds a file system that can be used as it is: ours, or mounted where ours would be."""
+    """The device holds a file system that can be used as it is: ours, or one mounted in our place."""
     found = recognised(state, device)
     return (
         found is not None
@@ -111,7 +110,7 @@ def suits(state: State, desired: Desired, device: str, at_home: bool) -> bool:
 
 
 def mkfs_command(args: Dict[str, Any], identity: str) -> List[str]:
-    """Makes the file system with a block size equal to the page size, which DAX needs."""
+    """The command for a file system whose block size is the page size, as DAX needs it."""
     path = "/dev/" + args["device"]
     if args["type"] == "ext4":
         return ["mkfs.ext4", "-q", "-b", str(args["block_size"]), "-U", identity, path]
@@ -127,7 +126,7 @@ def _kernel_before_6(state: State) -> bool:
 
 
 def make_step(state: State, desired: Desired, device: str, size: int, why: str, lost: List[str]) -> Step:
-    """Makes a file system; ``size`` in bytes, 0: not known; ``lost`` is what may be written over."""
+    """The step that makes a file system; ``size`` in bytes, 0: unknown; ``lost``: what it overwrites."""
     args = {
         "device": device,
         "type": desired.pmem_filesystem,
@@ -143,14 +142,15 @@ def make_step(state: State, desired: Desired, device: str, size: int, why: str, 
         destroys=lost,
         commands=commands + [mkfs_command(args, "<new>")],
         action="make_filesystem",
+        disturbs=bool(lost),
         args=args,
     )
 
 
 def wipe(system: System, device: str, lose: List[str]) -> bool:
-    """Erases the signatures on a device, so that what was given up never comes back; whether there were any.
+    """Erase the signatures on a device; False if there was no data.
 
-    CommandError when something is there that nobody agreed to lose, or when the device is in use.
+    CommandError when the device is in use, or holds something that consent does not cover.
     """
     found = probe(system, device)
     check_unused(system, found)
@@ -162,23 +162,24 @@ def wipe(system: System, device: str, lose: List[str]) -> bool:
     if [name for name in data if name not in lose]:
         words = [found.type, found.label, found.uuid] if found.type else ["data", found.sample]
         raise CommandError(
-            "{} holds {}, which was not there when the plan was made; nothing was done to it: plan "
-            "again".format(device, " ".join(word for word in words if word))
+            "{} holds {}, which appeared after the plan was made; nothing was changed: plan again".format(
+                device, " ".join(word for word in words if word)
+            )
         )
     if not data:
         return False
-    # What is given up is not asked for again when this run is broken off.
+    # If this run is interrupted, the next one does not ask for consent again.
     owned.change(system, [owned.vacant(device, item.uuid if item else "")], [])
     if found.type:
         system.check(["wipefs", "-q", "-a", "/dev/" + device])
-        # Partitions of a table that is gone must go too.
+        # The partitions of an erased table must disappear too.
         system.run(["blockdev", "--rereadpt", "/dev/" + device])
     owned.change(system, [], [found.uuid])
     return True
 
 
 def _read_state(system: System, found: FileSystem) -> State:
-    """As much of the state as decides what is lost with a device, read now."""
+    """Read the part of the state that decides what is lost with a device."""
     namespaces = devices.namespaces(system)
     others = [item.blockdev for item in namespaces if item.blockdev not in ("", found.device)]
     return State(
@@ -192,9 +193,9 @@ def _read_state(system: System, found: FileSystem) -> State:
 
 
 def _unsound(found: FileSystem, where: str) -> List[str]:
-    """Why nothing may be made on a device; ``where`` is its namespace."""
+    """Why a device must not be written; ``where`` is its namespace."""
     if found.type == UNREADABLE:
-        what = "{}; what lies there is not known".format(found.error)
+        what = "{}; its content is unknown".format(found.error)
     elif found.bad_blocks:
         what = "/dev/{} has {} blocks of 512 bytes that cannot be read".format(found.device, found.bad_blocks)
     else:
@@ -202,14 +203,14 @@ def _unsound(found: FileSystem, where: str) -> List[str]:
     cure = "mend that"
     if found.bad_blocks or os.strerror(errno.EIO) in found.error:
         cure = (
-            "`ndctl list -NM` shows media errors. Save what you need first: `ndctl clear-errors {}` ends "
-            "them and loses what lies in those blocks".format(where)
+            "`ndctl list -NM` shows media errors. Save what you need first: `ndctl clear-errors {}` removes "
+            "them and loses the data in those blocks".format(where)
         )
     return ["{}, so nothing is made there: {}; or set pmem_namespaces without {}".format(what, cure, where)]
 
 
 def problems(state: State, steps: List[Step]) -> List[str]:
-    """Devices that the steps write over, and that cannot be read or are in use."""
+    """Devices that the steps overwrite, and that are unreadable or in use."""
     found = []
     for item in _written(state, steps):
         seen = observed(state, item.blockdev)
@@ -226,7 +227,7 @@ def problems(state: State, steps: List[Step]) -> List[str]:
 
 
 def notes(state: State, steps: List[Step], names: List[str]) -> List[str]:
-    """Media errors of namespaces in ``names`` that are used as they are."""
+    """Media errors of the namespaces in ``names`` that stay as they are."""
     written = _written(state, steps)
     return [
         "/dev/{} has {} blocks of 512 bytes that cannot be read, and files there may be damaged: `ndctl list "
@@ -238,7 +239,7 @@ def notes(state: State, steps: List[Step], names: List[str]) -> List[str]:
 
 
 def _written(state: State, steps: List[Step]) -> List[Namespace]:
-    """Namespaces with a block device whose content the steps end."""
+    """Namespaces with a block device that the steps overwrite."""
     names: List[str] = []
     for step in steps:
         if step.action in ("make_filesystem", "create_namespace", "destroy_namespace", "give_up_data"):
@@ -267,7 +268,7 @@ def check_unused(system: System, found: FileSystem) -> None:
 def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
     device = args["device"]
     if not devices.wait_for(lambda: system.exists("/dev/" + device)):
-        raise CommandError("there is no /dev/{}: the step that should make it did not".format(device))
+        raise CommandError("there is no /dev/{}: an earlier step should have made it".format(device))
     devices.settle(system)
     owned.adopt(system)
     found = probe(system, device)
@@ -275,7 +276,7 @@ def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
     if ours and found.block_size in (0, args["block_size"]) and consent_name(found) not in args["lose"]:
         return Applied(False, "{} holds our {} {}".format(device, found.type, found.uuid))
     wipe(system, device, args["lose"])
-    # Known as ours before it exists: after a power cut nobody takes it, or half of it, for somebody else's.
+    # Registered before it exists: after a power cut it is not taken for foreign data.
     identity = str(uuid.uuid4())
     owned.change(system, [identity, content.vacant_word(system, device)], [])
     system.check(mkfs_command(args, identity), timeout=MKFS_TIMEOUT)

@@ -1,28 +1,29 @@
-"""What each flavor of the runtime needs of the system's packages, in the words of ``family.py``."""
+"""System packages that each flavor of the runtime needs, in the words of ``family.py``."""
 
 from typing import Callable, Dict, List
 
+from . import platforms
 from .step import Desired
 
 DEFAULT = "oe_runtime"
 
 
 def _oe_runtime(desired: Desired) -> List[str]:
-    found = []
-    if desired.parameter_server or desired.kind != "local":
-        # The core is linked against it, whatever the tier. (libssl is in the core, or Python needs it too.)
+    found, managed = [], platforms.get(desired.kind).managed
+    if desired.parameter_server or managed:
+        # The core links against it on every tier. (libssl is in the core, or Python needs it too.)
         found.append("libpmem")
-    if desired.kind != "local":
+    if managed:
         found.append("libstdc++")
         if desired.runtime_python == "python3":
             found.append("venv")
             if not desired.runtime_requirements:
-                found.append("numpy")  # with a framework, pip brings the version that it wants
+                found.append("numpy")  # with a framework, pip brings its version
     return found
 
 
 def _openembedding(desired: Desired) -> List[str]:
-    # Its operations, and Horovod's, are compiled on the host against the TensorFlow that is there.
+    # Its operations and Horovod's are compiled on the host against the installed TensorFlow.
     found = ["own-python"] if desired.runtime_python == "python3" else []
     found += ["toolchain"] + ([] if desired.runtime_sources else ["git"])
     if desired.worker and desired.runtime_variant == "mpi":
@@ -47,5 +48,5 @@ _NEEDS: Dict[str, Callable[[Desired], List[str]]] = {
 
 
 def needs(desired: Desired) -> List[str]:
-    """What the host must have for what trains on it, in a fixed order."""
+    """Needs of the host's flavor, in a fixed order."""
     return _NEEDS[desired.runtime_flavor](desired)

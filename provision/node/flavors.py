@@ -1,8 +1,8 @@
-"""What trains on a host: each flavor says what it needs there, looks, plans, and says what is in the way."""
+"""Flavors of the runtime on a host: each observes, plans, and reports problems."""
 
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
-from . import build, deeprec, openembedding, runtime
+from . import build, deeprec, openembedding, platforms, runtime
 from .command import CommandError, System
 from .flavor_needs import DEFAULT
 from .state import OsInfo, Runtime, State
@@ -10,19 +10,19 @@ from .step import Desired, Step
 
 
 class Flavor(NamedTuple):
-    """One flavor, as observing and planning see it."""
+    """The functions of one flavor."""
 
     observe: Callable[[System, OsInfo, Desired], Runtime]
     plan: Callable[[State, Desired], List[Step]]
     problems: Callable[[State, Desired], List[str]]
     notes: Callable[[State, Desired], List[str]]
-    make: Callable[[System, OsInfo, Dict[str, Any]], str]  # builds its wheel on this host; its path
-    # What it trains with (PEP 508) and its version of Python, for GPU hosts; empty: not known, not asked.
+    make: Callable[[System, OsInfo, Dict[str, Any]], str]  # build its wheel on this host; returns its path
+    # Its framework (PEP 508) and version of Python, for GPU hosts; empty: unknown.
     framework: Callable[[State, Desired], Tuple[List[str], str]]
 
 
 def _ours(system: System, os: OsInfo, desired: Desired) -> Runtime:
-    python = "" if desired.kind == "local" else build.python_of(os, desired)
+    python = build.python_of(os, desired) if platforms.get(desired.kind).managed else ""
     return runtime.observe(system, desired.runtime_venv, desired.runtime_requirements, python)
 
 
@@ -58,7 +58,7 @@ _FLAVORS: Dict[str, Flavor] = {
         _makes_none,
         openembedding.framework,
     ),
-    # Its developer image, by default, has no CUDA.
+    # Its default developer image has no CUDA.
     "deeprec": Flavor(
         deeprec.observe, deeprec.plan, deeprec.problems, deeprec.notes, deeprec.make, _no_framework
     ),
@@ -66,5 +66,5 @@ _FLAVORS: Dict[str, Flavor] = {
 
 
 def of(desired: Desired) -> Flavor:
-    """The flavor that the inventory asks for."""
+    """The inventory's flavor."""
     return _FLAVORS[desired.runtime_flavor]

@@ -1,6 +1,6 @@
-"""The environments of other people's runtimes, and their sources, which have the scripts that are run.
+"""Environments and sources of other runtimes (OpenEmbedding, DeepRec), whose scripts run the training.
 
-Each flavor says what is ``Wanted``; here that is compared with a host, planned and done.
+Each flavor says what it needs (``Wanted``); this module observes, plans and installs it.
 """
 
 import os
@@ -16,25 +16,25 @@ from .state import OsInfo, Runtime, State
 from .step import Action, Applied, Desired, Step
 
 REVISION = ".oeprov-revision"
-WHEEL = "{package}"  # a word for pip that stands for the package, or for the wheel that is brought
-COMPILE = "{compile}"  # in place of pip's words: what is compiled before the calls that follow
+WHEEL = "{package}"  # among pip's words: the package, or the wheel that is brought
+COMPILE = "{compile}"  # instead of pip's words: run ``compile`` before the next calls
 _HOURS = 6 * 3600
 
 
 class Wanted(NamedTuple):
-    """An environment of a flavor, as one host is to have it."""
+    """The environment of a flavor on one host."""
 
     title: str
-    requirements: List[str]  # that must be satisfied in it
-    package: str  # what was installed, for the stamp: another one means another environment
-    pip: List[List[str]]  # what pip is told, one call each; {venv} is the environment
-    check: List[str]  # words after the environment's interpreter, which must succeed
+    requirements: List[str]  # that it must satisfy
+    package: str  # for the stamp: another package means another environment
+    pip: List[List[str]]  # pip's words, one list per call; {venv} is the environment
+    check: List[str]  # words for its interpreter; the command must succeed
     repository: str
     revision: str
-    folders: List[str]  # of the sources that are needed; none: all
-    script: str  # a file that the sources have
-    build: str = ""  # of a wheel that is brought to the host; see build.py
-    compile: str = ""  # what bash runs for COMPILE; the sources come first then
+    folders: List[str]  # of the sources; []: all
+    script: str  # a file in the sources
+    build: str = ""  # of a wheel that the controller brings; see build.py
+    compile: str = ""  # bash's script for COMPILE, which needs the sources first
 
 
 def sources_of(desired: Desired) -> str:
@@ -43,7 +43,7 @@ def sources_of(desired: Desired) -> str:
 
 
 def look(system: System, os_info: OsInfo, desired: Desired, wanted: Wanted) -> Runtime:
-    """The environment and its sources as they are."""
+    """Observe the environment and its sources."""
     found = observe(system, desired.runtime_venv, wanted.requirements, desired.runtime_python)
     there = sources_of(desired)
     has = system.exists(os.path.join(there, wanted.script))
@@ -52,7 +52,7 @@ def look(system: System, os_info: OsInfo, desired: Desired, wanted: Wanted) -> R
 
 
 def version_of(state: State, desired: Desired) -> str:
-    """``3.8`` of the Python that the environment has, or will have; empty: not known."""
+    """``3.8`` of the environment's present or future Python; empty: unknown."""
     runtime = state.runtime
     if runtime.exists and runtime.python and not why_again(runtime):
         return minor(runtime.python)
@@ -65,7 +65,7 @@ def version_of(state: State, desired: Desired) -> str:
 
 
 def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
-    """A step for the environment and one for the sources, as far as they are not there."""
+    """A step for the environment and one for the sources, if they are missing."""
     steps, runtime, venv = [], state.runtime, desired.runtime_venv
     family = families.of(state.os)
     why = _why(runtime, venv, wanted)
@@ -86,6 +86,9 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
                 why=why,
                 commands=([["rm", "-rf", venv]] if create and runtime.exists else []) + _commands(args),
                 action="install_foreign",
+                role="runtime",
+                preparing=True,
+                scope="training",
                 args=args,
             )
         )
@@ -105,6 +108,9 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
                 else "{} is there".format(runtime.sources),
                 commands=_clone(args),
                 action="get_sources",
+                role="runtime",
+                preparing=True,
+                scope="training",
                 args=args,
             )
         )
@@ -112,7 +118,7 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
 
 
 def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
-    """Why the environment or the sources cannot be had."""
+    """Why the environment or the sources cannot be installed."""
     runtime, found = state.runtime, []
     if runtime.error and not runtime.made:
         found.append("runtime_venv {}: cannot be used: {}".format(desired.runtime_venv, runtime.error))
@@ -142,7 +148,7 @@ def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
 
 
 def _comes(state: State, desired: Desired) -> bool:
-    """The system's own Python, which a package brings."""
+    """A package brings the system's own Python."""
     return desired.runtime_python == "python3" and bool(families.names(state.os, "own-python"))
 
 
@@ -159,7 +165,7 @@ def _why(runtime: Runtime, venv: str, wanted: Wanted) -> str:
 
 
 def _again(runtime: Runtime, package: str) -> bool:
-    """Whether the environment must be made anew; else pip adds what is missing."""
+    """The environment must be made again; otherwise pip adds what is missing."""
     return not runtime.exists or bool(why_again(runtime)) or (runtime.made and runtime.wheel != package)
 
 
@@ -191,7 +197,7 @@ def _clone(args: Dict[str, Any]) -> List[List[str]]:
     commands += [["git", "-C", into, "sparse-checkout", "set"] + folders] if folders else []
     # CentOS 7's git, 1.8.3, does not know -C.
     there = ["--git-dir", os.path.join(into, ".git"), "--work-tree", into]
-    # Of a branch of the repository there is no commit of that name to detach from.
+    # No --detach: a branch of the repository has no local commit of its name.
     return commands + [["git"] + there + ["checkout", args["revision"]]]
 
 
@@ -208,7 +214,7 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
     args = dict(args, create=_again(before, args["package"]), wheel=wheel)
     if args["create"]:
         empty(system, venv)
-    # What compiles looks for compilers, which need not be the system's own, and for pip.
+    # Builds need compilers, which may be in a directory of their own, and pip.
     first = [system.path(os.path.join(venv, "bin"))] + args["programs"]
     environment = {"PATH": ":".join(first + [os.environ.get("PATH", "")])}
     for argv in _commands(args):
@@ -228,7 +234,7 @@ def _get_sources(system: System, args: Dict[str, Any]) -> Applied:
         return Applied(False, "the sources are there")
     if system.exists(into) and not system.exists(mark):
         raise CommandError("{}: is there, and oeprov did not make it; move it away".format(into))
-    fresh = into + ".oeprov-new"  # what an interrupted run left there is of no use
+    fresh = into + ".oeprov-new"  # leftovers of an interrupted run are useless
     system.check(["rm", "-rf", fresh])
     for argv in _clone(dict(args, into=fresh)):
         system.check(argv, timeout=_HOURS)

@@ -1,4 +1,4 @@
-"""What /etc/fstab says; ``mount`` edits it."""
+"""Parse /etc/fstab; ``mount`` edits it."""
 
 from typing import List, Optional
 
@@ -9,7 +9,7 @@ _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
 def unescape(text: str) -> str:
-    """A path as /etc/fstab and /proc/mounts write it, as it is."""
+    """Undo the escapes of a path in /etc/fstab or /proc/mounts."""
     for code, character in _ESCAPES:
         text = text.replace(code, character)
     return text

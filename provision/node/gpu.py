@@ -1,21 +1,32 @@
-"""NVIDIA devices and their driver: what is there, and installing another driver.
+"""NVIDIA GPUs and their driver: observe them, and install another driver.
 
-``cuda`` knows which versions go together, ``gpuconflicts`` says what does not, ``gpucheck`` tries the result.
+``cuda`` has compatible versions, ``gpuconflicts`` reports incompatible ones, ``gpucheck`` tests the result.
 """
 
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import cuda, families, gpucheck, gpufabric, kernel, packages, repositories, secureboot
+from . import (
+    cuda,
+    families,
+    gpucheck,
+    gpufabric,
+    kernel,
+    kernelinstall,
+    packages,
+    platforms,
+    repositories,
+    secureboot,
+)
 from .command import CommandError, System
 from .family import DriverPackages, GpuDriver
-from .state import Gpu, OsInfo, State
+from .state import Gpu, KernelState, OsInfo, State
 from .step import Action, Applied, Desired, Step
 
 _PCI = "/sys/bus/pci/devices"
 _DKMS_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 REPOSITORY = "nvidia"  # what runtime_repositories calls NVIDIA's own
-# Of NVIDIA's repositories for apt; for rpm systems the families have them.
+# Packages of NVIDIA's repositories for apt; rpm families have their own.
 _VENDOR = GpuDriver(
     DriverPackages("cuda-drivers", "cuda-drivers-{branch}"),
     DriverPackages("nvidia-open", "nvidia-open-{branch}"),
@@ -23,7 +34,7 @@ _VENDOR = GpuDriver(
     fabric="nvidia-fabricmanager-{branch}",
 )
 NOUVEAU = "nouveau"  # what consent calls it
-# The second is dracut's; both keep it out of the initial ramdisk too, and go when a boot on trial fails.
+# The second is dracut's; both also act in the initial ramdisk, and go if a trial boot fails.
 _WITHOUT_NOUVEAU = ["modprobe.blacklist=nouveau", "rd.driver.blacklist=nouveau"]
 
 
@@ -63,7 +74,7 @@ def observe(system: System, whole: bool = True) -> Gpu:
 
 
 def _names(system: System, devices: List[str]) -> List[str]:
-    """Models, as the driver tells them; empty without it."""
+    """Models by the driver; empty without it."""
     texts = [system.read("/proc/driver/nvidia/gpus/{}/information".format(name)) for name in devices]
     models = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
     return [match.group(1).strip() for match in models if match]
@@ -76,14 +87,14 @@ def _installed(system: System, release: str = "") -> str:
 
 
 def concerned(state: State, desired: Desired) -> bool:
-    """Whether the inventory wants GPUs here, and there are some."""
-    return desired.kind == "gpu" and bool(state.gpu.devices)
+    """The host is to train on its GPUs, and has some."""
+    return platforms.get(desired.kind).has_gpus and bool(state.gpu.devices)
 
 
 def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:
-    """The packages that a driver would come from, and the branch that newest means there; empty: not known.
+    """Packages of the driver, and the newest branch among them (empty: unknown).
 
-    It is the last one that knows the GPUs, where there is a choice.
+    If there is a choice, it is the last branch that supports the GPUs.
     """
     family = families.of(state.os)
     if family is None:
@@ -97,18 +108,18 @@ def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:
 
 
 def last_branch(state: State) -> str:
-    """The last branch that knows all the GPUs; empty: those of today do."""
+    """The last branch that supports all the GPUs; empty: current branches do."""
     ends = [item.last_driver for item in cuda.architectures(state.gpu.ids) if item.last_driver]
     return min(ends, key=int) if ends else ""
 
 
 def branch_of(state: State, desired: Desired) -> str:
-    """The branch that would be installed; empty: not known before."""
+    """The branch to install; empty: unknown."""
     return desired.gpu_driver if desired.gpu_driver.isdigit() else source(state, desired)[1]
 
 
 def fits(state: State, desired: Desired, version: str, least: str) -> bool:
-    """Whether a driver is what is asked for; ``least``: the oldest that TensorFlow can use, or empty."""
+    """A driver is the wanted one; ``least``: the oldest for TensorFlow, or empty."""
     if not version or desired.gpu_driver.isdigit():
         return bool(version) and version.split(".")[0] == desired.gpu_driver
     last = last_branch(state)
@@ -117,7 +128,7 @@ def fits(state: State, desired: Desired, version: str, least: str) -> bool:
 
 
 def changes(state: State, desired: Desired) -> bool:
-    """Whether another driver is to be installed."""
+    """Another driver is to be installed."""
     if not desired.gpu_driver or not concerned(state, desired):
         return False
     build = gpucheck.build(state, desired)
@@ -126,7 +137,7 @@ def changes(state: State, desired: Desired) -> bool:
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
-    """Installs the wanted driver; none when it is there, or when the inventory leaves the driver alone."""
+    """One step that installs the wanted driver; none if it is installed, or if the driver is kept."""
     packed = packages_of(state, desired) if changes(state, desired) else None
     if packed is None:
         return []
@@ -137,7 +148,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     there = state.gpu.driver or state.gpu.installed
     why = "version {} is there".format(there) if there else "no driver is there"
     if state.gpu.nouveau:
-        why += "; nouveau has the GPU, and a display on it, with what is open there, ends with it"
+        why += "; nouveau drives the GPU, and a display on it ends with its programs"
     install = packages.install_command(state.os, names, use.options)
     refresh = [["apt-get"] + use.options + ["update"]] if state.os.package_manager == "apt" else []
     return [
@@ -148,6 +159,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
             destroys=[NOUVEAU] if state.gpu.nouveau else [],
             commands=use.commands + refresh + streams + [install],
             action="install_gpu_driver",
+            role="gpu",
             args={
                 "manager": state.os.package_manager,
                 "names": names,
@@ -166,13 +178,13 @@ def _kernels(state: State, desired: Desired) -> List[str]:
 
 
 def packages_of(state: State, desired: Desired) -> Optional[Tuple[List[List[str]], List[str]]]:
-    """Commands that choose dnf's module stream, and packages; None on systems that are not known."""
+    """Commands for dnf's module stream, and packages; None for unknown systems."""
     where, _ = source(state, desired)
     if where is None or not state.os.package_manager:
         return None
     branch = branch_of(state, desired)
     chosen = where.open if where.open and _open(state, branch) else where.proprietary
-    # By its own name where newest is bound to what the GPU knows.
+    # By name, if the newest branch does not support the GPU.
     named = desired.gpu_driver.isdigit() or (branch and branch == last_branch(state) != "")
     text = chosen.branch if named and chosen.branch else chosen.newest
     stream = chosen.branch_stream if named else chosen.newest_stream
@@ -181,7 +193,7 @@ def packages_of(state: State, desired: Desired) -> Optional[Tuple[List[List[str]
     for release in _kernels(state, desired):
         source_of = desired.kernel_source if "elrepo" in release else ""
         header = where.headers.get(source_of, where.headers.get("", ""))
-        plain = re.sub(r"\.(x86_64|aarch64)$", "", release) if state.os.family == "rhel" else release
+        plain = kernelinstall.package_release(state.os, release)
         for word in [header] + text.split():
             names += [word.format(release=plain, **words)] if word else []
     manager = [state.os.package_manager, "module"]
@@ -193,26 +205,26 @@ def packages_of(state: State, desired: Desired) -> Optional[Tuple[List[List[str]
 
 
 def _open(state: State, branch: str) -> bool:
-    """Whether NVIDIA's open kernel modules are the ones to use."""
+    """NVIDIA's open kernel modules support the GPUs."""
     known = cuda.architectures(state.gpu.ids)
     return all(item.open_modules for item in known) and (not branch or int(branch) >= cuda.OPEN_SINCE)
 
 
 def builds_modules(state: State, desired: Desired) -> bool:
-    """Whether the driver's modules are built on the host, and signed with its own key at best."""
+    """The driver's modules are built on the host, with its own key at best."""
     where, _ = source(state, desired)
     return where is not None and not where.signed
 
 
 def arguments(state: State, desired: Desired) -> List[str]:
-    """Kernel arguments that keep nouveau from the GPU; those of them that are in use stay."""
+    """Kernel arguments that keep nouveau from the GPU."""
     if not desired.gpu_driver or not concerned(state, desired):
         return []
     return [word for word in _WITHOUT_NOUVEAU if state.gpu.nouveau or word in state.kernel.cmdline]
 
 
 def reboot_reasons(state: State, desired: Desired) -> List[str]:
-    """Why the host must reboot for its driver: what is loaded stays until then."""
+    """Why the host must reboot for its driver."""
     if not desired.gpu_driver or not concerned(state, desired):
         return []
     found = []
@@ -228,7 +240,7 @@ def reboot_reasons(state: State, desired: Desired) -> List[str]:
 
 
 def after(state: State, desired: Desired) -> List[Step]:
-    """Loads the driver where that takes no reboot, keeps it ready, and tries it."""
+    """Steps that load the driver without a reboot, keep it loaded, and test it."""
     if not concerned(state, desired):
         return []
     coming = changes(state, desired) and packages_of(state, desired) is not None
@@ -243,10 +255,64 @@ def after(state: State, desired: Desired) -> List[Step]:
 
 
 def will_run(state: State, desired: Desired) -> str:
-    """Version of the driver that will run, as far as it is known: 550.90.07, or 550 for all of a branch."""
+    """Version of the future driver: 550.90.07, or 550 for any of a branch."""
     if changes(state, desired):
         return branch_of(state, desired)
     return state.gpu.installed or state.gpu.driver
+
+
+# One GPU per kind of kernel modules: an A10, and a V100 for those before Turing.
+_BUNDLED_GPUS = ("2236", "1db4")
+
+
+class BundledDriver(NamedTuple):
+    """Packages of one driver, streams of dnf's modules, and repositories to enable."""
+
+    names: List[str]
+    streams: List[str]
+    repositories: List[str]
+
+
+def kernel_packages(os: OsInfo) -> List[str]:
+    """How the names of packages begin that a driver needs for one kernel."""
+    family = families.of(os)
+    return family.gpu.per_kernel if family else []
+
+
+def bundle_drivers(os: OsInfo, desired: Desired) -> List[BundledDriver]:
+    """Drivers of the inventory's choice for unobserved hosts, with fabric managers of the same version."""
+    release = "" if desired.kernel_version in ("", "newest") else desired.kernel_version
+    desired = desired._replace(kernel_version="")
+    elrepo = desired.kernel_source in kernelinstall.ELREPO
+    found = []
+    for device in _BUNDLED_GPUS:
+        # A kernel of ELRepo is known by its name.
+        state = State(
+            os=os,
+            kernel=KernelState(running=release or ("newest.elrepo" if elrepo else "newest")),
+            gpu=Gpu(["0000:00:07.0"], ids=[device]),
+        )
+        last, branch = last_branch(state), branch_of(state, desired)
+        where, packed = source(state, desired)[0], packages_of(state, desired)
+        if where is None or packed is None or (last and branch and int(branch) > int(last)):
+            continue
+        streams, names = packed
+        fabric = gpufabric.package(where, branch) if desired.gpu_fabric_manager else ""
+        # Without a branch in its name it is of the stream that is enabled, as the driver.
+        names = [_newest(os, name) for name in names] + ([fabric] if fabric else [])
+        item = BundledDriver(names, [argv[-1] for argv in streams if "enable" in argv], where.repositories)
+        if item not in found:
+            found.append(item)
+    return found
+
+
+def _newest(os: OsInfo, name: str) -> str:
+    """Name packages of the newest kernel by their metapackage."""
+    if "newest" not in name:
+        return name
+    if os.package_manager != "apt":
+        return name.split("-newest")[0]
+    return name.replace("newest", kernelinstall.meta_package(os).rpartition("-")[2])
 
 
 def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:
@@ -262,11 +328,9 @@ def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:
     for release in args["kernels"]:
         if not _installed(system, release):
             raise CommandError(
-                "the packages of the driver are installed, but kernel {0} has no module nvidia: if it was to "
-                "be built here, /var/lib/dkms/nvidia/*/build/make.log says why it was not; where its "
-                "headers or modules cannot be had any more, take a newer one (kernel_version: newest)".format(
-                    release
-                )
+                "the packages of the driver are installed, but kernel {0} has no module nvidia: if it is "
+                "built here, see /var/lib/dkms/nvidia/*/build/make.log; if its headers or modules are no "
+                "longer available, take a newer kernel (kernel_version: newest)".format(release)
             )
     return Applied(bool(installed), "installed " + ", ".join(installed) if installed else "all are installed")
 

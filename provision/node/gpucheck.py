@@ -1,4 +1,4 @@
-"""Whether a GPU host can train: loading the driver, keeping it loaded, and one real step on each GPU."""
+"""Test a GPU host: load the driver, keep it loaded, and train one step on each GPU."""
 
 import csv
 import json
@@ -9,12 +9,12 @@ from .command import NOT_FOUND, CommandError, System
 from .state import State
 from .step import Action, Applied, Desired, Step
 
-# What passed, in one line: driver, TensorFlow, devices.
-CHECKED = "/var/lib/oeprov/gpu-check"
+# One line: driver, TensorFlow, devices.
+CHECKED = "/var/lib/oeprov/gpu-check"  # versions of the last passed test of the GPUs
 UNIT_NAME = "oeprov-nvidia-persistence.service"
 UNIT = "/etc/systemd/system/" + UNIT_NAME
 ENABLED = "/etc/systemd/system/multi-user.target.wants/" + UNIT_NAME
-# Where NVIDIA's daemon runs, this tells it so; Ubuntu's starts with the mode off, others are not enabled.
+# It also sets NVIDIA's daemon, if that runs: Ubuntu's starts with the mode off, others are not enabled.
 UNIT_TEXT = """\
 [Unit]
 Description=oeprov: keep the NVIDIA driver loaded while nobody uses it
@@ -29,9 +29,9 @@ ExecStart=/usr/bin/nvidia-smi -pm 1
 WantedBy=multi-user.target
 """
 _QUERY = "pci.bus_id,name,driver_version,memory.total,persistence_mode"
-_STEP_TIMEOUT = 900  # code for a GPU that is newer than TensorFlow is compiled at its first use
+_STEP_TIMEOUT = 900  # TensorFlow compiles code for a newer GPU at its first use
 # Runs in the environment's own interpreter, on TensorFlow 2.2 or later: steps of a small model on each GPU,
-# whose loss must go down, and with several GPUs a sum over all of them, which is NCCL's.
+# whose loss must fall, and with several GPUs a sum over all of them through NCCL.
 STEP = r"""
 import json, os, sys
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -84,7 +84,7 @@ class Smi(NamedTuple):
 
 
 def parse_smi(text: str) -> List[Smi]:
-    """What nvidia-smi answers to ``_QUERY`` in CSV without a header."""
+    """Parse the answer of nvidia-smi to ``_QUERY``: CSV without a header."""
     found = []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) == 5:
@@ -101,24 +101,24 @@ def _bus(text: str) -> str:
 
 
 def is_persistent(system: System) -> bool:
-    """Whether our unit keeps the driver loaded, at the next boot too."""
+    """Our unit keeps the driver loaded, at each boot too."""
     return system.read(UNIT) == UNIT_TEXT and system.exists(ENABLED)
 
 
 def python_of(state: State, desired: Desired) -> str:
-    """Version of the environment's Python, or of the one that will make it; empty: not known."""
+    """Version of the environment's present or future Python; empty: unknown."""
     if state.runtime.exists and state.runtime.python:
         return state.runtime.python
     return flavors.of(desired).framework(state, desired)[1]
 
 
 def bounds_of(state: State, desired: Desired) -> Optional[List[Tuple[str, cuda.Version]]]:
-    """Bounds of the TensorFlow that is to train on the GPUs; None where none is."""
+    """Version bounds of the TensorFlow for the GPUs; None without one."""
     return cuda.clauses(flavors.of(desired).framework(state, desired)[0])
 
 
 def build(state: State, desired: Desired) -> Optional[cuda.Build]:
-    """The release of TensorFlow that the host has or is to get; None: none for GPUs, or none that fits."""
+    """The present or future release of TensorFlow; None: none for GPUs, or none that fits."""
     bounds = bounds_of(state, desired)
     if bounds is None:
         return None
@@ -135,7 +135,7 @@ def _key(driver: str, tensorflow: str, devices: List[str]) -> str:
 
 
 def plan_load() -> List[Step]:
-    """Loads a driver that is installed."""
+    """One step that loads an installed driver."""
     return [
         Step(
             id="gpu-load",
@@ -143,21 +143,23 @@ def plan_load() -> List[Step]:
             why="it is not loaded",
             commands=[["modprobe", "nvidia"]],
             action="load_gpu_driver",
+            role="gpu",
         )
     ]
 
 
 def plan(state: State, desired: Desired, again: bool) -> List[Step]:
-    """Keeps the driver loaded, and tries each GPU unless that was done as all is; ``again``: it changes."""
+    """Steps that keep the driver loaded and test each GPU; ``again``: repeat a passed test."""
     steps = []
     if desired.gpu_persistence and not state.gpu.persistence:
         steps.append(
             Step(
                 id="gpu-persistence",
                 what="keep the NVIDIA driver loaded while nobody uses it",
-                why="else each start of a program waits for it, and its settings are lost",
+                why="otherwise each start of a program waits for it, and its settings are lost",
                 commands=[["write", UNIT, UNIT_TEXT], ["systemctl", "enable", "--now", UNIT_NAME]],
                 action="keep_gpu_driver",
+                role="gpu",
             )
         )
     trains = bounds_of(state, desired) is not None
@@ -167,10 +169,11 @@ def plan(state: State, desired: Desired, again: bool) -> List[Step]:
         steps.append(
             Step(
                 id="gpu-check",
-                what="train a step on each GPU" if trains else "ask nvidia-smi for each GPU",
-                why="driver, CUDA or GPUs are not those that were tried last",
+                what="train a step on each GPU" if trains else "check each GPU with nvidia-smi",
+                why="driver, CUDA or GPUs differ from the last test",
                 commands=[_smi_command()] + ([[python, "-I", "-c", "<a training step>"]] if trains else []),
                 action="check_gpu",
+                role="gpu",
                 args={"python": python if trains else "", "devices": state.gpu.devices},
             )
         )
@@ -209,7 +212,7 @@ def _keep(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def ask(system: System) -> List[Smi]:
-    """What nvidia-smi says of every GPU; CommandError says what to do where it fails."""
+    """Ask nvidia-smi about every GPU; CommandError says what to do after a failure."""
     result = system.run(_smi_command(), timeout=300)
     if result.code == NOT_FOUND:
         raise CommandError("nvidia-smi is not installed: it comes with the driver's own packages")
@@ -241,7 +244,7 @@ def _check(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _train(system: System, python: str, count: int) -> str:
-    """One step on each GPU; the version of TensorFlow. CommandError says what went wrong."""
+    """Train one step on each GPU; returns the version of TensorFlow, or raises CommandError."""
     result = system.run([python, "-I", "-c", STEP], timeout=_STEP_TIMEOUT)
     lines = [line for line in result.out.splitlines() if line.startswith("OEPROV-GPU ")]
     if not result.ok or not lines:
@@ -257,7 +260,7 @@ def _train(system: System, python: str, count: int) -> str:
 
 
 def judge(found: Dict[str, Any], count: int) -> str:
-    """What is wrong with the steps that were trained on ``count`` GPUs; empty when nothing is."""
+    """The fault of the steps on ``count`` GPUs; empty if there is none."""
     steps = found["steps"]
     if len(steps) < count:
         return (
@@ -268,7 +271,7 @@ def judge(found: Dict[str, Any], count: int) -> str:
         losses = item["losses"]
         if "GPU" not in item["device"]:
             return "the step for GPU {} ran on {}".format(number, item["device"])
-        # A loss that is no number is not smaller either.
+        # This catches NaN too.
         if not losses[-1] < losses[0]:
             return "training on GPU {} does not learn: losses {}".format(number, losses)
     if found["sum"] != len(steps):

@@ -1,8 +1,8 @@
-"""What does not go together on a GPU host, said before anything is installed, with what would."""
+"""Incompatible versions on a GPU host, found before anything is installed, with compatible ones."""
 
 from typing import List
 
-from . import cuda, families, gpu, gpucheck, gpufabric
+from . import cuda, families, gpu, gpucheck, gpufabric, platforms
 from .state import State
 from .step import Desired
 
@@ -13,8 +13,8 @@ _APT_LINE = (
 
 
 def problems(state: State, desired: Desired) -> List[str]:
-    """Why the host cannot train on its GPUs as the inventory has it."""
-    if desired.kind != "gpu":
+    """Why the host cannot train on its GPUs with these settings."""
+    if not platforms.get(desired.kind).has_gpus:
         return []
     if not state.gpu.devices:
         return ["kind gpu, but there is no NVIDIA device on the PCI bus; correct oeprov_kind (cpu?)"]
@@ -47,7 +47,7 @@ def _span(builds: List[cuda.Build]) -> str:
 
 
 def _branch_problems(state: State, desired: Desired) -> List[str]:
-    """The wanted branch cannot be had, or does not know the GPU."""
+    """The wanted branch is not available, or does not support the GPU."""
     where, newest = gpu.source(state, desired)
     if where is None or not desired.gpu_driver:
         return []
@@ -76,7 +76,7 @@ def _ended(state: State, last: str) -> str:
 
 
 def _vendor(state: State) -> str:
-    """How to get drivers from NVIDIA's own repository."""
+    """How to use NVIDIA's own repository."""
     name = state.os.id + state.os.version.replace(".", "")
     return "NVIDIA's repository (its key in place, runtime_repositories: {{{}: {!r}}})".format(
         gpu.REPOSITORY, _APT_LINE.format(name)
@@ -84,7 +84,7 @@ def _vendor(state: State) -> str:
 
 
 def _secure_boot(state: State, desired: Desired) -> List[str]:
-    """Modules that are built on the host have no signature that the firmware knows."""
+    """Modules that are built on the host have a signature that the firmware does not know."""
     at_stake = gpu.changes(state, desired) or (state.gpu.installed and not state.gpu.driver)
     if (
         not (state.kernel.secure_boot and at_stake and gpu.builds_modules(state, desired))
@@ -99,7 +99,7 @@ def _secure_boot(state: State, desired: Desired) -> List[str]:
 
 
 def _driver(state: State, desired: Desired, build: cuda.Build) -> List[str]:
-    """A driver that is too old for TensorFlow, or for the GPU."""
+    """The driver is too old for TensorFlow or for the GPU."""
     version = gpu.will_run(state, desired)
     if not version:
         return []
@@ -117,7 +117,7 @@ def _driver(state: State, desired: Desired, build: cuda.Build) -> List[str]:
 
 
 def _reaches(version: str, least: str) -> bool:
-    """A whole branch counts with the newest of it."""
+    """The version is at least ``least``; a whole branch counts as its newest release."""
     mine, needed = cuda.numbers(version), cuda.numbers(least)
     return mine[0] >= needed[0] if len(mine) == 1 else mine >= needed
 
@@ -151,7 +151,7 @@ def _newer(state: State, desired: Desired, least: str, version: str) -> str:
 
 
 def _architecture(state: State, build: cuda.Build) -> List[str]:
-    """GPUs that came after this CUDA; within one major version its code is compiled for them at first use."""
+    """GPUs newer than this CUDA; within a major version its code is compiled for them at first use."""
     return [
         "TensorFlow {} uses CUDA {}, without code for {} GPUs (from CUDA {} on): take {} or newer".format(
             build.tensorflow, build.cuda, item.name, item.cuda, _first_for(item)
@@ -167,10 +167,11 @@ def _first_for(item: cuda.Architecture) -> str:
 
 
 def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
-    """CUDA that no wheel brings must be on the host."""
+    """CUDA must be on the host if no wheel brings it."""
     coming = any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages)
     if build.wheels or build.cuda in state.gpu.toolkits or coming:
         return []
+    family = families.of(state.os)
     return [
         "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}: "
         "runtime_packages: [cuda-libraries-{}, libcudnn{}], from {}".format(
@@ -180,18 +181,18 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
             build.cudnn,
             build.cuda.replace(".", "-"),
             build.cudnn.split(".")[0],
-            "NVIDIA's repository" if state.os.family == "rhel" else _vendor(state),
+            "NVIDIA's repository" if family and gpu.REPOSITORY in family.repositories else _vendor(state),
         )
     ]
 
 
 def notes(state: State, desired: Desired) -> List[str]:
-    """A GPU that cannot be used as things are, or not at once."""
+    """Notes on GPUs that cannot be used, or not at once."""
     if not gpu.concerned(state, desired):
         return []
     found = []
     if not desired.gpu_driver and not state.gpu.driver:
-        why = "nouveau has the GPU" if state.gpu.nouveau else "no NVIDIA driver is loaded"
+        why = "nouveau drives the GPU" if state.gpu.nouveau else "no NVIDIA driver is loaded"
         found.append("{} and gpu_driver is keep: training would run on the CPUs".format(why))
     elif not desired.gpu_driver and state.gpu.installed not in ("", state.gpu.driver):
         found.append(

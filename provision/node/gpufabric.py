@@ -18,7 +18,7 @@ _LOADED = "/sys/module/nvidia/version"
 
 
 def observe(system: System, found: Gpu) -> Gpu:
-    """``found`` with the fabric manager, where there are switches."""
+    """Add the fabric manager to ``found``, if there are switches."""
     if not found.switches:
         return found
     words = ["is-active", "is-enabled"]
@@ -27,7 +27,7 @@ def observe(system: System, found: Gpu) -> Gpu:
 
 
 def _version(system: System) -> str:
-    """Version of the program that is installed; empty without one."""
+    """Version of the installed program; empty without one."""
     said = system.run([_PROGRAM, "--version"])
     match = re.search(r"(\d+\.\d+(?:\.\d+)?)", said.out)
     return match.group(1) if said.ok and match else ""
@@ -39,14 +39,14 @@ def package(where: GpuDriver, branch: str) -> str:
 
 
 def _exactly(manager: str, name: str, version: str) -> str:
-    """The package of a version, as far as that is known before the driver is there."""
+    """The package of a version, or of any version if only the branch is known."""
     if "." not in version:
         return name
     return "{}={}*".format(name, version) if manager == "apt" else "{}-{}".format(name, version)
 
 
 def plan(state: State, desired: Desired, where: GpuDriver, driver: str) -> List[Step]:
-    """Installs and starts it, unless it runs; ``driver``: version or branch that will be there, or newest."""
+    """One step that installs and starts it; ``driver``: the future version or branch, or newest."""
     gpu = state.gpu
     if not (gpu.switches and desired.gpu_fabric_manager and driver):
         return []
@@ -71,17 +71,18 @@ def plan(state: State, desired: Desired, where: GpuDriver, driver: str) -> List[
             ),
             commands=[start] if right else use.commands + [install, start],
             action="run_gpu_fabric",
+            role="gpu",
             args={"manager": manager, "package": where.fabric, "repositories": use._asdict()},
         )
     ]
 
 
 def notes(state: State, desired: Desired, where: GpuDriver, driver: str) -> List[str]:
-    """What is in the way of it."""
+    """Why it will not run."""
     gpu = state.gpu
     if not gpu.switches or not driver or gpu.fabric == driver:
         return []
-    said = "{} NVSwitch(es): CUDA wants nvidia-fabricmanager {} beside them".format(gpu.switches, driver)
+    said = "{} NVSwitch(es): CUDA needs nvidia-fabricmanager {} with them".format(gpu.switches, driver)
     if not desired.gpu_fabric_manager:
         return ["{}, and gpu_fabric_manager is false".format(said)]
     if not where.fabric:
@@ -114,8 +115,8 @@ def _install(system: System, args: Dict[str, Any], driver: str) -> None:
     result = packages.run_install(system, manager, command, use.options)
     if not result.ok:
         raise CommandError(
-            "{}: it must be of the driver's very version, {}: if no repository has that any more, update the "
-            "driver (gpu_driver: newest)".format(packages.first_errors(result), driver)
+            "{}: it must have exactly the driver's version, {}: if no repository has that, update the driver "
+            "(gpu_driver: newest)".format(packages.first_errors(result), driver)
         )
     if _version(system) != driver:
         raise CommandError(

@@ -1,4 +1,4 @@
-"""GRUB's defaults: /etc/default/grub and what is sourced after it, as text."""
+"""Parse and edit GRUB's defaults: /etc/default/grub and the files that are sourced after it."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ _STARTS = re.compile(r"^\s*(?:export\s+)?GRUB_CMDLINE_LINUX(?:_DEFAULT)?\+?=")
 _DEFAULT = re.compile(
     r"""^\s*GRUB_DEFAULT=(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^"'#\s]*))"""
 )
-# Neither the shell that reads the defaults nor GRUB gives any other character a meaning of its own.
+# Characters without a special meaning for the shell that reads the defaults and for GRUB.
 _PLAIN = re.compile(r"[\w.,:=+@%/!~*?\[\]()^-]+")
 
 
@@ -30,12 +30,12 @@ class Assignment(NamedTuple):
 
     @property
     def adds(self) -> bool:
-        """It adds to the value that the variable had before."""
+        """The line extends the variable's earlier value."""
         return bool({"$" + self.name, "${" + self.name + "}"} & set(self.words))
 
 
 def assignments(files: Dict[str, str], name: str) -> List[Assignment]:
-    """The lines that set ``name``, from the last that starts anew on: those before it do not count."""
+    """The lines that set ``name``, from the last one that replaces the earlier value."""
     found: List[Assignment] = []
     for path, text in files.items():
         for number, line in enumerate(text.splitlines()):
@@ -47,7 +47,7 @@ def assignments(files: Dict[str, str], name: str) -> List[Assignment]:
 
 
 def unreadable(files: Dict[str, str]) -> List[str]:
-    """Places (file:line) that set kernel arguments in a way that oeprov cannot edit: over two lines, say."""
+    """Places (file:line) that set kernel arguments so that oeprov cannot edit them: over two lines, say."""
     return [
         "{}:{}".format(path, number + 1)
         for path, text in files.items()
@@ -57,7 +57,7 @@ def unreadable(files: Dict[str, str]) -> List[str]:
 
 
 def value_of(files: Dict[str, str], name: str) -> List[str]:
-    """Kernel arguments in a variable after all files, in the order in which they are sourced."""
+    """Kernel arguments of a variable after all files are sourced in their order."""
     words: List[str] = []
     for item in assignments(files, name):
         words = words + [word for word in item.words if name not in word] if item.adds else item.words
@@ -76,10 +76,10 @@ def cmdline_values(text: str) -> List[str]:
 
 
 def edit_arguments(files: Dict[str, str], add: List[str], remove: List[str]) -> Dict[str, str]:
-    """The files with arguments added to the GRUB_CMDLINE_LINUX line that counts, and removed from all lines.
+    """Add arguments to the effective GRUB_CMDLINE_LINUX line, and remove arguments from all lines.
 
-    Never appends a second such line: that would erase ``console=``, ``crashkernel=`` and the rest. Without
-    any line the defaults file gets one. Nothing else changes; doing it twice changes nothing more.
+    A second such line is never appended: it would erase ``console=``, ``crashkernel=`` and the rest. If there
+    is no line, the defaults file gets one. Nothing else changes; the second time nothing changes at all.
     """
     lines = {path: text.splitlines() for path, text in files.items()}
     lines.setdefault(DEFAULTS, [])
@@ -112,9 +112,9 @@ def _with_words(line: str, words: List[str]) -> str:
 
 
 def edit_default(files: Dict[str, str], value: str) -> Dict[str, str]:
-    """The files with GRUB_DEFAULT set to ``value`` where it is set last, else in the defaults file.
+    """Set GRUB_DEFAULT to ``value`` in the file that sets it last, else in the defaults file.
 
-    Empty: without the lines that set it there.
+    An empty value removes the lines that set it there.
     """
     path = next((path for path in reversed(list(files)) if default_of({path: files[path]})), DEFAULTS)
     lines = files.get(path, "").splitlines()
@@ -129,13 +129,13 @@ def edit_default(files: Dict[str, str], value: str) -> Dict[str, str]:
 
 
 def default_of(files: Dict[str, str]) -> str:
-    """The last value of GRUB_DEFAULT; empty when it is nowhere set."""
+    """The last value of GRUB_DEFAULT; empty if it is not set."""
     found = [_DEFAULT.match(line) for text in files.values() for line in text.splitlines()]
     return ([match.group("quoted") or match.group("bare") or "" for match in found if match] or [""])[-1]
 
 
 def quoting_problems(words: List[str]) -> List[str]:
-    """Arguments with characters that GRUB or the shell would not take literally."""
+    """Arguments with characters that GRUB or the shell would interpret."""
     return [
         "kernel argument {!r}: GRUB would need it quoted; write it into {} by hand".format(word, DEFAULTS)
         for word in words

@@ -1,4 +1,4 @@
-"""Who would be disturbed by a change of persistent memory: our training jobs, and whoever has files open."""
+"""Users of persistent memory that a change would interrupt: training jobs, and processes with open files."""
 
 import re
 from typing import Dict, List
@@ -31,7 +31,7 @@ def observe_users(system: System, where: str) -> List[str]:
         links = [system.link("{}/{}".format(base, name)) for name in ("cwd", "root", "exe")]
         links += [
             system.link("{}/fd/{}".format(base, name))
-            for name in system.list(base + "/fd")  # empty for a process that has just ended
+            for name in system.list(base + "/fd")  # empty if the process has just ended
         ]
         open_there = any(link == where or link.startswith(below) for link in links)
         if open_there or " " + below in system.read(base + "/maps"):
@@ -51,23 +51,10 @@ def describe(users: List[str]) -> str:
     return ", ".join(shown + more)
 
 
-def disturbs(step: Step) -> bool:
-    """After the step, memory or files that a parameter server may hold are gone."""
-    args = step.args
-    special = {
-        "create_namespace": "namespace" in args,  # one that is there is made again
-        "make_filesystem": bool(args.get("lose")),
-        "reconfigure_dax": args.get("mode") == "devdax",
-        "online_dax": len(step.commands) > 1,  # offline first
-    }
-    always = ("unmount", "give_up_data", "destroy_namespace", "create_goal", "reboot")
-    return special.get(step.action, step.action in always)
-
-
 def problems(state: State, steps: List[Step]) -> List[str]:
-    """Why the steps must not be done while others use what they change."""
+    """Why the steps must wait: training jobs or other processes use what they change."""
     found = []
-    if any(disturbs(step) for step in steps):
+    if any(step.disturbs for step in steps):
         found = [
             "training job {0} runs on this host and would lose its memory or files; stop it first: "
             "oeprov stop {0}".format(job)

@@ -6,13 +6,12 @@ from typing import Any, Dict, List
 from . import mount, ndctl, owned, system_ram
 from .command import CommandError, System
 from .directory import human
-from .part import Part
 from .state import Dimms, Region, State
-from .step import Action, Applied, Desired, Step
+from .step import Action, Applied, Desired, Part, Step
 
 BROKEN = "02.00.00.3809"  # accepts goals and never applies them
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_LOSES = 0.05  # modules keep a little for themselves: that much Inaccessible is no sign of trouble
+_LOSES = 0.05  # modules reserve a little: so much Inaccessible is normal
 _MEMORY_MODE = "memorymode=100"
 _APP_DIRECT = "persistentmemorytype=appdirect"
 _KINDS = {_MEMORY_MODE: "memorymode", _APP_DIRECT: "appdirect"}
@@ -69,7 +68,7 @@ def parse_unhealthy(text: str) -> Dict[str, str]:
 
 
 def observe(system: System) -> Dimms:
-    """Capacities and goals; all zero when ipmctl is not installed."""
+    """Observe capacities and goals; all zero if ipmctl is not installed."""
     if not system.which("ipmctl"):
         return Dimms()
     resources = parse_memory_resources(system.run(["ipmctl", "show", "-memoryresources"]).out)
@@ -87,7 +86,7 @@ def observe(system: System) -> Dimms:
 
 
 def needs_app_direct(state: State) -> bool:
-    """The modules hold no App Direct capacity; where ipmctl cannot say, regions show that they do."""
+    """The modules have no App Direct capacity; if ipmctl does not know, regions show that they have."""
     if state.dimms.physical:
         return not state.dimms.app_direct
     return not state.regions
@@ -101,7 +100,7 @@ def problems(state: State) -> List[str]:
 
 
 def notes(state: State) -> List[str]:
-    """Capacity of the modules that is neither App Direct nor what they keep for themselves."""
+    """A note on capacity that is not App Direct, beyond what modules reserve."""
     dimms = state.dimms
     if dimms.goals or not dimms.app_direct or not (dimms.volatile or mostly_inaccessible(dimms)):
         return []
@@ -114,21 +113,21 @@ def notes(state: State) -> List[str]:
 
 
 def _not_applied(state: State, argument: str) -> List[str]:
-    """The goal was set before this boot, and the capacity is not what it asks for."""
+    """A problem if the goal was set before this boot and did not take effect."""
     dimms = state.dimms
     if dimms.goals or not owned.goal_of_earlier_boot(state.owned, argument, state.boot_id):
         return []
-    words = "the goal {} was set before the last boot and did not take: {} of {} are Inaccessible".format(
+    words = "the goal {} was set before the last boot and had no effect: {} of {} are Inaccessible".format(
         argument, human(dimms.inaccessible), human(dimms.physical)
     )
     return [
-        "{}; a firmware fixed to 1LM or App Direct does this: change its memory setting, then take the line "
-        "goal:{}:… out of {} and run this again".format(words, argument, owned.PATH)
+        "{}; a firmware fixed to 1LM or App Direct does this: change its memory setting, then remove the "
+        "line goal:{}:… from {} and run this again".format(words, argument, owned.PATH)
     ]
 
 
 def mostly_inaccessible(dimms: Dimms) -> bool:
-    """More of the modules cannot be used than they keep for themselves."""
+    """More capacity is Inaccessible than modules reserve."""
     return dimms.inaccessible > _LOSES * dimms.physical
 
 
@@ -138,20 +137,21 @@ def _goal(what: str, argument: str, why: str, destroys: List[str]) -> Step:
         what="set the goal of all modules to " + what,
         why=why,
         destroys=destroys,
-        # One command for the modules of all sockets: goals of single sockets need a reboot each.
+        # One command for all sockets: goals of single sockets need one reboot each.
         commands=[["ipmctl", "create", "-f", "-goal", argument]],
         action="create_goal",
+        disturbs=True,
         args={"goal": argument},
     )
 
 
 def forget_goal(state: State) -> Part:
-    """Takes back goals for memory mode that wait for a boot, which would end App Direct."""
+    """Delete pending goals for memory mode, which would end App Direct at the next boot."""
     if not set(state.dimms.goals) - {"appdirect"}:
         return Part()
     step = Step(
         id="dimm-goal-forget",
-        what="take back the goal of the modules",
+        what="delete the pending goal of the modules",
         why="memory mode waits for the next boot and would take the persistent capacity away",
         commands=[["ipmctl", "delete", "-f", "-goal"]],
         action="delete_goal",
@@ -160,7 +160,7 @@ def forget_goal(state: State) -> Part:
 
 
 def plan_memory(state: State, desired: Desired) -> Part:
-    """Memory mode: DRAM becomes a cache of the modules; every namespace goes."""
+    """Plan memory mode: DRAM becomes a cache of the modules, and namespaces are destroyed."""
     before = system_ram.forget(state)
     for item in state.namespaces:
         before += mount.unmount_step(state, item.blockdev) if item.blockdev else []
@@ -192,24 +192,24 @@ def plan_memory(state: State, desired: Desired) -> Part:
     note = "a firmware fixed to App Direct leaves the capacity Inaccessible: it is checked after the boot"
     found = problems(state) + _not_applied(state, _MEMORY_MODE)
     if release_why:
-        # What holds the namespaces goes with the boot; the goal then needs another one.
+        # Only a boot releases the namespaces, and the goal needs another boot.
         more = "the goal needs a second reboot: it is planned after the first"
         return Part(before=before, reboot_why=release_why, after=steps, notes=[note, more], problems=found)
     return Part(before=before + steps, reboot_why=_APPLIES, notes=[note], problems=found)
 
 
 def predicted(state: State) -> State:
-    """The state after an App Direct goal was applied: one empty region a socket."""
+    """The state after an App Direct goal was applied: one empty region per socket."""
     count = len(state.dimms.sockets) or 1
     size = state.dimms.physical // count
     regions = [Region("region{}".format(item), size=size, available=size) for item in range(count)]
-    # Modules keep a little for themselves, and regions are whole GiB.
+    # Modules reserve a little, and regions are whole GiB.
     regions = [item._replace(size=item.size >> 30 << 30) for item in regions]
     return state._replace(regions=regions)
 
 
 def plan_app_direct(state: State, later: Part) -> Part:
-    """App Direct on all sockets and a boot, then ``later``: what follows on the predicted regions."""
+    """Plan App Direct on all sockets and a boot, then ``later`` on the predicted regions."""
     found = problems(state) + _not_applied(state, _APP_DIRECT) + later.problems
     if state.dimms.goals and set(state.dimms.goals) == {"appdirect"}:
         return later._replace(reboot_why=_WAITS, problems=found)
@@ -219,13 +219,13 @@ def plan_app_direct(state: State, later: Part) -> Part:
         before=[step] + later.before,
         reboot_why=_APPLIES,
         problems=found,
-        notes=later.notes + ["regions are one per socket, as far as can be told before the boot"],
+        notes=later.notes + ["one region per socket is expected after the boot"],
     )
 
 
 def _goals(system: System) -> List[str]:
     result = system.run(["ipmctl", "show", "-goal"])
-    # That there are none may be said with any exit status.
+    # "No goals" comes with any exit status.
     if not result.ok and "no goal" not in result.out + result.err:
         raise CommandError(result.explain())
     return parse_goals(result.out)
@@ -261,9 +261,9 @@ def _create_goal(system: System, args: Dict[str, Any]) -> Applied:
 def _explain_failure(code: int, said: str) -> str:
     if code == _NO_USABLE or re.search(r"\bError[: (]*18\b", said):
         return (
-            "{}; error 18 means that no module can be used: it is not managed, does not work, or sits in the "
-            "wrong slot. `ipmctl show -topology` and `ipmctl show -dimm` say which (LockState, HealthState, "
-            "DeviceLocator); mend that, and leave the modules' data as it is".format(said)
+            "{}; error 18 means that no module is usable: it is not managed, is broken, or is in the wrong "
+            "slot. `ipmctl show -topology` and `ipmctl show -dimm` show which (LockState, HealthState, "
+            "DeviceLocator); repair that, the modules' data stays".format(said)
         )
     return said
 

@@ -1,6 +1,6 @@
-"""A training job's processes on one host, as systemd units: start them, look at them, stop them.
+"""Processes of a training job on one host, as systemd units: start, observe and stop them.
 
-``start`` and ``stop`` run in the Ansible module ``oeprov_job``; ``look`` and ``stop`` also over SSH alone.
+The Ansible module ``oeprov_job`` runs ``start`` and ``stop``; the other errands come over SSH alone.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import jobfiles, memory, port, process, systemd
+from . import jobfiles, numa, port, process, systemd
 from .command import CommandError, System
 
-STOPPING = "/run/oeprov-job.stop"
-MARKER = "OEPROV-JOB "  # login shells may print a banner first: the answer is the line that begins with this
-MOST_EVENTS = 16 << 20  # bytes of them in one answer
+STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
+MARKER = "OEPROV-JOB "  # marks the answer's line, since login shells may print a banner first
+MOST_EVENTS = 16 << 20  # bytes of events in one answer
 LOG_LINES = 200  # of each unit, brought back when it is stopped
 
 
 def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Start units anew (those of an earlier run end first) and wait until each server listens.
+    """Start units, after ending those of an earlier run, and wait until each server listens.
 
     ``args``: ``directory`` of the job; ``user`` that its processes run as; ``token``, or empty to leave it;
     ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
@@ -58,7 +58,7 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         return {"servers": servers, "workers": pids, "boot": boot_id(system)}
     except CommandError:
         names = [item["unit"] for item in units]
-        # A job that is resumed has its rows there and nowhere else.
+        # A resumed job has its rows only there.
         pools = again or not all(item.get("fresh") for item in units)
         _stop(system, {"directory": directory, "units": names, "keep": again, "keep_pools": pools})
         raise
@@ -66,23 +66,23 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def _alone(system: System) -> Iterator[None]:
-    """One start or stop at a time: a launch that was broken off may still be starting here."""
+    """Run one start or stop at a time: an interrupted launch may still be starting here."""
     with contextlib.ExitStack() as held:
         try:
             file = held.enter_context(open(system.path("/run/oeprov-job.lock"), "w"))
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
-            pass  # no /run, or not root: then nothing can be started either
+            pass  # without /run or root nothing can be started anyway
         yield
 
 
 def boot_id(system: System) -> str:
-    """Tells one boot of the host from the next."""
+    """The id of the host's boot."""
     return system.read("/proc/sys/kernel/random/boot_id").strip()
 
 
 def _check_place(system: System, args: Dict[str, Any]) -> None:
-    """What must be there before anything is made: systemd, files, mounts; and nobody else on the storage."""
+    """Check systemd, files and mounts, and that no other job uses the storage."""
     if not system.which("systemctl"):
         raise CommandError(
             "has no systemctl: processes of a job run as systemd units on hosts reached over ssh"
@@ -143,7 +143,7 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     if lasting:
         system.check(["systemctl", "enable", "--no-reload", "--quiet"] + lasting)
     system.check(["systemctl", "daemon-reload"])
-    # What is wrong with a unit that does not start is told below, by its own last words.
+    # A unit that does not start is reported below, with its last lines.
     begun = system.run(["systemctl", "start"] + names, timeout=args["seconds"])
     servers, again = [], False
     deadline = time.time() + args["seconds"]
@@ -151,7 +151,7 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
         if item["role"] == "parameter_server":
             found = _wait_ready(system, item, ready[item["unit"]], deadline, args["seconds"])
             servers.append(dict(found, name=item["name"], unit=item["unit"]))
-            # Workers know the port that it got: there it must be again when systemd starts it anew.
+            # Workers know its port, so it must have the same one after a restart by systemd.
             pinned = re.sub(r"( --port) 0(?=\s)", r"\1 {}".format(found["port"]), item["text"], count=1)
             if pinned != item["text"]:
                 system.write(systemd.path(item["unit"]), pinned)
@@ -194,14 +194,14 @@ def _wait_ready(
 
 
 def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    """End units of the job, take them and what they kept away; done twice, the second does nothing.
+    """Stop units of the job, and remove them and their files; idempotent.
 
     ``args``: ``directory``; ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's
     directory; ``keep_pools``: leave rows in persistent memory. Gives ``stopped``: for each name, whether it
     ran, exit code, its last lines and last counters.
     The directory of a job whose run lies here (checkpoints!) is never removed.
     """
-    # A start of this job that still waits for its servers gives up when it sees this.
+    # A start of this job that still waits for its servers ends when it finds this file.
     system.write(STOPPING, os.path.basename(args["directory"]))
     try:
         with _alone(system):
@@ -239,7 +239,7 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _end(system: System, names: List[str]) -> None:
-    """Stop units and wait for them; they may take as long as their units say. CommandError if one stays."""
+    """Stop units and wait, as long as their units allow; CommandError if one does not end."""
     running = [unit.name for unit in systemd.show(system, names).values() if unit.up or unit.ending]
     if running:
         system.check(["systemctl", "stop"] + running, timeout=1200)
@@ -260,7 +260,7 @@ def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: b
 
 
 def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove what servers that the job no longer has left in persistent memory; twice does no harm.
+    """Remove rows of servers that the job no longer has from persistent memory; idempotent.
 
     ``args``: ``directory`` of the job; ``servers`` with name, unit and pools. CommandError if one runs.
     """
@@ -275,7 +275,7 @@ def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def remove(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove all that a job has here, its run and checkpoints too; twice does no harm.
+    """Remove all files of a job here, with its run and checkpoints; idempotent.
 
     ``args`` as for ``remove_pools``, of all its processes. CommandError if one of them runs.
     """
@@ -293,7 +293,7 @@ def remove(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    """What the job's units do; changes nothing.
+    """Observe the job's units; changes nothing.
 
     ``args``: ``directory``; ``offset`` in the trainer's ``metrics.jsonl``, or -1 for none of it. Gives
     ``processes`` by name: active, up, pid, started, restarts, exit_code, how (it ended, in words), port,
@@ -317,13 +317,13 @@ def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "how": systemd.how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
             "port": ready.get("port", 0),
             "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
-            "nodes": memory.by_node(system, unit.pid) if unit.pid else {},
-            "resident": memory.resident(system, unit.pid) if unit.pid else 0,
+            "nodes": numa.process_bytes(system, unit.pid) if unit.pid else {},
+            "resident": process.resident_bytes(unit.pid) or 0,
         }
     return {
         "boot": boot_id(system),
         "processes": found,
-        "cpuless": memory.cpuless(system),
+        "cpuless": [node.id for node in numa.without_cpus(numa.observe_nodes(system))],
         "events": _tail(system, _events(directory), args.get("offset", -1)),
     }
 
@@ -341,11 +341,11 @@ def _events(directory: str) -> str:
 
 
 def check_data(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Run a program that says whether data can be read, as the user that reads it (made when missing).
+    """Run a program that checks data, as the user that will read it (created if missing).
 
-    ``args``: ``user``, ``argv`` and ``seconds``. Gives ``problem``, its last line, empty when it ended well.
+    ``args``: ``user``, ``argv`` and ``seconds``. Gives ``problem``, its last line, empty after success.
     """
-    jobfiles.ensure_user(system, args["user"])  # on a host that never had a job nobody made it yet
+    jobfiles.ensure_user(system, args["user"])  # a host without an earlier job does not have it
     done = system.run(["runuser", "-u", args["user"], "--"] + args["argv"], timeout=args["seconds"])
     if done.ok:
         return {"problem": ""}
@@ -384,7 +384,7 @@ _ERRANDS = {
 
 
 def main(wanted: Dict[str, Any]) -> None:
-    """Print what one errand gave, or why it failed, as one line of JSON."""
+    """Print the result of one errand, or its error, as one line of JSON."""
     try:
         answer: Dict[str, Any] = {"ok": _ERRANDS[wanted["errand"]](System(), wanted["args"])}
     except CommandError as error:

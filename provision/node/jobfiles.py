@@ -1,7 +1,6 @@
-"""A training job's files on one host: its directories and token, and what was started there.
+"""Files of a training job on one host: directories, token, and the record of its units.
 
-What was started is written down in ``units.json`` of the job's directory, so that stopping needs no more than
-that directory.
+``units.json`` in the job's directory lists the started units, so the directory suffices to stop them.
 """
 
 import json
@@ -14,12 +13,12 @@ from . import systemd
 from .command import CommandError, System
 
 RECORD = "units.json"
-HOME = "/var/lib/oeprov"
+HOME = "/var/lib/oeprov"  # home of the user oeprov; a job's files lie in jobs/JOB
 _USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
 
 
 def prepare(system: System, directory: str, user: str, token: str, more: List[str]) -> None:
-    """The job's directories and token, which only the job's user (made when missing) may read."""
+    """Make the job's directories and token, readable for the job's user only (created if missing)."""
     uid, gid = ensure_user(system, user)
     for path in (os.path.dirname(os.path.dirname(directory)), os.path.dirname(directory)):
         _make(system, path, 0o755, 0, 0)
@@ -27,7 +26,7 @@ def prepare(system: System, directory: str, user: str, token: str, more: List[st
     for path in [directory] + below[1:]:
         _make(system, path, 0o700, uid, gid)
     for path in more:
-        # Directories between the mount point and this one are ours too: /mnt/pmem0/oeprov/JOB/server-0.
+        # The parents below the mount point are ours too: /mnt/pmem0/oeprov/JOB/server-0.
         parent = os.path.dirname(path)
         if not path.startswith(directory + "/"):
             _make(system, os.path.dirname(parent), 0o755, 0, 0)
@@ -42,7 +41,7 @@ def prepare(system: System, directory: str, user: str, token: str, more: List[st
 
 
 def ensure_user(system: System, name: str) -> Any:
-    """(uid, gid) of the system user that runs jobs; made when missing."""
+    """(uid, gid) of the system user that runs jobs; created if missing."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:
@@ -69,7 +68,7 @@ def _own(system: System, path: str, mode: int, uid: int, gid: int) -> None:
 
 
 def record(system: System, directory: str, units: List[Dict[str, Any]]) -> None:
-    """Write down that these were started, beside what was before."""
+    """Add units to the record."""
     kept = ("name", "role", "unit", "directories", "mount")
     old = [item for item in recorded(system, directory) if item["unit"] not in [u["unit"] for u in units]]
     new = old + [{key: item[key] for key in kept} for item in units]
@@ -77,7 +76,7 @@ def record(system: System, directory: str, units: List[Dict[str, Any]]) -> None:
 
 
 def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
-    """What was started for the job on this host; units without a record are known by their names alone."""
+    """Units of the job on this host; those without a record are recognised by their names."""
     try:
         found: List[Dict[str, Any]] = json.loads(system.read(os.path.join(directory, RECORD)) or "[]")
     except ValueError:
@@ -93,9 +92,9 @@ def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
 
 
 def forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bool) -> None:
-    """Take away what these kept; the directory too when nothing else was started, unless it is to be kept.
+    """Remove the files of ``items``, and the job's directory if no unit is left, unless ``keep``.
 
-    That of a job whose run lies here (checkpoints!) is never removed.
+    The directory of a job with its run (checkpoints) here is never removed.
     """
     for item in items:
         remove_scratch(system, directory, item)
@@ -109,7 +108,7 @@ def forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bo
 
 
 def remove(system: System, directory: str) -> None:
-    """Remove the directory of a job with its run, and nothing that is none."""
+    """Remove the directory of a job with its run; CommandError for any other directory."""
     if os.path.dirname(directory) != os.path.join(HOME, "jobs") or not os.path.basename(directory):
         raise CommandError("{} is no job's directory".format(directory))
     try:
@@ -121,7 +120,7 @@ def remove(system: System, directory: str) -> None:
 
 
 def remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None:
-    """Directories of a process of this job, and nothing else: …/JOB/NAME or …/JOB/checkpoints/NAME."""
+    """Remove directories of a process of this job only: …/JOB/NAME or …/JOB/checkpoints/NAME."""
     job = os.path.basename(directory)
     for path in item["directories"]:
         if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
@@ -133,4 +132,4 @@ def _rmdir(system: System, path: str) -> None:
     try:
         os.rmdir(system.path(path))
     except OSError:
-        pass  # somebody else's files are there, or it is gone
+        pass  # it holds other files, or does not exist

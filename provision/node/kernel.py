@@ -1,9 +1,9 @@
-"""Kernels: which are there, what they can do, and the way to another one."""
+"""Kernels: the installed ones, their options, and the way to another one."""
 
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from . import bootloader, families, grubdefaults, kernelinstall, secureboot, system_ram
+from . import bootloader, families, grubdefaults, kernelinstall, platforms, secureboot
 from .command import System
 from .kernelinstall import (
     ELREPO,
@@ -17,14 +17,12 @@ from .kernelinstall import (
     running_release,
     version,
 )
+from .platform_base import KernelOption
 from .state import Bootloader, KernelState, OsInfo, State
 from .step import Action, Applied, Desired, Step
 
-# Trial boots that failed, one a line: WHAT, WHEN and WHY with tabs between; WHAT is a release, or arguments.
-FAILED = "/var/lib/oeprov/failed-kernels"
-
-KMEM_SINCE = (5, 1)
-CXL_RAM_SINCE = (6, 3)
+# Failed trial boots, one per line: WHAT, WHEN and WHY, separated by tabs; WHAT is a release or arguments.
+FAILED = "/var/lib/oeprov/failed-kernels"  # kernels and arguments that failed their trial boot
 
 
 def series(release: str) -> Tuple[int, ...]:
@@ -33,13 +31,13 @@ def series(release: str) -> Tuple[int, ...]:
 
 
 def parse_apt_candidate(text: str) -> str:
-    """Release that the distribution's kernel package depends on, from ``apt-cache depends``."""
+    """The release in ``apt-cache depends`` of the distribution's kernel package."""
     found = re.findall(r"Depends: linux-image-(?:unsigned-)?(\d\S+)", text)
     return str(max(found, key=version)) if found else ""
 
 
 def observe(system: System, os: OsInfo, desired: Desired, loader: Bootloader) -> KernelState:
-    """Kernels of /boot and the one that runs."""
+    """Observe the running kernel and those in /boot."""
     config = {}
     for name in system.list("/boot"):
         if name.startswith("config-"):
@@ -50,7 +48,7 @@ def observe(system: System, os: OsInfo, desired: Desired, loader: Bootloader) ->
     if desired.kernel_version == "newest" and os.package_manager == "apt":
         available = parse_apt_candidate(system.run(["apt-cache", "depends", meta_package(os)]).out)
     running, secure = running_release(system), secureboot.is_on(system)
-    # Without its entry in the menu an installation did not come to its end.
+    # A kernel without a menu entry was not installed completely.
     entered = [item.release for item in loader.entries] + [running]
     state = KernelState(
         running=running,
@@ -76,14 +74,14 @@ def observe(system: System, os: OsInfo, desired: Desired, loader: Bootloader) ->
 
 
 def target(state: State, desired: Desired) -> str:
-    """Release that should run; empty: the running one stays, or the newest, whose name is not known yet."""
+    """Release that should run; empty: the running one, or the newest, whose name is unknown yet."""
     if desired.kernel_version == "newest":
         return state.kernel.available
     return desired.kernel_version
 
 
 def needs_install(state: State, desired: Desired) -> bool:
-    """The wanted kernel is not installed (for newest with an unknown name: none of its source is)."""
+    """The wanted kernel is not installed; for an unknown newest one: no kernel of its source is."""
     if not desired.kernel_version:
         return False
     wanted = target(state, desired)
@@ -103,7 +101,7 @@ def needs_boot(state: State, desired: Desired) -> bool:
 
 
 def boots(state: State, desired: Desired) -> str:
-    """Release that the next boot is to start; empty when it is not known before it is installed."""
+    """Release that the next boot starts; empty if it is unknown before the installation."""
     wanted = target(state, desired)
     if wanted or needs_install(state, desired):
         return wanted
@@ -111,12 +109,12 @@ def boots(state: State, desired: Desired) -> str:
 
 
 def _from_source(release: str, desired: Desired) -> bool:
-    """Whether the release may come from the wanted source; ELRepo's carry its name."""
+    """The release may come from the wanted source; ELRepo's have its name in theirs."""
     return "elrepo" in release if desired.kernel_source in ELREPO else True
 
 
 def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[Step]:
-    """Installs the wanted kernel if it is not there; ``mkconfig`` regenerates the menu (may be empty)."""
+    """The step that installs the wanted kernel; ``mkconfig`` regenerates the menu (may be empty)."""
     if not needs_install(state, desired):
         return []
     wanted = target(state, desired)
@@ -138,6 +136,8 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
             why="{} runs; the old kernel stays the default for now".format(state.kernel.running or "another"),
             commands=commands,
             action="install_kernel",
+            role="kernel",
+            preparing=True,
             args={
                 "release": wanted,
                 "source": desired.kernel_source,
@@ -156,7 +156,7 @@ def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[St
 
 
 def plan_default(state: State, desired: Desired) -> List[Step]:
-    """Makes the wanted kernel the default once it runs well."""
+    """The step that makes the wanted kernel the default once it is healthy."""
     if not desired.kernel_version:
         return []
     wanted = target(state, desired)
@@ -172,13 +172,14 @@ def plan_default(state: State, desired: Desired) -> List[Step]:
             why=why,
             commands=[_default_command(state, wanted)],
             action="set_default_kernel",
+            role="kernel",
             args={"release": wanted},
         )
     ]
 
 
 def on_trial(state: State, desired: Desired, change: bootloader.Change) -> bool:
-    """Whether the next reboot is a trial: of another kernel, or of arguments that no boot had yet."""
+    """The next reboot is a trial: of another kernel, or of arguments that no boot has had."""
     add, remove = bootloader.pending(state, change)
     new_arguments = bool(add or remove) and bootloader.reboot_needed(state, change)
     return desired.kernel_trial_boot and (needs_boot(state, desired) or new_arguments)
@@ -192,7 +193,7 @@ def reboot_step(
     trial: bool,
     pmem_stays: bool,
 ) -> Step:
-    """The reboot, with what must hold after it; ``pmem_stays``: no persistent memory comes or goes by it."""
+    """The reboot, with what is checked after it; ``pmem_stays``: it does not change persistent memory."""
     add, remove = bootloader.pending(state, change)
     new = needs_boot(state, desired)
     release = boots(state, desired) if new else state.kernel.running
@@ -209,17 +210,19 @@ def reboot_step(
     return Step(
         id="reboot",
         what=what,
-        why="; ".join(reasons) + (" (an unhealthy boot leads back by itself)" if trial else ""),
+        why="; ".join(reasons) + (" (an unhealthy boot returns to the old kernel)" if trial else ""),
         reboots=True,
         commands=commands + [["systemctl", "reboot"]],
         action="reboot",
+        role="kernel",
+        disturbs=True,
         args={
             "release": release,
             "trial": trial,
             "arguments": change.add,
             "absent_arguments": change.remove,
             "pmem_stays": pmem_stays,
-            # Half the time that a reboot may take: the way back must fit into it too.
+            # Half of kernel_reboot_timeout, which must suffice for the way back too.
             "trial_limit": max(120, min(900, desired.kernel_reboot_timeout // 2)),
             "failure_key": release if new else bootloader.key(add, remove),
         },
@@ -235,18 +238,11 @@ def _default_command(state: State, release: str) -> List[str]:
 
 def required_options(state: State, desired: Desired) -> List[str]:
     """Kernel options that the wanted mode depends on."""
-    if system_ram.handed_out(state, desired):
-        return []  # the firmware has made the memory a node already
-    if desired.pmem_mode == "system-ram" and desired.kind != "re7p":
-        need = _needed(state, desired)
-        return list(dict.fromkeys(["CONFIG_DEV_DAX_KMEM"] + ([need.option] if need else [])))
-    if desired.pmem_mode == "fsdax":
-        return ["CONFIG_FS_DAX"] + (["CONFIG_X86_PMEM_LEGACY"] if desired.kind == "re7p" else [])
-    return []
+    return [item.name for item in platforms.get(desired.kind).kernel_options(state, desired)]
 
 
 def problems(state: State, desired: Desired) -> List[str]:
-    """Why no kernel that will run can do what is wanted, or why the way there is not safe."""
+    """Why the kernel that will run lacks something, or why the way to it is not safe."""
     found = []
     release = boots(state, desired) if needs_boot(state, desired) else state.kernel.running
     if release:
@@ -271,13 +267,13 @@ def problems(state: State, desired: Desired) -> List[str]:
 
 
 def _source_problems(state: State, desired: Desired) -> List[str]:
-    """Why the system cannot have kernels of the wanted source."""
+    """Why the wanted source has no kernels for this system."""
     family, source = families.of(state.os), desired.kernel_source
     if family is None:
         return []
     if source not in family.kernels:
         return [
-            "kernel_source {}: ELRepo is for EL hosts, this is {}; what it can have: {}".format(
+            "kernel_source {}: ELRepo is for EL hosts, this is {}; use one of: {}".format(
                 source, families.title(state.os), ", ".join(family.kernels)
             )
         ]
@@ -292,7 +288,7 @@ def _source_problems(state: State, desired: Desired) -> List[str]:
 
 
 def _signature_problems(state: State, desired: Desired) -> List[str]:
-    """Why Secure Boot would refuse the wanted kernel: at the console, where nobody is."""
+    """Why Secure Boot would refuse the wanted kernel and wait at the console."""
     if not state.kernel.secure_boot or not needs_boot(state, desired):
         return []
     release = boots(state, desired)
@@ -309,7 +305,7 @@ def _signature_problems(state: State, desired: Desired) -> List[str]:
 
 
 def notes(state: State, desired: Desired) -> List[str]:
-    """What is not known before it is done."""
+    """What only the installation will show, and trials that are repeated."""
     found = []
     if desired.kernel_version == "newest" and not state.kernel.available and not needs_boot(state, desired):
         found.append(
@@ -327,32 +323,19 @@ def notes(state: State, desired: Desired) -> List[str]:
     if need and needs_install(state, desired) and _is_backported(release) and series(release) < need.since:
         found.append(
             "kernel {} may have {} as a vendor backport; oeprov checks this after installation, before the "
-            "boot".format(release, need.option)
+            "boot".format(release, need.name)
         )
     return found + (tried_again(state, desired, release) if needs_boot(state, desired) else [])
 
 
-class _Need(NamedTuple):
-    """What makes memory of a device system RAM: an option, and the first release that has it."""
-
-    option: str
-    since: Tuple[int, ...]
-
-
-def _needed(state: State, desired: Desired) -> Optional[_Need]:
-    kmem = _Need("CONFIG_DEV_DAX_KMEM", KMEM_SINCE)
-    if desired.pmem_mode != "system-ram" or system_ram.handed_out(state, desired):
-        return None
-    if desired.kind in ("re6p", "bare_metal_pmem"):
-        return kmem
-    ram_region = any(region.type == "ram" for region in state.regions)
-    if desired.kind == "cxl":
-        return _Need("CONFIG_DEV_DAX_CXL", CXL_RAM_SINCE) if ram_region or not state.regions else kmem
-    return None
+def _needed(state: State, desired: Desired) -> Optional[KernelOption]:
+    """The option that decides how new the kernel must be."""
+    found = [item for item in platforms.get(desired.kind).kernel_options(state, desired) if item.since]
+    return found[-1] if found else None
 
 
 def _is_backported(release: str) -> bool:
-    """Whether the vendor takes over features of later kernels, as EL does since 8: the number says little.
+    """The vendor backports features of later kernels, as EL does since 8, so the number says little.
 
     ELRepo does not, though its releases have EL's name in them.
     """
@@ -361,7 +344,7 @@ def _is_backported(release: str) -> bool:
 
 
 def _lacking(release: str, state: State, desired: Desired) -> List[str]:
-    """Why this kernel cannot do what is wanted: by its options, or by its number where they are not known."""
+    """Why this kernel cannot do the mode: by its options, or by its number if they are unknown."""
     need, config = _needed(state, desired), state.kernel.config.get(release)
     since = ".".join(map(str, need.since)) if need else ""
     if config is not None:
@@ -385,7 +368,7 @@ _UNWRITABLE = {"lvm": "LVM", "raid": "MD RAID"}
 
 
 def trial_problems(state: State) -> List[str]:
-    """Why a machine would not come back from a boot on trial."""
+    """Why a host would not return from a trial boot."""
     loader = state.bootloader
     if not loader.kind or loader.grubenv_on == "plain":
         return []
@@ -399,30 +382,30 @@ def trial_problems(state: State) -> List[str]:
         ]
     if loader.grubenv_on == "cryptodisk":
         return [
-            "/boot is encrypted: GRUB asks for a passphrase at each boot, so a boot on trial cannot lead "
-            "back by itself; " + without
+            "/boot is encrypted: GRUB asks for a passphrase at each boot, so a trial boot cannot return "
+            "without you; " + without
         ]
     return [
-        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a boot on trial that "
-        "panics would be tried for ever; put /boot on a plain ext4 or xfs partition, or {}".format(
+        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a trial boot that "
+        "panics would be repeated for ever; put /boot on a plain ext4 or xfs partition, or {}".format(
             _UNWRITABLE.get(loader.grubenv_on, loader.grubenv_on), without
         )
     ]
 
 
 def _failure(state: State, what: str) -> str:
-    """When and why a trial of this release, or of these arguments, failed before; empty: it did not."""
+    """When and why an earlier trial of this release or these arguments failed; empty: none did."""
     for line in state.kernel.failed:
         name, when, why = (line.split("\t") + ["", ""])[:3]
         if name == what:
             return "{} failed its trial boot on {}: {}".format(
-                what, when or "an unknown day", why or "no reason is written down"
+                what, when or "an unknown day", why or "no reason is recorded"
             )
     return ""
 
 
 def failed_before(state: State, desired: Desired, what: str) -> List[str]:
-    """A problem when that trial failed before, unless it is to be tried again."""
+    """A problem if that trial failed before, unless it is to be repeated."""
     failure = _failure(state, what)
     if not failure or desired.retry_trials:
         return []
@@ -434,7 +417,7 @@ def failed_before(state: State, desired: Desired, what: str) -> List[str]:
 
 
 def tried_again(state: State, desired: Desired, what: str) -> List[str]:
-    """A note on a trial that failed before and is made again."""
+    """A note on a failed trial that is repeated."""
     failure = _failure(state, what)
     return [failure + "; it is tried again"] if failure and desired.retry_trials else []
 

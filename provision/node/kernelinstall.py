@@ -1,4 +1,4 @@
-"""Installing a kernel beside the one that runs, which stays the default."""
+"""Install a kernel beside the running one, which stays the default."""
 
 import os as operating_system
 import platform
@@ -13,7 +13,7 @@ from .packages import first_errors
 from .state import OsInfo
 from .step import Applied
 
-# Options that decide whether a mode is possible at all.
+# Options that decide whether a mode is possible.
 OPTIONS = ("CONFIG_DEV_DAX_CXL", "CONFIG_DEV_DAX_KMEM", "CONFIG_FS_DAX", "CONFIG_X86_PMEM_LEGACY")
 ELREPO = ("elrepo-lt", "elrepo-ml")
 _ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -26,7 +26,7 @@ def version(release: str) -> Tuple[int, ...]:
 
 
 def parse_config(text: str) -> Dict[str, str]:
-    """The options that matter of a ``/boot/config-*`` file; those that are off are left out."""
+    """The ``OPTIONS`` that a ``/boot/config-*`` file sets."""
     found = {}
     for match in re.finditer(r"^(CONFIG_\w+)=([ym])$", text, re.MULTILINE):
         if match.group(1) in OPTIONS:
@@ -45,7 +45,7 @@ def initial_ramdisks(release: str) -> List[str]:
 
 
 def installed_releases(system: System) -> List[str]:
-    """Releases of the complete kernels in /boot, oldest first: one that was left half installed is none."""
+    """Releases of the complete kernels in /boot, oldest first."""
     names = system.list("/boot")
     found = [name[8:] for name in names if name.startswith("vmlinuz-") and "rescue" not in name]
     running = running_release(system)
@@ -54,7 +54,7 @@ def installed_releases(system: System) -> List[str]:
 
 
 def meta_package(os: OsInfo) -> str:
-    """The package that always means the distribution's newest kernel; empty for unknown systems."""
+    """The package that depends on the distribution's newest kernel; empty for unknown systems."""
     family = families.of(os)
     return "" if family is None else _filled(family.kernels["distribution"].newest, os, "")
 
@@ -65,11 +65,11 @@ def _filled(name: str, os: OsInfo, release: str) -> str:
 
 
 class Package(NamedTuple):
-    """Which kernel to install; ``release`` is empty for the newest when its name is not known."""
+    """The kernel to install; ``release`` is empty for the newest one of unknown name."""
 
     release: str
     source: str = "distribution"
-    repositories: Dict[str, str] = {}  # those that the inventory names; KERNEL is the kernel's
+    repositories: Dict[str, str] = {}  # of the inventory; KERNEL is the kernel's own
 
 
 KERNEL = "kernel"
@@ -96,13 +96,16 @@ def names(os: OsInfo, release: str, source_name: str) -> List[str]:
     found = source.pinned if release else [source.newest]
     for end, more in source.by_suffix.items():
         found = found + (more if release.endswith(end) else [])
-    # kernel-lt-5.4.278-1.el7.elrepo: the release without its architecture is what rpm packages are named by.
-    plain = release if os.package_manager == "apt" else re.sub(r"\.(x86_64|aarch64)$", "", release)
-    return [_filled(name, os, plain) for name in found]
+    return [_filled(name, os, package_release(os, release)) for name in found]
+
+
+def package_release(os: OsInfo, release: str) -> str:
+    """A release as package names have it; rpm leaves the architecture out: kernel-lt-5.4.278-1.el7.elrepo."""
+    return release if os.package_manager == "apt" else re.sub(r"\.(x86_64|aarch64)$", "", release)
 
 
 def address(os: OsInfo, source_name: str) -> str:
-    """Where a source's packages are, as ``repositories.use`` takes it; empty: with the distribution's."""
+    """Address of a source's packages for ``repositories.use``; empty: in the distribution's own."""
     source = _source(os, source_name)
     return "" if source is None else source.address
 
@@ -128,9 +131,9 @@ def install_commands(os: OsInfo, wanted: Package) -> List[List[str]]:
 
 
 def room(system: System, release: str) -> Tuple[int, int]:
-    """(bytes free for /boot, bytes that one more kernel takes there), as the running kernel shows.
+    """(bytes free for /boot, bytes that one more kernel takes), estimated by the running kernel.
 
-    Where /boot is no file system of its own, the modules count too.
+    If /boot is not a file system of its own, the modules count too.
     """
     boot, modules = system.path("/boot"), system.path("/lib/modules/" + release)
     try:
@@ -142,7 +145,7 @@ def room(system: System, release: str) -> Tuple[int, int]:
         used = sum(operating_system.lstat(path).st_size for path in paths)
     except OSError:
         return 0, 0
-    # A newer kernel is larger more often than not.
+    # Newer kernels are usually larger.
     return space.f_bavail * space.f_frsize, used * 5 // 4
 
 
@@ -161,8 +164,7 @@ def room_problem(free: int, need: int, installed: List[str]) -> str:
 
 
 def check_installed(system: System, release: str, options: List[str]) -> None:
-    """CommandError unless the kernel is complete, was built with the options (as module or not), and has a
-    signature where it needs one."""
+    """CommandError unless the kernel is complete and has the options, and a signature if it needs one."""
     names = {name: _size(system, "/boot/" + name) for name in system.list("/boot")}
     if not names.get("vmlinuz-" + release):
         raise CommandError("kernel {}: /boot/vmlinuz-{} is missing or empty".format(release, release))
@@ -182,7 +184,7 @@ def check_installed(system: System, release: str, options: List[str]) -> None:
 
 
 def unsigned(release: str) -> str:
-    """What to say of a kernel that Secure Boot refuses."""
+    """The message about a kernel that Secure Boot refuses."""
     return (
         "kernel {} has no signature, and Secure Boot is on: GRUB would refuse it and wait at the console; "
         "take a signed kernel, or turn Secure Boot off".format(release)
@@ -197,7 +199,7 @@ def _size(system: System, path: str) -> int:
 
 
 def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
-    """Installs a kernel; the running one stays the default. A failure leaves nothing half installed."""
+    """Install a kernel; the running one stays the default. A failure leaves nothing half installed."""
     release, running = args["release"], running_release(system)
     before = installed_releases(system)
     if release not in before:
@@ -216,10 +218,10 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
         loader = bootloader.observe(system)
         if bootentry.find(loader.entries, release) is None:
             raise CommandError("{} has no entry of kernel {}".format(loader.config_path, release))
-    # Packages make the newest kernel the default; a trial must be able to fall back to the running one.
+    # The package makes its kernel the default, but a failed trial must return to the running one.
     if loader.has_grubby or (loader.kind and bootloader.default_release(loader) == release != running):
         bootloader.set_default(system, running)
-    # On EL they take the arguments of the boot that runs, which may have been a trial.
+    # On EL the package copies the arguments of the running boot, which may be a trial.
     copied = bootloader.leftovers(bootloader.observe(system)) if added else []
     if copied:
         bootloader.edit_boot_arguments(system, {"add": [], "remove": copied})
@@ -230,7 +232,7 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
-    """Runs the package manager; CommandError leaves no half-installed package behind."""
+    """Run the package manager; a CommandError leaves no half-installed package behind."""
     apt = os.package_manager == "apt"
     if apt:
         _finish_earlier(system)
@@ -242,7 +244,7 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
             continue
         extra = ["-o", "DPkg::Lock::Timeout={}".format(_LOCK_SECONDS)] if apt else []
         result = system.run(argv[:1] + extra + argv[1:], timeout=3600, environment=_ENVIRONMENT)
-        # An index that cannot be refreshed (no network) may still be good enough to install from.
+        # Without network the index cannot be refreshed, but may suffice.
         if result.ok or argv[-1] == "update":
             continue
         free = room(system, running_release(system))[0]
@@ -256,9 +258,9 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
 
 
 def _finish_earlier(system: System) -> None:
-    """Lets dpkg configure what an earlier run was killed in; CommandError when that was not about kernels.
+    """Let dpkg finish an installation of kernels that was killed; CommandError for other packages.
 
-    What was killed while it was unpacked stays so, and is installed once more.
+    A package that was killed while unpacking is installed again later.
     """
     deadline = time.time() + _LOCK_SECONDS
     while True:
@@ -271,14 +273,14 @@ def _finish_earlier(system: System) -> None:
                 "-a)".format(", ".join(broken))
             )
         done = system.run(["dpkg", "--configure", "-a"], timeout=3600, environment=_ENVIRONMENT)
-        # The package manager of the killed run may still be at work.
+        # The package manager of the killed run may still be running.
         if "lock" not in done.err or time.time() > deadline:
             return
         time.sleep(5)
 
 
 def _half_installed(system: System) -> List[str]:
-    """Packages that dpkg began to install and did not finish."""
+    """Packages that dpkg has half installed."""
     text = system.run(["dpkg-query", "-W", "-f", "${Package}\\t${db:Status-Status}\\n"]).out
     rows = [line.split("\t") for line in text.splitlines()]
     done = ("installed", "config-files", "not-installed", "triggers-awaited", "triggers-pending")
@@ -286,15 +288,15 @@ def _half_installed(system: System) -> List[str]:
 
 
 def _remove_half_installed(system: System) -> str:
-    """Takes away what a failed installation left; what was done, for the end of a message."""
+    """Remove what a failed installation left; returns the end of a message about it."""
     names = _half_installed(system)
     if not names:
         return "; nothing was left half-installed"
-    # One that was not unpacked to the end cannot be removed by apt.
+    # apt cannot remove a package that is not fully unpacked.
     for argv in (["apt-get", "purge", "-y"], ["dpkg", "--purge", "--force-remove-reinstreq"]):
         if _half_installed(system):
             system.run(argv + names, timeout=1800, environment=_ENVIRONMENT)
     left = _half_installed(system)
     if left:
         return "; half-installed packages are left: {} (dpkg --purge them)".format(", ".join(left))
-    return "; what was half-installed was taken away: " + ", ".join(names)
+    return "; half-installed packages were removed: " + ", ".join(names)

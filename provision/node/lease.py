@@ -1,8 +1,8 @@
-"""Who is changing this node: one run at a time, however many controllers there are.
+"""One run changes a host at a time, whatever the number of controllers.
 
-The lock keeps two modules from working at the same moment; the lease keeps another run out between the tasks
-of one run, reboots included. It ends by itself some time after the run's last task, so that a controller that
-was lost keeps nobody out for long, and its own next run takes it over at once.
+The lock keeps two modules from running at once. The lease keeps other runs out between the tasks of a run,
+reboots included. It expires some time after the run's last task, so a lost controller does not block the host
+for long; the next run of the same controller takes it over at once.
 """
 
 import fcntl
@@ -14,15 +14,15 @@ from typing import Any, Dict, Iterator
 
 from .command import CommandError, System
 
-LEASE = "/var/lib/oeprov/lease.json"
-LOCK = "/run/oeprov.lock"
+LEASE = "/var/lib/oeprov/lease.json"  # which run may change this host, and until when
+LOCK = "/run/oeprov.lock"  # held while a module works
 SECONDS = 900
 _WAIT = 60.0
 
 
 @contextmanager
 def lock(system: System, seconds: float = _WAIT) -> Iterator[None]:
-    """Be the only one at work on this node; CommandError when another still is after ``seconds``."""
+    """Hold the host's lock; CommandError if another process still holds it after ``seconds``."""
     with open(system.path(LOCK), "a") as file:
         deadline = time.monotonic() + seconds
         while True:
@@ -42,8 +42,7 @@ def lock(system: System, seconds: float = _WAIT) -> Iterator[None]:
 def acquire(system: System, run: Dict[str, Any], seconds: int = SECONDS) -> None:
     """Take or renew the lease for ``run``: its ``id``, ``owner`` (one controller's cluster) and ``where``.
 
-    CommandError names who holds it. Of the runs of one owner only one is alive, so that a later one may take
-    over.
+    CommandError names the holder. Only one run of an owner is alive, so a later one takes the lease over.
     """
     found = _read(system)
     now = time.time()
@@ -58,7 +57,7 @@ def acquire(system: System, run: Dict[str, Any], seconds: int = SECONDS) -> None
 
 
 def release(system: System, run: Dict[str, Any]) -> bool:
-    """Give the lease back; False when it is not this run's."""
+    """Release the lease; False if another run holds it."""
     if _read(system).get("id") != run["id"] or not system.remove(LEASE):
         return False
     try:

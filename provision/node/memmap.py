@@ -1,26 +1,25 @@
-"""re7p: a range of RAM that the kernel argument ``memmap=SIZE!OFFSET`` turns into persistent memory.
+"""Platform re7p: the kernel argument ``memmap=SIZE!OFFSET`` turns a range of RAM into persistent memory.
 
-Without the argument the range is a memory node without CPUs; with it, it is ``/dev/pmem0``.
+With the argument the range is ``/dev/pmem0``, without it a memory node without CPUs.
 """
 
 import re
 from typing import Any, Dict, List, Tuple
 
-from . import mount, ndctl, numa, owned, system_ram
+from . import fsdax, mount, ndctl, numa, owned, system_ram
 from .command import System
 from .devices import is_memmap, namespaces
 from .directory import human
 from .numa import coalesce, cpuless
-from .part import Part
 from .state import MemoryRange, State
-from .step import Action, Applied, Desired, Step
+from .step import Action, Applied, Desired, Part, Step
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_GRAIN = 2 << 20  # what the kernel maps memory by
+_GRAIN = 2 << 20  # the kernel maps memory in such pieces
 NOKASLR = "nokaslr"
 VOLATILE = (
-    "persistent memory of re7p does not outlive a stop or restart of the instance: treat what lies there as "
-    "volatile, and keep checkpoints elsewhere"
+    "persistent memory of re7p is lost in a stop or restart of the instance: treat its content as volatile, "
+    "and keep checkpoints elsewhere"
 )
 
 
@@ -48,10 +47,10 @@ def _text(size: int) -> str:
 
 
 def compute(state: State) -> str:
-    """SIZE!OFFSET of the memory that belongs to nodes without CPUs; empty when no table shows any.
+    """SIZE!OFFSET of the memory of nodes without CPUs; empty if no table shows any.
 
-    The boot log's SRAT counts first, because it stays when the range is persistent already; then the
-    memory that is online now.
+    The boot log's SRAT is used first, because it has the range even when it is persistent; then the memory
+    that is online.
     """
     with_cpus = [node.id for node in state.numa if node.cpus]
     for source in ("srat", "blocks"):
@@ -65,7 +64,7 @@ def compute(state: State) -> str:
 
 
 def _range_problems(state: State, value: str) -> List[str]:
-    """A range that is not RAM, or that takes the memory of a node with CPUs."""
+    """Why a range is not usable: it is not RAM, or belongs to a node with CPUs."""
     found = []
     ram = coalesce([item._replace(node=-1) for item in state.ranges if item.source == "firmware"])
     with_cpus = [node.id for node in state.numa if node.cpus]
@@ -89,11 +88,11 @@ def _range_problems(state: State, value: str) -> List[str]:
 
 
 def plan(state: State, desired: Desired) -> Part:
-    """The argument for fsdax, its absence for system-ram, and what follows from either."""
+    """Add the argument for fsdax, remove it for system-ram, and plan the rest of the mode."""
     words = list(dict.fromkeys(item for item in _configured(state) + state.kernel.cmdline if is_memmap(item)))
     if desired.pmem_mode == "system-ram":
         return _plan_system_ram(state, desired, words)
-    # Of what runs already, the boot log may be gone: then it stays.
+    # If the boot log is gone, the running argument stays.
     running = [word for word in state.kernel.cmdline if is_memmap(word)]
     kept = running[0].split("=", 1)[1] if len(running) == 1 else ""
     value = desired.pmem_memmap or compute(state) or kept
@@ -149,20 +148,10 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
             # The range is a namespace without page structures of its own.
             notes += ndctl.map_notes(desired, "pmem{}".format(number), size, "mem", making=True)
     else:
-        for number, item in enumerate(devices):
-            where = desired.pmem_mount_prefix + str(number)
-            device = item.blockdev or ndctl.block_device(item.dev)
-            ready = item.mode == "fsdax" and item.blockdev != ""
-            if not ready:
-                after += system_ram.release(state, item).after + ndctl.convert(state, desired, item, "fsdax")
-            steps = mount.plan(state, desired, device, where, not ready, item.size)
-            after += steps
-            problems += mount.problems(state, device, where)
-            location = item.map if ready else ndctl.map_of(desired, "fsdax", item)
-            making = any(step.action == "make_filesystem" for step in steps)
-            notes += ndctl.map_notes(desired, item.dev, item.size, location, making)
-            if not item.labels:
-                notes.append(ndctl.label_note(item))
+        used = fsdax.use_namespaces(state, desired, devices)
+        after, reboot_why = used.after, used.reboot_why
+        notes += used.notes
+        problems += used.problems
     return Part(
         before=before,
         add_arguments=add,
@@ -176,7 +165,7 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
 
 
 def _vacant_step(state: State, value: str) -> List[Step]:
-    """Of ordinary memory a boot makes devices that are not zero and hold nobody's data: this says which."""
+    """Register the devices that the boot makes of RAM: they are not zero, but hold no data."""
     names = ["pmem{}".format(number) for number in range(len(parse(value)))]
     if all(owned.vacant(name) in state.owned for name in names):
         return []
@@ -187,6 +176,7 @@ def _vacant_step(state: State, value: str) -> List[Step]:
             why="after the reboot the range {} would look like user data and need consent".format(value),
             commands=[["edit", owned.PATH] + ["+" + owned.vacant(name) for name in names]],
             action="mark_vacant",
+            role="kernel",
             args={"devices": names},
         )
     ]
@@ -198,7 +188,7 @@ def _mark_vacant(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def leave(state: State, desired: Desired, why: str) -> List[Step]:
-    """Gives up what is on the persistent range: consent for its data, no mount, no fstab entry."""
+    """Give up the content of the persistent range: mounts, entries of /etc/fstab, and data with consent."""
     steps: List[Step] = []
     for item in state.namespaces:
         steps += mount.unmount_step(state, item.blockdev) if item.blockdev else []
@@ -210,12 +200,13 @@ def leave(state: State, desired: Desired, why: str) -> List[Step]:
                 id="give-up-data",
                 what="give up what is on "
                 + ", ".join(item.blockdev or item.dev for item in state.namespaces),
-                why=why + "; what is there is lost with the reboot",
+                why=why + "; its content is lost in the reboot",
                 destroys=lost,
                 commands=[
                     ["wipefs", "-a", "/dev/" + item.blockdev] for item in state.namespaces if item.blockdev
                 ],
                 action="give_up_data",
+                disturbs=True,
                 args={"namespaces": [item.dev for item in state.namespaces], "lose": lost},
             )
         )
@@ -223,7 +214,7 @@ def leave(state: State, desired: Desired, why: str) -> List[Step]:
 
 
 def _give_up_data(system: System, args: Dict[str, Any]) -> Applied:
-    # Erased, so that a file system whose range was memory for a while is never taken for a good one.
+    # Erased, because a file system whose range was RAM for a while must not be found again.
     found = [item for item in namespaces(system) if item.dev in args["namespaces"]]
     for item in found:
         ndctl.give_up(system, item, args["lose"])

@@ -1,4 +1,4 @@
-"""Persistent memory modules as the kernel sees them, and what is wrong with them."""
+"""Persistent memory modules as the kernel shows them, and their faults."""
 
 import re
 from typing import List
@@ -8,7 +8,7 @@ from .devices import ND
 from .state import Module, State
 
 LOCKED = "locked"
-# Flags of a module in the kernel's words (Documentation/ABI/testing/sysfs-bus-nfit), and two of its security.
+# Flags of a module, as the kernel names them (Documentation/ABI/testing/sysfs-bus-nfit), and two of security.
 WORDS = {
     "save_fail": "did not save its contents at the last power loss",
     "restore_fail": "could not restore its contents at boot",
@@ -32,7 +32,7 @@ def observe(system: System) -> List[Module]:
         if re.match(r"nmem\d+$", name):
             base = "{}/{}/".format(ND, name)
             flags = system.read(base + "nfit/flags").split()
-            # The kernel's own flag stands where firmware refuses to show the labels.
+            # The kernel sets its own flag if the firmware refuses to show the labels.
             locked = "lock" in system.read(base + "flags").split()
             security = system.read(base + "security").strip()
             words = [LOCKED] if locked else []
@@ -41,20 +41,20 @@ def observe(system: System) -> List[Module]:
     return found
 
 
-# Words that stop nothing: the module works, and a health event stays reported until it is replaced.
+# Harmless words: the module works, and its health event stays until it is replaced.
 _WORKS = ("smart_event",)
 _WORKS_BY_IPMCTL = ("Noncritical failure", "Minor Failure")
 
 
 def is_broken(state: State) -> bool:
-    """Whether a module cannot keep what is written to it."""
+    """A module cannot keep its data."""
     flags = [word for item in state.modules for word in item.flags if word not in (_FINE,) + _WORKS]
     said = [words for words in state.dimms.unhealthy.values() if words not in _WORKS_BY_IPMCTL]
     return bool(flags or said)
 
 
 def complaints(state: State) -> List[str]:
-    """What is wrong with modules, and what to do; as the kernel and ipmctl tell it."""
+    """Faults of modules as the kernel and ipmctl report them, with what to do."""
     found = []
     for item in state.modules:
         words = [word for word in item.flags if word != _FINE]

@@ -1,4 +1,4 @@
-"""Mount points of persistent memory: now and, through /etc/fstab, after every boot."""
+"""Mount persistent memory now and, through /etc/fstab, after every boot."""
 
 import os
 from typing import Any, Dict, List
@@ -28,7 +28,7 @@ def mounts_of(state: State, device: str) -> List[Mount]:
 
 
 def entry_ok(entry: FstabEntry, uuid: str, where: str, desired: Desired) -> bool:
-    """By UUID, DAX, and a boot that goes on without the device."""
+    """The entry has the UUID, DAX, and options that let a boot continue without the device."""
     wanted = fstab_options(desired)
     return (
         entry.spec == "UUID=" + uuid
@@ -44,12 +44,12 @@ def fstab_options(desired: Desired) -> List[str]:
 
 
 def is_place(where: str, desired: Desired) -> bool:
-    """One of our mount points."""
+    """The path is one of our mount points."""
     return where.startswith(desired.pmem_mount_prefix) and where[len(desired.pmem_mount_prefix) :].isdigit()
 
 
 def entered_by_us(entry: FstabEntry, desired: Desired) -> bool:
-    """At one of our mount points, with our options, whatever the time was that a boot waits."""
+    """The entry is at one of our mount points and has our options, whatever its timeout."""
     waits = any(word.startswith(_TIMEOUT) for word in entry.options)
     return is_place(entry.where, desired) and waits and {"dax", "nofail"} <= set(entry.options)
 
@@ -60,10 +60,10 @@ def entry_line(uuid: str, where: str, kind: str, options: List[str]) -> str:
 
 
 def edit_fstab(text: str, remove: List[str], line: str) -> str:
-    """The file without the entries at the mount points ``remove``, and with ``line`` (may be empty).
+    """Remove the entries at the mount points ``remove`` from the file, and add ``line`` (may be empty).
 
-    A new line takes the place of the first that it replaces, else it goes to the end. All other lines stay
-    as they are, byte for byte; doing it twice changes nothing more.
+    A new line replaces the first one that is removed, or is appended. All other lines stay as they are, byte
+    for byte; the second time nothing changes.
     """
     kept = []
     pending = line + "\n" if line else ""
@@ -82,26 +82,27 @@ def edit_fstab(text: str, remove: List[str], line: str) -> str:
 
 
 def unmount_step(state: State, device: str) -> List[Step]:
-    """Takes the device out of use; none when it is not mounted."""
+    """The step that unmounts a device; none if it is not mounted."""
     where = [item.where for item in mounts_of(state, device)]
     if not where:
         return []
-    # What was mounted last goes first.
+    # The last mount is undone first.
     where = list(reversed(where))
     return [
         Step(
             id="unmount-" + device,
             what="unmount {} from {}".format(device, ", ".join(where)),
-            why="a mounted device cannot be changed; the step fails when files are open there",
+            why="a mounted device cannot be changed; the step fails if files are open there",
             commands=[["umount", item] for item in where],
             action="unmount",
+            disturbs=True,
             args={"device": device, "where": where},
         )
     ]
 
 
 def forget_step(state: State, desired: Desired) -> List[Step]:
-    """Takes our mount points out of /etc/fstab; none when there are none."""
+    """The step that removes our mount points from /etc/fstab; none if there are none."""
     entries = [item for item in state.fstab if is_place(item.where, desired)]
     if not entries:
         return []
@@ -119,9 +120,9 @@ def forget_step(state: State, desired: Desired) -> List[Step]:
 
 
 def plan(state: State, desired: Desired, device: str, where: str, fresh: bool, size: int = 0) -> List[Step]:
-    """From a block device of ``size`` bytes to a DAX mount that survives a reboot.
+    """The steps from a block device of ``size`` bytes to a DAX mount that survives a reboot.
 
-    ``fresh``: the device does not exist yet or will be made again, so nothing on it can be kept.
+    ``fresh``: the device does not exist yet or will be created again, so nothing on it can be kept.
     """
     steps: List[Step] = []
     mounts = [] if fresh else mounts_of(state, device)
@@ -157,7 +158,7 @@ def plan(state: State, desired: Desired, device: str, where: str, fresh: bool, s
 
 
 def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
-    """Why a file system is made on a device that is there."""
+    """Why a file system is made on an existing device."""
     found = filesystem.observed(state, device)
     if found is None:
         return "the device is empty"
@@ -169,12 +170,12 @@ def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
         )
     gone = content.lost_with_power(state, found)
     if gone:
-        return "file system {} on it did not outlive a stop of the instance".format(gone)
+        return "file system {} on it was lost in a stop of the instance".format(gone)
     return content.why_data(state, found) or "the device is empty"
 
 
 def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: str) -> List[Step]:
-    """The one entry for a mount point; an empty UUID is that of a file system to be made."""
+    """The step for the entry of a mount point; the UUID of a new file system is empty."""
     entries = [item for item in state.fstab if item.where == where]
     if uuid and len(entries) == 1 and entry_ok(entries[0], uuid, where, desired):
         return []
@@ -199,7 +200,7 @@ def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: 
 
 
 def problems(state: State, device: str, where: str) -> List[str]:
-    """Why a device cannot be mounted at a place."""
+    """Why a device cannot be mounted at a mount point."""
     others = [
         item.device for item in state.mounts if item.where == where and not devices.is_on(item.device, device)
     ]
@@ -212,7 +213,7 @@ def problems(state: State, device: str, where: str) -> List[str]:
 
 
 def has_dax(options: List[str]) -> bool:
-    """The mount's real options say that DAX is on."""
+    """The options of the mount, as the kernel shows them, have DAX."""
     return "dax" in options or "dax=always" in options
 
 
@@ -256,7 +257,7 @@ def _mount(system: System, args: Dict[str, Any]) -> Applied:
     system.check(["mount", "-o", ",".join(args["options"]), "/dev/" + device, where])
     mounts = _now(system, device)
     if not mounts:
-        raise CommandError("{} was mounted at {} and is gone again: see the journal".format(device, where))
+        raise CommandError("{} was mounted at {} and disappeared: see the journal".format(device, where))
     if not has_dax(mounts[-1].options):
         # "DAX unsupported by block device. Turning off DAX." is no error for mount.
         system.run(["umount", where])
@@ -278,7 +279,7 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
                 )
             )
         line = entry_line(found.uuid, args["where"], args["type"], args["options"])
-        # From now on each boot mounts it, and there may be files.
+        # From now on each boot mounts it, and it may hold files.
         owned.change(system, [], [content.vacant_word(system, args["device"])])
     text = system.read(FSTAB)
     if "\ufffd" in text:
@@ -290,9 +291,9 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
         try:
             os.rmdir(system.path(where))
         except OSError:
-            pass  # somebody's files are there, or it is gone
+            pass  # it holds files, or does not exist
     if changed:
-        # Else systemd's mount unit still waits for the old device, and unmounts the new one.
+        # Otherwise systemd's mount unit waits for the old device and unmounts the new one.
         system.run(["systemctl", "daemon-reload"])
         devices.settle(system)
     return Applied(changed, line or "removed {}".format(", ".join(args["remove"])))

@@ -1,12 +1,12 @@
-"""Namespaces of persistent memory: which are ours to use, whose data is on them, and making them."""
+"""Namespaces of persistent memory: which ones to use, what data is on them, and creating them."""
 
 import re
 from typing import Any, Dict, List, Optional
 
-from . import devices, filesystem, mount, numa, owned
+from . import devices, filesystem, mount, owned
 from .command import CommandError, System
 from .directory import human
-from .state import Namespace, NumaNode, Region, State
+from .state import Namespace, Region, State
 from .step import Action, Applied, Desired, Step
 
 ALIGNMENT = 16 << 20  # of namespaces, where the kernel does not say
@@ -32,7 +32,7 @@ def dax_device(dev: str) -> str:
 
 
 def chosen(state: State, desired: Desired) -> List[Namespace]:
-    """The namespaces that are ours to use, in order of region and number."""
+    """The namespaces to use, in order of region and number."""
     wanted = [
         item
         for item in state.namespaces
@@ -52,15 +52,15 @@ def missing(state: State, desired: Desired) -> List[str]:
 
 
 def is_ours(state: State, item: Namespace) -> bool:
-    """oeprov made the namespace as it is, or was making it when it was interrupted."""
+    """oeprov made the namespace as it is, or was interrupted while making it."""
     return owned.is_ours(state.owned, item)
 
 
 def data_in(state: State, item: Namespace) -> List[str]:
-    """Objects that are lost when the namespace is made again, as consent names them.
+    """Objects that are lost when the namespace is created again, as consent names them.
 
-    A file system always counts, and so does what has no signature unless the device is empty (``content``). A
-    namespace whose content cannot be looked at (devdax, sector, disabled) counts unless oeprov made it.
+    A file system always counts, and so does data without a signature (see ``content``). A namespace whose
+    content cannot be read (devdax, sector, disabled) counts unless oeprov made it.
     """
     lost = filesystem.data_on(state, item.blockdev) if item.blockdev else []
     hidden = item.mode not in ("raw", "fsdax") or not item.enabled
@@ -70,7 +70,7 @@ def data_in(state: State, item: Namespace) -> List[str]:
 
 
 def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[Step]:
-    """Takes a namespace out of use and makes it again in another mode."""
+    """Take a namespace out of use and create it again in another mode."""
     steps = mount.unmount_step(state, item.blockdev) if item.blockdev else []
     lost = data_in(state, item)
     location = map_of(desired, mode, item)
@@ -85,6 +85,7 @@ def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[
             destroys=lost,
             commands=[_command(["-f", "-e", item.dev], mode, location)],
             action="create_namespace",
+            disturbs=True,
             args={"namespace": item.dev, "mode": mode, "map": location, "lose": lost},
         )
     )
@@ -92,7 +93,7 @@ def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[
 
 
 def create(state: State, desired: Desired, region: Region, mode: str, why: str) -> Step:
-    """Makes the first namespace of a region."""
+    """Create the first namespace of a region."""
     location = map_of(desired, mode)
     return Step(
         id="namespace-" + region.dev,
@@ -105,7 +106,7 @@ def create(state: State, desired: Desired, region: Region, mode: str, why: str) 
 
 
 def map_of(desired: Desired, mode: str, old: Optional[Namespace] = None) -> str:
-    """Where page structures go. auto: for fsdax where they are, else on the device, as with ndctl alone."""
+    """Where page structures go; auto keeps those of an fsdax namespace, and else uses ndctl's default."""
     if desired.pmem_map != "auto":
         return desired.pmem_map
     if mode != "fsdax":
@@ -114,7 +115,7 @@ def map_of(desired: Desired, mode: str, old: Optional[Namespace] = None) -> str:
 
 
 def map_notes(desired: Desired, name: str, size: int, location: str, making: bool) -> List[str]:
-    """DRAM that page structures of an fsdax namespace take, and a map that is not the one asked for."""
+    """Notes on the DRAM for page structures, and on a map that differs from ``pmem_map``."""
     found = []
     if making and location == "mem" and size:
         found.append(
@@ -124,8 +125,8 @@ def map_notes(desired: Desired, name: str, size: int, location: str, making: boo
         )
     if desired.pmem_map not in ("auto", location) and location:
         found.append(
-            "{} keeps its map {}, though pmem_map asks for {}: only making the namespace again, which loses "
-            "what is on it, would change that".format(name, location, desired.pmem_map)
+            "{} keeps its map {}, though pmem_map asks for {}: to change it, the namespace must be created "
+            "again, which loses its data".format(name, location, desired.pmem_map)
         )
     return found
 
@@ -135,7 +136,7 @@ def _command(which: List[str], mode: str, location: str) -> List[str]:
 
 
 def destroy(state: State, item: Namespace, why: str) -> Step:
-    """Takes a namespace away for good."""
+    """Destroy a namespace."""
     lost = data_in(state, item)
     return Step(
         id="destroy-" + item.dev,
@@ -144,6 +145,7 @@ def destroy(state: State, item: Namespace, why: str) -> Step:
         destroys=lost,
         commands=[["ndctl", "destroy-namespace", "-f", item.dev]],
         action="destroy_namespace",
+        disturbs=True,
         args={"namespace": item.dev, "lose": lost},
     )
 
@@ -157,7 +159,7 @@ def empty_regions(state: State, desired: Desired) -> List[Region]:
 
 
 def alignment_problems(state: State, steps: List[Step]) -> List[str]:
-    """Regions too odd in size for the namespaces that the steps make, before anything is touched."""
+    """Regions whose size does not fit the alignment of the namespaces that the steps create."""
     found = []
     names = [
         step.args.get("region") or "region" + region_number(step.args["namespace"])
@@ -168,7 +170,7 @@ def alignment_problems(state: State, steps: List[Step]) -> List[str]:
         align = region.align or ALIGNMENT
         if region.dev in names and region.bus != "cxl" and region.size % align:
             found.append(
-                "{} is {} bytes, no multiple of {}: the kernel refuses namespaces on it; of a virtual "
+                "{} is {} bytes, not a multiple of {}: the kernel refuses namespaces on it; for a virtual "
                 "NVDIMM, make the backing file a multiple of that plus its label area".format(
                     region.dev, region.size, human(align)
                 )
@@ -177,7 +179,7 @@ def alignment_problems(state: State, steps: List[Step]) -> List[str]:
 
 
 def media_problems(state: State, steps: List[Step]) -> List[str]:
-    """Media errors of regions that the steps make memory of; dax devices have no list of their own."""
+    """Media errors of regions that become system RAM; dax devices have no list of their own."""
     names = [step.args["device"] for step in steps if step.args.get("mode") == "system-ram"]
     names = [re.sub(r"dax(\d+)\..*", r"region\1", name) for name in names]
     return [
@@ -190,7 +192,7 @@ def media_problems(state: State, steps: List[Step]) -> List[str]:
 
 
 def room_notes(state: State, desired: Desired) -> List[str]:
-    """Regions whose namespaces leave room for more."""
+    """Notes on regions with room for another namespace."""
     found = []
     for region in state.regions:
         names = [item.dev for item in chosen(state, desired) if item.region == region.dev]
@@ -205,30 +207,8 @@ def room_notes(state: State, desired: Desired) -> List[str]:
 
 
 def label_note(item: Namespace) -> str:
-    """What a namespace without a label means."""
+    """A note on a namespace without a label."""
     return "{} has no label: its size cannot change, and ownership is kept in {}".format(item.dev, owned.PATH)
-
-
-def nothing_there(state: State, desired: Desired) -> str:
-    """Why there is no persistent memory to use."""
-    if any(region.type == "ram" for region in state.regions):
-        return "the CXL region is volatile (ram) and cannot hold namespaces; use pmem_mode: system-ram"
-    if desired.kind == "re6p":
-        return "there is no namespace0.0: is this a re6p instance, and is the kernel's nfit driver loaded?"
-    if desired.kind == "cxl":
-        return (
-            "there is no CXL region; create one with `cxl create-region` (it needs to know the decoder)"
-            + ("".join(_not_taken(state, node, desired) for node in numa.cpuless(state)))
-        )
-    return "there is no persistent memory region: are the modules installed and enabled in the firmware?"
-
-
-def _not_taken(state: State, node: NumaNode, desired: Desired) -> str:
-    """Why a node without CPUs is not the memory that is looked for."""
-    why = numa.other_memory(state, node)
-    if not why and desired.pmem_mode == "fsdax":
-        why = "the firmware hands it out like any other memory: use pmem_mode: system-ram"
-    return "; node {} has {} and no CPUs, but {}".format(node.id, human(node.size), why) if why else ""
 
 
 def _in_region(system: System, region: str) -> List[Namespace]:
@@ -236,7 +216,7 @@ def _in_region(system: System, region: str) -> List[Namespace]:
 
 
 def give_up(system: System, item: Namespace, lose: List[str]) -> None:
-    """Nothing uses the namespace, and nothing is lost that was not agreed to."""
+    """Make sure that the namespace is unused, and that consent covers what is lost."""
     if item.blockdev:
         filesystem.wipe(system, item.blockdev, lose)
     for dax in devices.dax_devices(system):
@@ -248,7 +228,7 @@ def give_up(system: System, item: Namespace, lose: List[str]) -> None:
     unseen = [name for name in data_in(state, item) if name not in lose]
     if unseen:
         raise CommandError(
-            "{} was not there when the plan was made; nothing was done to it: plan again".format(unseen[0])
+            "{} appeared after the plan was made; nothing was changed: plan again".format(unseen[0])
         )
 
 
@@ -263,21 +243,21 @@ def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
         if before[0].mode == mode and before[0].enabled:
             return Applied(False, "{} has {} in mode {}".format(region, before[0].dev, mode))
         raise CommandError(
-            "{} has {} in mode {}, which was not there when the plan was made: plan again".format(
+            "{} has {} in mode {}, which appeared after the plan was made: plan again".format(
                 region, before[0].dev, before[0].mode
             )
         )
     if old:
         give_up(system, old, args.get("lose", []))
     expected = name or region.replace("region", "namespace") + ".0"
-    # Known as ours before it exists; its UUID is the tool's choice and known only afterwards.
+    # Registered before it exists; the tool chooses its UUID.
     word = owned.making(expected, mode)
     owned.change(system, [word], [])
     which = ["-f", "-e", name] if old else ["--region=" + region]
     result = system.run(_command(which, mode, args["map"]), timeout=TIMEOUT)
     devices.settle(system)
     known = [item.dev for item in before if item.dev != name]
-    # The tool's exit status does not say whether it was done; the kernel does.
+    # The tool's exit status is no proof; what the kernel shows is.
     made = [item for item in _in_region(system, region) if item.dev not in known and item.mode == mode]
     made = [item for item in made if item.enabled and (item.blockdev or item.chardev)]
     if not made:

@@ -1,4 +1,4 @@
-"""Memory nodes, physical memory ranges and the policy for hot-added memory."""
+"""NUMA nodes, physical memory ranges, the policy for hot-added memory, and memkind's nodes."""
 
 import os
 import re
@@ -12,6 +12,8 @@ from .step import Action, Applied, Step
 _NODES = "/sys/devices/system/node"
 _MEMORY = "/sys/devices/system/memory"
 AUTO_ONLINE = _MEMORY + "/auto_online_blocks"
+_PAGES = re.compile(r"\bN(\d+)=(\d+)")
+_PAGE_SIZE = re.compile(r"\bkernelpagesize_kB=(\d+)")
 _SRAT = re.compile(r"SRAT: Node (\d+) PXM \d+ \[mem (0x[0-9a-f]+)-(0x[0-9a-f]+)\]")
 
 
@@ -56,7 +58,7 @@ def parse_srat(text: str) -> List[MemoryRange]:
 
 
 def coalesce(ranges: List[MemoryRange]) -> List[MemoryRange]:
-    """Neighbours of the same node and source become one."""
+    """Join adjacent ranges of the same node and source."""
     merged: List[MemoryRange] = []
     for item in sorted(ranges):
         if merged and merged[-1].end == item.start and merged[-1][2:] == item[2:]:
@@ -67,7 +69,7 @@ def coalesce(ranges: List[MemoryRange]) -> List[MemoryRange]:
 
 
 def observe_nodes(system: System) -> List[NumaNode]:
-    """The nodes of sysfs."""
+    """Observe the nodes in sysfs."""
     nodes = []
     for name in system.list(_NODES):
         if not re.fullmatch(r"node\d+", name):
@@ -87,7 +89,7 @@ def observe_nodes(system: System) -> List[NumaNode]:
 
 
 def _firmware_ranges(system: System) -> List[MemoryRange]:
-    """RAM of the firmware's memory map; what a driver added later is not in it."""
+    """RAM in the firmware's memory map, without memory that a driver added."""
     ranges = []
     for name in system.list("/sys/firmware/memmap"):
         base = "/sys/firmware/memmap/" + name
@@ -98,8 +100,8 @@ def _firmware_ranges(system: System) -> List[MemoryRange]:
 
 
 def told_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
-    """The nodes with what tells those without CPUs apart; as they are where every node has CPUs."""
-    if not any(node.size and not node.cpus for node in nodes):
+    """Add the facts that distinguish nodes without CPUs; unchanged if every node has CPUs."""
+    if not without_cpus(nodes):
         return nodes
     ram = _firmware_ranges(system)
     block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
@@ -146,13 +148,35 @@ def observe_policy(system: System) -> MemoryPolicy:
     )
 
 
+def without_cpus(nodes: List[NumaNode]) -> List[NumaNode]:
+    """Nodes that have memory and no CPUs: persistent or CXL memory as system RAM, for most."""
+    return [node for node in nodes if node.size and not node.cpus]
+
+
 def cpuless(state: State) -> List[NumaNode]:
-    """Nodes that have memory and no CPUs."""
-    return [node for node in state.numa if node.size and not node.cpus]
+    """Those of a host that was observed."""
+    return without_cpus(state.numa)
+
+
+def parse_numa_maps(text: str) -> Dict[int, int]:
+    """Bytes per node, from /proc/PID/numa_maps."""
+    found: Dict[int, int] = {}
+    for line in text.splitlines():
+        size = _PAGE_SIZE.search(line)
+        page = int(size.group(1)) * 1024 if size else os.sysconf("SC_PAGE_SIZE")
+        for node, pages in _PAGES.findall(line):
+            found[int(node)] = found.get(int(node), 0) + int(pages) * page
+    return found
+
+
+def process_bytes(system: System, pid: int) -> Dict[str, int]:
+    """Bytes that a process holds on each node; the keys are node numbers as text, ready for JSON."""
+    found = parse_numa_maps(system.read("/proc/{}/numa_maps".format(pid)))
+    return {str(node): size for node, size in sorted(found.items())}
 
 
 def other_memory(state: State, node: NumaNode) -> str:
-    """Why a node without CPUs is not slower memory that the firmware hands out; empty when it may be."""
+    """Why a node without CPUs is not persistent or CXL memory; empty if it may be."""
     hiding = [word for word in state.kernel.cmdline if word.startswith(("nr_cpus=", "possible_cpus="))]
     if node.offline_cpus or hiding:
         return "its CPUs are offline" if node.offline_cpus else hiding[0] + " may hide its CPUs"
@@ -165,7 +189,7 @@ def other_memory(state: State, node: NumaNode) -> str:
 
 
 def cpus_near(state: State, node: int) -> List[int]:
-    """CPUs of a node, or where it has none those of the nodes nearest to it; none for an unknown node."""
+    """CPUs of a node, or of the nearest nodes if it has none; empty for an unknown node."""
     ids = [item.id for item in state.numa]
     for item in state.numa:
         if item.id != node:
@@ -180,7 +204,7 @@ def cpus_near(state: State, node: int) -> List[int]:
 
 
 def node_of_mount(state: State, where: str) -> int:
-    """The node of the persistent memory that is mounted there; -1 when nothing says which."""
+    """The node of the persistent memory at a mount point; -1 if unknown."""
     for mount in state.mounts:
         if mount.where != where:
             continue
@@ -199,7 +223,7 @@ def dram(state: State) -> int:
     return sum(node.size for node in state.numa if node.cpus)
 
 
-# Read by the parameter server's unit: memkind takes its nodes from here.
+# The parameter server's unit reads it, for memkind.
 ENVIRONMENT = "/etc/oeprov/memory.env"
 
 
@@ -209,9 +233,9 @@ def environment_text(nodes: List[int]) -> str:
 
 
 def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Step]:
-    """Writes memkind's nodes down; ``nodes`` is empty when they are known only after earlier steps.
+    """One step that writes memkind's nodes; ``nodes`` is empty if only earlier steps make them known.
 
-    They are then those of the dax ``devices``, or without such, all those without CPUs.
+    They are then the nodes of the dax ``devices``, or without devices, all nodes without CPUs.
     """
     if nodes and state.files.get(ENVIRONMENT) == environment_text(nodes):
         return []
@@ -229,7 +253,7 @@ def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Ste
 
 
 def forget_memkind(state: State) -> List[Step]:
-    """Takes memkind's nodes away; none when they were not written down."""
+    """One step that removes memkind's nodes; none if there are none."""
     if ENVIRONMENT not in state.files:
         return []
     return [
@@ -244,19 +268,19 @@ def forget_memkind(state: State) -> List[Step]:
 
 
 def _write_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
-    nodes = observe_nodes(system)
+    there = [node.id for node in without_cpus(observe_nodes(system))]
     if args["devices"]:
         devices = [item for item in dax_devices(system) if item.chardev in args["devices"]]
         wanted = sorted({item.target_node for item in devices if item.mode == "system-ram"})
     else:
-        wanted = args.get("nodes") or [node.id for node in nodes if node.size and not node.cpus]
-    fit = [node.id for node in nodes if node.id in wanted and node.size and not node.cpus]
+        wanted = args.get("nodes") or there
+    fit = [node for node in there if node in wanted]
     if not fit or fit != wanted:
         raise CommandError(
             "memkind can have no memory nodes: {} should be nodes with memory and without CPUs, but those "
             "are {}".format(
                 ", ".join(args["devices"]) or ", ".join(map(str, wanted)) or "some",
-                ", ".join(str(node.id) for node in nodes if node.size and not node.cpus) or "none",
+                ", ".join(map(str, there)) or "none",
             )
         )
     changed = system.write(ENVIRONMENT, environment_text(fit))

@@ -1,4 +1,4 @@
-"""Looks at the whole machine once: everything that a plan depends on."""
+"""Observe a whole host once: everything that its plan depends on."""
 
 import os as operating_system
 import re
@@ -10,14 +10,12 @@ from . import (
     build,
     daxctl,
     devices,
-    directory,
     families,
     filesystem,
     flavors,
     fstab,
     gpu,
     inuse,
-    ipmctl,
     kernel,
     modules,
     mount,
@@ -25,25 +23,27 @@ from . import (
     owned,
     packages,
     plan,
+    platforms,
     pmem,
     removal,
 )
 from .command import System
+from .family import manager_name
 from .state import OsInfo, State, Tools
 from .step import Desired
 
-# Files of ours whose text decides whether a step is still to do.
+# Our files whose text decides whether a step is needed.
 FILES = (mount.FSTAB, daxctl.UNIT, daxctl.ENABLED, numa.ENVIRONMENT)
 
 
 def parse_os_release(text: str) -> Dict[str, str]:
-    """KEY=value lines, quotes taken off."""
+    """Parse KEY=value lines and remove the quotes."""
     pairs = re.findall(r"""^(\w+)=["']?([^"'\n]*)""", text, re.MULTILINE)
     return dict(pairs)
 
 
 def observe_os(system: System) -> OsInfo:
-    """The distribution; derivatives count as what they are like."""
+    """The distribution; a derivative counts as the one that it is like."""
     release = parse_os_release(system.read("/etc/os-release"))
     name = release.get("ID", "")
     lineage = families.lineage(name, release.get("ID_LIKE", "").split())
@@ -55,7 +55,7 @@ def observe_os(system: System) -> OsInfo:
     manager = next((item for item in managers if system.which(item)), "")
     return found._replace(
         architecture=operating_system.uname().machine,
-        package_manager="apt" if manager == "apt-get" else manager,
+        package_manager=manager_name(manager),
         python=sys.version.split()[0],
         is_root=operating_system.geteuid() == 0,
         cpu_level=build.cpu_level(system.read("/proc/cpuinfo")),
@@ -72,16 +72,14 @@ def observe(system: System, desired: Desired) -> State:
         packages=packages.observe(system, os, packages.needed(desired, os)),
         runtime=flavors.of(desired).observe(system, os, desired),
     )
-    if desired.pmem_mode == "directory":
-        state = state._replace(directories=[directory.observe(system, desired.pmem_directory)])
-    if desired.kind == "local":
-        # Nothing else of this machine is ours to change, so nothing else is looked at.
-        return _with_remains(system, desired, state)
+    platform = platforms.get(desired.kind)
+    if not platform.managed:
+        # Nothing else of this machine is ours to change, so nothing else is observed.
+        return _with_remains(system, desired, platform.observe(system, state, desired))
     trouble: List[str] = []
     namespaces = devices.namespaces(system)
     blocks = [item.blockdev for item in namespaces if item.blockdev]
     loader = bootloader.observe(system)
-    nodes = numa.observe_nodes(system)
     state = state._replace(
         kernel=kernel.observe(system, os, desired, loader),
         bootloader=loader,
@@ -91,21 +89,18 @@ def observe(system: System, desired: Desired) -> State:
         mounts=mount.parse_mounts(system.read("/proc/mounts")),
         fstab=fstab.parse(system.read(fstab.PATH)),
         dax=devices.dax_devices(system),
-        numa=numa.told_apart(system, nodes) if desired.kind in ("cxl", "bare_metal_pmem") else nodes,
-        # Only where memory is set aside by address; the kernel's log is long.
-        ranges=numa.observe_ranges(system, system.run(["dmesg"]).out) if desired.kind == "re7p" else [],
+        numa=numa.observe_nodes(system),
         memory=numa.observe_policy(system),
-        dimms=ipmctl.observe(system) if desired.kind == "bare_metal_pmem" else state.dimms,
         modules=modules.observe(system),
         files={path: system.read(path) for path in FILES if system.exists(path)},
-        tools=observe_tools(system) if desired.kind not in ("cpu", "gpu") else state.tools,
-        gpu=gpu.observe(system, whole=desired.kind == "gpu"),
+        tools=observe_tools(system) if platform.has_memory else state.tools,
+        gpu=gpu.observe(system, whole=platform.has_gpus),
         owned=owned.observe(system),
         jobs=inuse.observe_jobs(system),
         trouble=trouble,
     )
-    state = _with_remains(system, desired, state)
-    # Who uses a mount matters, and is worth the look, only where it would end.
+    state = _with_remains(system, desired, platform.observe(system, state, desired))
+    # Looking for a mount's users takes long, so only mounts that the plan ends are looked at.
     part = removal.plan(state, desired) if desired.remove else pmem.plan(state, desired)
     users = {
         where: inuse.observe_users(system, where) for where in inuse.unmounted_by(part.before + part.after)
@@ -120,7 +115,7 @@ def _with_remains(system: System, desired: Desired, state: State) -> State:
 
 
 def observe_tools(system: System) -> Tools:
-    """Versions of the tools that set up persistent memory; empty for those that are not there."""
+    """Versions of the tools for persistent memory; empty if not installed."""
     return Tools(
         ndctl=_version(system, "ndctl"), daxctl=_version(system, "daxctl"), cxl=_version(system, "cxl")
     )
@@ -132,5 +127,5 @@ def _version(system: System, tool: str) -> str:
 
 
 def observe_node(wanted: Dict[str, Any]) -> Dict[str, Any]:
-    """``observe`` on plain values, as it travels: ``wanted`` is a Desired as dictionary."""
+    """``observe`` from and to plain JSON values; ``wanted`` are the fields of a Desired."""
     return observe(System(), Desired.from_dict(wanted)).to_dict()

@@ -1,13 +1,17 @@
 """OpenEmbedding as it is: its package, the TensorFlow that it takes, Horovod and DeepCTR, and its scripts.
 
-Versions are those that its documents name (documents/en/pmem.md, README.md) and what these turned out to need
-when they were installed.
+Versions are those of its documents (documents/en/pmem.md, README.md), and those that an installation of these
+turned out to need. A package that is built on the host follows documents/en/pmem.md, "Build", and
+docker/Dockerfile.base: what its network layer needs goes to ``tools`` beside the sources, PMDK 1.9 and
+libpmemobj++ 1.10 or newer too where the system's are older, and ``USE_PMEM=1 ./build.sh build`` makes an
+archive for pip. All comes from the projects themselves.
 """
 
+import os
 import re
 from typing import List, NamedTuple, Tuple
 
-from . import cuda, families, foreign, openembedding_source
+from . import cuda, families, foreign, platforms
 from .command import System
 from .runtime import interpreter
 from .state import OsInfo, Runtime, State
@@ -18,15 +22,46 @@ REPOSITORY = "https://github.com/4paradigm/OpenEmbedding.git"
 REVISION = "v0.1.2"
 SERVER = "test/benchmark/server.py"
 HOROVOD = "horovod==0.28.1"
+SOURCE = "source"  # what runtime_package says for a package that is built on the host
+_VERSION = "0.1.2"
+_PMDK = ("https://github.com/pmem/pmdk.git", "1.12.1")
+_CPP = ("https://github.com/pmem/libpmemobj-cpp.git", "1.13.0")
+_THIRD_PARTY = (
+    "gflags glog googletest sparsehash zlib snappy lz4 boost yaml jemalloc prometheus-cpp avro-cpp zookeeper "
+    "protobuf leveldb openssl brpc eigen"
+)
+_SCRIPT = """\
+cd {sources}
+git submodule update --init --checkout --recursive
+export prefix=$PWD/tools THIRD_PARTY=$PWD/tools
+export PKG_CONFIG_PATH=$prefix/lib64/pkgconfig:$prefix/lib/pkgconfig
+export LIBRARY_PATH=$prefix/lib64:$prefix/lib CPLUS_INCLUDE_PATH=$prefix/include
+(cd pico-ps/pico-core && third_party/prepare.sh build {parts})
+if ! pkg-config --atleast-version=1.9 libpmem || ! pkg-config --atleast-version=1.9 libpmemobj; then
+  rm -rf tools/pmdk
+  git clone --depth 1 --branch {pmdk[1]} {pmdk[0]} tools/pmdk
+  make -C tools/pmdk -j "$(nproc)" NDCTL_ENABLE=n DOC=n prefix=$prefix install
+fi
+if ! pkg-config --atleast-version=1.10 libpmemobj++; then
+  rm -rf tools/libpmemobj-cpp
+  git clone --depth 1 --branch {cpp[1]} {cpp[0]} tools/libpmemobj-cpp
+  options=
+  for each in TESTS EXAMPLES DOC BENCHMARKS; do options="$options -DBUILD_$each=OFF"; done
+  cmake -S tools/libpmemobj-cpp -B tools/libpmemobj-cpp/build -DCMAKE_INSTALL_PREFIX=$prefix $options
+  make -C tools/libpmemobj-cpp/build install
+fi
+./build.sh clean
+USE_PMEM=1 SKIP_CHECK_WHEEL_SETUP=1 VERSION={version} PYTHON={python} ./build.sh build
+"""
 _PYPI = re.compile(r"[A-Za-z0-9._-]+\s*([=<>!~].*)?")
 
 
 class Stack(NamedTuple):
-    """A TensorFlow that OpenEmbedding is known to be built against, and what goes with it."""
+    """A TensorFlow that OpenEmbedding builds against, and compatible versions."""
 
     tensorflow: str
     pythons: List[str]  # that TensorFlow has wheels for
-    pins: List[str]  # without which pip takes versions that came later and exclude this TensorFlow
+    pins: List[str]  # without them pip takes later, incompatible versions
 
 
 STACKS = [
@@ -44,18 +79,18 @@ STACKS = [
 
 
 def stack_of(desired: Desired, python: str) -> Stack:
-    """The wanted one, or the newest that runs on this Python; the last one where none does."""
+    """The wanted one, or the newest for this Python; the last one if none fits."""
     fitting = [item for item in STACKS if desired.runtime_tensorflow in ("", item.tensorflow)]
     running = [item for item in fitting if python in item.pythons]
     return (running or fitting or STACKS)[-1]
 
 
 def wanted(desired: Desired, python: str) -> foreign.Wanted:
-    """What this host's environment is to have."""
+    """The environment of this host."""
     stack, package = stack_of(desired, python), desired.runtime_package or PACKAGE
     revision = desired.runtime_revision or REVISION
-    framework = "tensorflow" if desired.kind == "gpu" else "tensorflow-cpu"
-    pypi, source = bool(_PYPI.fullmatch(package)), package == openembedding_source.PACKAGE
+    framework = "tensorflow" if platforms.get(desired.kind).has_gpus else "tensorflow-cpu"
+    pypi, source = bool(_PYPI.fullmatch(package)), package == SOURCE
     sources = foreign.sources_of(desired)
     pins = [item for item in stack.pins if desired.worker or not item.startswith(("pandas", "scikit"))]
     tensorflow = "{}=={}".format(framework, stack.tensorflow)
@@ -63,18 +98,18 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         ["--upgrade", "pip", "setuptools<60", "wheel"],
         [tensorflow, "pybind11", "psutil"] + pins,
     ]
-    # A cmake that is new enough, wherever; then it has its own place in the environment.
+    # A new enough cmake in the environment itself.
     pip += [["cmake>=3.13,<4"], [foreign.COMPILE]] if source else []
-    # Its operations are compiled against the TensorFlow that is there, not against one that pip fetches.
-    pip.append(["--no-build-isolation", openembedding_source.archive(sources) if source else package])
+    # Its operations are compiled against the installed TensorFlow, not against one that pip fetches.
+    pip.append(["--no-build-isolation", _built_archive(sources) if source else package])
     needs = [package if pypi and not source else "openembedding", "psutil", tensorflow]
     if desired.worker:
-        # DeepCTR asks for another h5py than this TensorFlow, and works with this one's.
+        # DeepCTR requires another h5py than this TensorFlow, but works with this one.
         pip.append(["--no-deps", "deepctr==0.9.3"])
         needs += ["deepctr", "pandas", "scikit-learn"]
     if desired.worker and desired.runtime_variant in ("horovod", "standalone"):
         pip.append(["packaging", "cloudpickle", "pyyaml", "cffi"])
-        pip.append(_horovod(desired.kind))
+        pip.append(_horovod(platforms.get(desired.kind).has_gpus))
         needs.append(HOROVOD)
     if desired.worker and desired.runtime_variant == "mpi":
         pip.append(["mpi4py"])
@@ -89,35 +124,47 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         revision=revision,
         folders=[],
         script=SERVER,
-        compile=openembedding_source.script(sources, interpreter(desired.runtime_venv)) if source else "",
+        compile=_build_script(sources, interpreter(desired.runtime_venv)) if source else "",
     )
 
 
-def _horovod(kind: str) -> List[str]:
-    """What pip is told for Horovod with Gloo, for TensorFlow alone."""
+def _build_script(sources: str, python: str) -> str:
+    """The script for bash; ``python`` is the environment's, which has pybind11."""
+    return _SCRIPT.format(
+        sources=sources, python=python, version=_VERSION, parts=_THIRD_PARTY, pmdk=_PMDK, cpp=_CPP
+    )
+
+
+def _built_archive(sources: str) -> str:
+    """The archive that the build makes."""
+    return os.path.join(sources, "build", "pypi", "dist", "openembedding-{}.tar.gz".format(_VERSION))
+
+
+def _horovod(gpus: bool) -> List[str]:
+    """pip's words for Horovod with Gloo, for TensorFlow only."""
     without = ["HOROVOD_WITHOUT_{}=1".format(name) for name in ("MPI", "PYTORCH", "MXNET")]
-    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if kind == "gpu" else []
+    gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if gpus else []
     given = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITH_GLOO=1"]
     return given + without + gpu + ["--no-build-isolation", HOROVOD]
 
 
-def observe(system: System, os: OsInfo, desired: Desired) -> Runtime:
-    """The environment and the sources as they are."""
-    state = State(os=os, runtime=Runtime(venv=desired.runtime_venv))
-    base = foreign.look(system, os, desired, wanted(desired, foreign.version_of(state, desired)))
+def observe(system: System, os_info: OsInfo, desired: Desired) -> Runtime:
+    """Observe the environment and the sources."""
+    state = State(os=os_info, runtime=Runtime(venv=desired.runtime_venv))
+    base = foreign.look(system, os_info, desired, wanted(desired, foreign.version_of(state, desired)))
     python = foreign.version_of(state._replace(runtime=base), desired)
     right = wanted(desired, python)
-    # Which requirements are right is known only once the Python is.
-    found = foreign.look(system, os, desired, right)
-    return found if found.made or not found.exists else _theirs(system, os, desired, found)
+    # The requirements depend on the Python.
+    found = foreign.look(system, os_info, desired, right)
+    return found if found.made or not found.exists else _theirs(system, os_info, desired, found)
 
 
-def _theirs(system: System, os: OsInfo, desired: Desired, found: Runtime) -> Runtime:
-    """An environment that somebody else made: what it has need not be what oeprov would take."""
+def _theirs(system: System, os_info: OsInfo, desired: Desired, found: Runtime) -> Runtime:
+    """Observe an environment that oeprov did not make; its versions may differ from oeprov's."""
     needs = [item for item in wanted(desired, "").requirements if not item.startswith("tensorflow")]
     names = [re.split("[=<>]", item)[0] for item in needs]
     loose = wanted(desired, "")._replace(requirements=names)
-    return foreign.look(system, os, desired, loose)._replace(base=found.base)
+    return foreign.look(system, os_info, desired, loose)._replace(base=found.base)
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
@@ -134,7 +181,7 @@ def problems(state: State, desired: Desired) -> List[str]:
 
 
 def _versions(state: State, desired: Desired, python: str) -> List[str]:
-    """Versions that exclude each other."""
+    """Incompatible versions."""
     asked = desired.runtime_tensorflow
     fitting = [item for item in STACKS if asked in ("", item.tensorflow)]
     known = "; ".join(
@@ -168,7 +215,7 @@ def _versions(state: State, desired: Desired, python: str) -> List[str]:
 
 
 def framework(state: State, desired: Desired) -> Tuple[List[str], str]:
-    """The TensorFlow that a worker gets, and its Python; none where somebody else chose, or none goes."""
+    """The TensorFlow of a worker, and its Python; none if oeprov did not choose it, or none fits."""
     python, theirs = foreign.version_of(state, desired), state.runtime.exists and not state.runtime.made
     if not desired.worker or theirs or _versions(state, desired, python):
         return [], python
@@ -176,25 +223,25 @@ def framework(state: State, desired: Desired) -> Tuple[List[str], str]:
 
 
 def notes(state: State, desired: Desired) -> List[str]:
-    """What is worth knowing of it."""
+    """Notes on its connections, its build and persistent memory."""
     found = (
         ["OpenEmbedding's connections are neither encrypted nor authenticated"]
-        if desired.kind != "local"
+        if platforms.get(desired.kind).managed
         else []
     )
     right, runtime = wanted(desired, foreign.version_of(state, desired)), state.runtime
     compiled = HOROVOD in right.requirements and (not runtime.exists or HOROVOD in runtime.missing)
     build = cuda.build_of(stack_of(desired, foreign.version_of(state, desired)).tensorflow)
-    if desired.kind == "gpu" and compiled and build is not None:
+    if platforms.get(desired.kind).has_gpus and compiled and build is not None:
         headers = ", ".join(families.names(state.os, "nccl-headers"))
         found.append(
-            "Horovod is compiled for NCCL, which takes nvcc and NCCL's headers: runtime_packages: "
+            "Horovod is compiled for NCCL, which needs nvcc and NCCL's headers: runtime_packages: "
             "[cuda-toolkit-{}, {}]".format(build.cuda.replace(".", "-"), headers)
         )
-    if desired.runtime_package == openembedding_source.PACKAGE and not state.runtime.exists:
+    if desired.runtime_package == SOURCE and not state.runtime.exists:
         found.append(
-            "OpenEmbedding is built on this host from {} and from what it depends on, with PMDK: that takes "
-            "an hour and more, 10 GB, and the projects' own addresses".format(right.repository)
+            "OpenEmbedding is built on this host from {} and its dependencies, with PMDK: that takes an hour "
+            "or more, 10 GB, and access to the projects' servers".format(right.repository)
         )
     if desired.parameter_server and desired.pmem_mode == "fsdax" and has_no_pmem(desired.runtime_package):
         found.append(
@@ -207,5 +254,5 @@ def notes(state: State, desired: Desired) -> List[str]:
 
 
 def has_no_pmem(package: str) -> bool:
-    """Whether it is PyPI's package, whose core was built without PMDK."""
-    return package != openembedding_source.PACKAGE and bool(_PYPI.fullmatch(package or PACKAGE))
+    """It is PyPI's package, whose core was built without PMDK."""
+    return package != SOURCE and bool(_PYPI.fullmatch(package or PACKAGE))

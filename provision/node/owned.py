@@ -1,9 +1,9 @@
-"""What oeprov made on this node, written down before anything relies on it.
+"""The registry of what oeprov made on this host, written before anything relies on it.
 
-One word a line: UUIDs of namespaces and file systems; ``making:NAMESPACE:MODE`` while a namespace is being
-made, since its UUID is not known before; ``vacant:DEVICE:UUID`` from when one is made, or may be erased,
-until its file system is in /etc/fstab; ``goal:GOAL:BOOT`` for the last goal given to the modules and the boot
-it was given in. Label-less namespaces drop a name silently, so names cannot tell whose they are.
+It has one word per line: UUIDs of namespaces and file systems; ``making:NAMESPACE:MODE`` while a namespace is
+created, whose UUID is not known yet; ``vacant:DEVICE:UUID`` for a device without data, until its file system
+is in /etc/fstab; ``goal:GOAL:BOOT`` for the last goal of the modules and the boot in which it was set.
+Namespaces without labels lose their names silently, so a name cannot show whose a namespace is.
 """
 
 from typing import List
@@ -12,7 +12,7 @@ from . import devices
 from .command import System
 from .state import Namespace
 
-PATH = "/var/lib/oeprov/owned"
+PATH = "/var/lib/oeprov/owned"  # what oeprov made on this host, one word per line
 
 
 def observe(system: System) -> List[str]:
@@ -21,7 +21,7 @@ def observe(system: System) -> List[str]:
 
 
 def change(system: System, add: List[str], remove: List[str]) -> bool:
-    """Adds and removes words, flushed to the disk; whether anything changed."""
+    """Add and remove words, flushed to the disk; True if anything changed."""
     words = observe(system)
     kept = [word for word in words if word not in remove or word in add]
     kept += [word for word in add if word and word not in kept]
@@ -29,22 +29,22 @@ def change(system: System, add: List[str], remove: List[str]) -> bool:
 
 
 def making(namespace: str, mode: str) -> str:
-    """The word that stands while ``namespace`` is made in ``mode``."""
+    """The word while ``namespace`` is created in ``mode``."""
     return "making:{}:{}".format(namespace, mode)
 
 
 def vacant(device: str, uuid: str = "") -> str:
-    """The word that stands while nothing that matters is on a block device; ``uuid`` is its namespace's."""
+    """The word for a block device without data; ``uuid`` is its namespace's."""
     return "vacant:{}:{}".format(device, uuid)
 
 
 def is_ours(words: List[str], item: Namespace) -> bool:
-    """oeprov made the namespace as it is, or was making it when it was interrupted."""
+    """oeprov made the namespace as it is, or was interrupted while making it."""
     return any(word and word in words for word in (item.uuid, item.raw_uuid, making(item.dev, item.mode)))
 
 
 def adopt(system: System) -> None:
-    """Namespaces whose making was interrupted after they were made are known by their UUIDs from now on."""
+    """Register by UUID the namespaces that were created just before an interruption."""
     words = observe(system)
     for item in devices.namespaces(system) if any(word.startswith("making:") for word in words) else []:
         if making(item.dev, item.mode) in words:
@@ -54,12 +54,12 @@ def adopt(system: System) -> None:
 
 
 def goal(argument: str, boot_id: str) -> str:
-    """The word for a goal of the modules, given in this boot."""
+    """The word for a goal of the modules that was set in this boot."""
     return "goal:{}:{}".format(argument, boot_id)
 
 
 def goal_of_earlier_boot(words: List[str], argument: str, boot_id: str) -> bool:
-    """The goal was given before the running boot, so that the firmware had its chance to apply it."""
+    """The goal was set before the running boot, so the firmware could have applied it."""
     return any(
         word.startswith("goal:{}:".format(argument)) and word != goal(argument, boot_id) for word in words
     )

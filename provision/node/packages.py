@@ -1,37 +1,34 @@
-"""System packages: which ones a host needs, which it has, and installing the rest."""
+"""System packages: those that a host needs, those that it has, and installing the rest."""
 
 import re
 import time
 from typing import Any, Dict, List
 
-from . import cuda, families, flavor_needs, repositories
+from . import cuda, families, flavor_needs, platforms, repositories
 from .command import CommandError, Result, System
 from .state import OsInfo, State
 from .step import Action, Applied, Desired, Step
 
 _STATUS = "/var/lib/dpkg/status"
-_UPDATES = "/var/lib/dpkg/updates"  # holds files while dpkg has not written its last changes into the former
+_UPDATES = "/var/lib/dpkg/updates"  # has files while dpkg's last changes are not in the former
 _APT = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
-# Nobody is there to answer; files that an administrator changed stay as they are.
+# There is no terminal; files that an administrator changed stay as they are.
 _INSTALL = ["-y", "--no-install-recommends"] + [
     word for option in ("--force-confdef", "--force-confold") for word in ("-o", "Dpkg::Options::=" + option)
 ]
 _ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 _TIMEOUT = 1800
-_UPDATE_TRIES = 10  # the index has a lock of its own, which apt-get does not wait for
+_UPDATE_TRIES = 10  # apt-get does not wait for the lock of the index
 _UPDATE_PAUSE = 15.0
 
 
 def _needs(desired: Desired) -> List[str]:
-    """What the host must have, in a fixed order; each family has its own names for it."""
-    needs = flavor_needs.needs(desired)
-    if desired.kind != "local":
+    """Needs of the host in a fixed order; each family has its own packages for them."""
+    needs, platform = flavor_needs.needs(desired), platforms.get(desired.kind)
+    if platform.managed:
         if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
             needs += ["ndctl", "daxctl", "numactl"]
-        if desired.kind == "cxl":
-            needs.append("cxl")
-        if desired.kind == "bare_metal_pmem":
-            needs.append("ipmctl")
+        needs += platform.packages
         if desired.pmem_mode == "fsdax":
             needs.append(desired.pmem_filesystem)
         if desired.pmem_mode == "system-ram":
@@ -40,13 +37,13 @@ def _needs(desired: Desired) -> List[str]:
 
 
 def needed(desired: Desired, os: OsInfo) -> List[str]:
-    """Names of the packages that the host must have; without repeats, in a fixed order."""
+    """Names of the packages that the host needs, without repeats, in a fixed order."""
     wanted = [name for need in _needs(desired) for name in families.names(os, need)]
     return list(dict.fromkeys(wanted + desired.runtime_packages))
 
 
 def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
-    """The family's repositories that the packages come from, beyond those that are enabled."""
+    """Repositories of the family to enable for the packages."""
     family = families.of(os)
     needs = _needs(desired) if family is not None else []
     wanted = [name for need in needs for name in (family.comes_from.get(need, []) if family else [])]
@@ -58,7 +55,7 @@ def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
 
 
 def given(desired: Desired) -> Dict[str, str]:
-    """The repositories that the inventory names, by name."""
+    """The repositories of the inventory, by name."""
     archive = {repositories.ARCHIVE: desired.kernel_archive_url} if desired.kernel_archive_url else {}
     return dict(archive, **desired.runtime_repositories)
 
@@ -74,7 +71,7 @@ def parse_dpkg(text: str) -> Dict[str, str]:
 
 
 def installed_version(status: str, name: str) -> str:
-    """Version of an installed package in the text of dpkg's status file; empty when it is not installed."""
+    """Version of a package in dpkg's status file; empty if it is not installed."""
     head, at = "\nPackage: {}\n".format(name), -1
     text = "\n" + status
     while True:
@@ -94,13 +91,13 @@ def parse_rpm(text: str) -> Dict[str, str]:
 
 
 def observe(system: System, os: OsInfo, names: List[str]) -> Dict[str, str]:
-    """Installed versions of ``names``; empty text for those that are not installed."""
+    """Installed versions of ``names``; empty for those that are not installed."""
     found: Dict[str, str] = {}
     if names and os.package_manager == "apt":
-        # Megabytes, of which only names and versions matter, which are ASCII: this encoding costs nothing.
+        # Only ASCII names and versions matter in these megabytes, and latin-1 decodes fastest.
         text = system.read(_STATUS, "latin-1")
         if text and not system.list(_UPDATES):
-            # Reading it ourselves takes a fraction of the time.
+            # This takes a fraction of dpkg-query's time.
             return {name: installed_version(text, name) for name in names}
         query = "${Package}\\t${db:Status-Status}\\t${Version}\\n"
         found = parse_dpkg(system.run(["dpkg-query", "-W", "-f", query] + names).out)
@@ -110,7 +107,7 @@ def observe(system: System, os: OsInfo, names: List[str]) -> Dict[str, str]:
 
 
 def parse_candidates(text: str) -> Dict[str, str]:
-    """Name → version that can be installed, of ``apt-cache policy``; empty when there is none."""
+    """Name → candidate version of ``apt-cache policy``; empty if there is none."""
     found, name = {}, ""
     for line in text.splitlines():
         if line and not line[0].isspace():
@@ -129,7 +126,7 @@ def install_command(os: OsInfo, names: List[str], options: List[str]) -> List[st
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
-    """One step that installs what is missing; none when nothing is."""
+    """One step that installs the missing packages; none if nothing is missing."""
     missing = [name for name in needed(desired, state.os) if not state.packages.get(name)]
     if not missing or not state.os.package_manager:
         return []
@@ -141,6 +138,9 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why="training and its tools need them and they are not installed",
             commands=use.commands + [install_command(state.os, missing, use.options)],
             action="install_packages",
+            role="runtime",
+            preparing=True,
+            scope="host" if platforms.get(desired.kind).managed else "training",
             args=dict(
                 {"manager": state.os.package_manager, "names": missing},
                 **({} if use == repositories.ENABLED else {"repositories": use._asdict()}),
@@ -149,29 +149,29 @@ def plan(state: State, desired: Desired) -> List[Step]:
     ]
 
 
-# What is not there where a system has no package of it, and what there is instead.
+# The effect of a missing package, and the alternative.
 _WITHOUT = {
-    "memkind": "storage pmem_memkind cannot be had; dram puts servers on the memory node all the same",
+    "memkind": "storage pmem_memkind is not available; dram puts servers on the memory node too",
     "ipmctl": "goals can be set on another system, or with ipmctl from elsewhere",
     "tbb": "an archive of OpenEmbedding that was linked against libtbb.so.2 does not start",
-    "cxl": "daxctl does what oeprov needs; cxl list, for looking, would have to come from elsewhere",
+    "cxl": "oeprov needs daxctl only; install `cxl list` from elsewhere if you want it",
 }
 
 
 def notes(state: State, desired: Desired) -> List[str]:
-    """What is different on this release."""
+    """Notes on packages that differ on this release."""
     found = [
         "{} has no package of {}: {}".format(families.title(state.os), need, _WITHOUT[need])
         for need in _needs(desired)
         if need in _WITHOUT and families.lacks(state.os, need)
     ]
     family = families.of(state.os)
-    if family is None or desired.kind == "local":
+    if family is None or not platforms.get(desired.kind).managed:
         return found
     if not families.is_known(state.os):
         found.append(
             "{} is not one of the systems that oeprov knows ({}): it is treated as {}".format(
-                families.title(state.os), families.KNOWN, families.treated_as(state.os)
+                families.title(state.os), families.known_names(), families.treated_as(state.os)
             )
         )
     if family.gone and repositories.ARCHIVE not in given(desired) and plan(state, desired):
@@ -184,17 +184,17 @@ def notes(state: State, desired: Desired) -> List[str]:
 
 
 def problems(state: State, desired: Desired) -> List[str]:
-    """Why packages that are missing cannot be installed."""
+    """Why missing packages cannot be installed."""
     wanted = needed(desired, state.os)
     missing = [name for name in wanted if not state.packages.get(name)]
     name = families.title(state.os)
-    # kind local may need nothing of the system, which is then nobody's business.
+    # A host that is not managed may need no packages; its system does not matter then.
     if families.of(state.os) is None and (_needs(desired) or desired.runtime_packages):
-        return ["{}: packages are known for {} only".format(name, families.KNOWN)]
+        return ["{}: packages are known for {} only".format(name, families.known_names())]
     found = repositories.problems(state.os, desired.runtime_repositories)
     if missing and not state.os.package_manager:
         found.append("{}: {} missing, and neither apt, dnf nor yum is there".format(name, ", ".join(missing)))
-    elif missing and not state.os.is_root and desired.kind == "local":
+    elif missing and not state.os.is_root and not platforms.get(desired.kind).managed:
         found.append(
             "system packages are missing and this user cannot install them; as root: {} install {}".format(
                 "apt-get" if state.os.package_manager == "apt" else state.os.package_manager,
@@ -207,7 +207,7 @@ def problems(state: State, desired: Desired) -> List[str]:
 def apply(
     system: System, manager: str, names: List[str], use: repositories.Use = repositories.ENABLED
 ) -> List[str]:
-    """Installs ``names``; returns what was installed. CommandError when the package manager fails."""
+    """Install ``names``; returns those that were missing. CommandError if the package manager fails."""
     os = OsInfo(package_manager=manager)
     before = observe(system, os, names)
     absent = [name for name in names if not before[name]]
@@ -220,7 +220,7 @@ def apply(
     else:
         result = _run(system, command)
     if not result.ok:
-        # dnf ends with much else.
+        # dnf prints much else at its end.
         short = result if manager == "apt" else result._replace(out="", err=first_errors(result))
         raise CommandError(short.explain())
     after = observe(system, os, absent)
@@ -231,7 +231,7 @@ def apply(
 
 
 def run_install(system: System, manager: str, command: List[str], options: List[str]) -> Result:
-    """Runs an installation of a version that the index may not have yet."""
+    """Install a version that the index may not have yet."""
     if manager == "apt":
         _repair_dpkg(system)
         _apt_update(system, options)
@@ -239,7 +239,7 @@ def run_install(system: System, manager: str, command: List[str], options: List[
 
 
 def first_errors(result: Result) -> str:
-    """The first lines about errors: a package manager's last ones only say that there were some."""
+    """The first lines about errors: the last ones of a package manager only count them."""
     lines = [line.strip() for line in (result.err + "\n" + result.out).splitlines()]
     found = [line for line in lines if re.search(r"error|fail|no space|E:|GPG", line, re.IGNORECASE)]
     return " / ".join(found[:3] or ["it did not say why"])
@@ -252,7 +252,7 @@ def _run(system: System, argv: List[str]) -> Result:
 def _apt_install(
     system: System, names: List[str], command: List[str], stale: bool, options: List[str]
 ) -> Result:
-    """Installs from the index that is there, and from a fresh one only where that does not do or is stale."""
+    """Install from the cached index, and refresh it only if it is stale or does not suffice."""
     _repair_dpkg(system)
     policy = ["apt-cache"] + options + ["policy"] + names
     candidates = {} if stale else parse_candidates(system.run(policy).out)
@@ -264,15 +264,15 @@ def _apt_install(
     result = _run(system, command)
     if result.ok or refreshed.ok:
         return result
-    # An index that cannot be refreshed (no network) may still be good enough; if not, both are worth saying.
+    # Without network the cached index may suffice; if not, both failures are reported.
     return result._replace(err="{}\n{}".format(result.err.strip(), refreshed.explain()))
 
 
 def _repair_dpkg(system: System) -> None:
-    """Ends what a power cut or a kill interrupted; without that apt-get refuses everything."""
+    """Finish an installation that was interrupted; apt-get refuses everything until then."""
     if not system.list(_UPDATES) and not system.run(["dpkg", "--audit"]).out.strip():
         return
-    # apt-get waits for the lock, dpkg does not: another installation that is just under way ends first.
+    # apt-get waits for the lock, dpkg does not: this lets a running installation finish.
     _run(system, _APT + ["check"])
     _run(system, ["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"])
     if system.run(["dpkg", "--audit"]).out.strip():

@@ -1,8 +1,7 @@
-"""What will be done on a node: a pure function of its state and of what is wanted there.
+"""Plan a host: a pure function of its observed state and of what the inventory asks for.
 
-``make_plan(state, desired)`` looks at nothing and changes nothing; ``provision.node.apply`` carries a
-step out. Each mechanism (bootloader, ndctl, mount, …) plans its own part in its own file; here the parts
-are put in order around at most one reboot.
+Each mechanism (bootloader, ndctl, mount, …) plans its share in its own file. ``make_plan`` puts the shares in
+order around at most one reboot; ``apply`` carries the steps out.
 """
 
 from typing import List
@@ -16,38 +15,39 @@ from . import (
     inuse,
     kernel,
     packages,
+    platforms,
     pmem,
     removal,
 )
-from .part import Part
 from .state import State
-from .step import Desired, Plan, Step
+from .step import Desired, Part, Plan, Step
 
 __all__ = ["Desired", "Plan", "Step", "make_plan"]
 
 
 def make_plan(state: State, desired: Desired) -> Plan:
-    """The steps that lead from ``state`` to ``desired``; none when it is there already.
+    """Plan the way from ``state`` to ``desired``; no steps if the host is there.
 
-    ``problems`` say why it cannot be reached; steps are then what would be done otherwise.
+    A plan with ``problems`` has the steps that it would have without them.
     """
     if desired.remove:
         return _removal(state, desired)
     part, flavor = pmem.plan(state, desired), flavors.of(desired)
+    managed = platforms.get(desired.kind).managed
     steps = packages.plan(state, desired)
-    if desired.kind == "local":
-        steps += part.before + flavor.plan(state, desired)
-    else:
+    if managed:
         steps += flavor.plan(state, desired) + _steps(state, desired, part)
+    else:
+        steps += part.before + flavor.plan(state, desired)
     notes, problems = part.notes + flavor.notes(state, desired), list(part.problems)
     problems += packages.problems(state, desired) + flavor.problems(state, desired)
-    if desired.kind != "local":
+    if managed:
         notes += packages.notes(state, desired) + kernel.notes(state, desired)
         notes += _trial_notes(state, desired, part)
         notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)
         problems += kernel.problems(state, desired) + gpuconflicts.problems(state, desired)
         problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
-        notes += ["could not be looked at: " + item for item in state.trouble]
+        notes += ["could not be observed: " + item for item in state.trouble]
     if state.assumed:
         system = families.title(state.os)
         notes.insert(
@@ -59,10 +59,10 @@ def make_plan(state: State, desired: Desired) -> Plan:
 
 
 def _removal(state: State, desired: Desired) -> Plan:
-    """The steps that take away what oeprov made; kernel arguments go by a boot on trial, like any change."""
+    """Plan the removal of what oeprov made; kernel arguments go in a trial boot, like any change of them."""
     part = removal.plan(state, desired)
     bare = _bare(desired)
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
     steps = _steps(state, bare, part)
     notes = part.notes + _trial_notes(state, bare, part)
@@ -71,7 +71,7 @@ def _removal(state: State, desired: Desired) -> Plan:
 
 
 def _bare(desired: Desired) -> Desired:
-    """Nothing that the inventory asks for is to be reached on the way of a removal."""
+    """Leave out what the inventory asks for: a removal installs nothing."""
     return desired._replace(kernel_version="", kernel_arguments=[], gpu_driver="", pmem_mode="none")
 
 
@@ -95,7 +95,7 @@ def _reasons(state: State, desired: Desired, part: Part) -> List[str]:
 
 
 def makes_trial(state: State, desired: Desired, part: Part) -> bool:
-    """Whether the plan has a boot on trial; ``part`` is that of persistent memory, or of the removal."""
+    """Whether the plan has a trial boot; ``part`` is the share of persistent memory or of the removal."""
     if desired.remove:
         desired = _bare(desired)
     reboots = bool(_reasons(state, desired, part))
@@ -112,8 +112,8 @@ def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
         steps += bootloader.plan_saved_default(state, kernel.needs_install(state, desired))
     steps += kernel.plan_install(state, desired, mkconfig) + part.before
     arguments = bootloader.plan(state, change)
-    # On trial, only the entry for one boot has the new arguments; they are written down once it was healthy.
-    # The default comes first then: the new kernel with the old arguments is safer than the other way round.
+    # In a trial only the one-time entry has the new arguments; they become permanent after a healthy boot.
+    # The default changes before them: the new kernel with the old arguments is safer than the reverse.
     late = trial or not reasons
     steps += [] if late else arguments
     if reasons:
@@ -143,7 +143,7 @@ def _trial_problems(state: State, desired: Desired, part: Part) -> List[str]:
 
 
 def _trial_notes(state: State, desired: Desired, part: Part) -> List[str]:
-    """What is to be known of a trial of arguments; ``kernel.notes`` says it of kernels."""
+    """Notes on a trial of arguments; ``kernel.notes`` has those on kernels."""
     add, remove = bootloader.pending(state, _change(state, desired, part))
     if kernel.needs_boot(state, desired):
         return []

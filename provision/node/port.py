@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine."""
+"""Which process listens on a port of this host."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def blocked(address: str, port: int) -> str:
 
 
 def holder(system: System, port: int) -> str:
-    """Who listens on a TCP port, in words: a unit, or a program and its pid; empty when not to be seen."""
+    """The process that listens on a TCP port: program, pid and unit; empty if it cannot be seen."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in system.read(table).splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""Processes on this machine, told apart from others that got the same number later."""
+"""Processes of this host, identified by pid and start time, since pids are reused."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from typing import Optional
 
 
 def start_time(pid: int) -> int:
-    """When the process began, in clock ticks since boot; 0 when there is no such process (or a zombie)."""
+    """Start of a process in clock ticks since boot; 0 if there is no such process, or a zombie."""
     try:
         with open("/proc/{}/stat".format(pid), "rb") as stat:
             # The command name may hold spaces and brackets: the fields begin after the last bracket.
@@ -20,12 +20,12 @@ def start_time(pid: int) -> int:
 
 
 def alive(pid: int, started: int) -> bool:
-    """Whether the very process that was seen with this start time still runs."""
+    """The process that had this start time still runs."""
     return pid > 0 and started > 0 and start_time(pid) == started
 
 
 def send(pid: int, started: int, number: int = signal.SIGTERM) -> bool:
-    """Signal the process if it is still the one that began at ``started``; False when it is gone."""
+    """Signal the process that began at ``started``; False if it has ended."""
     if not alive(pid, started):
         return False
     try:
@@ -36,7 +36,7 @@ def send(pid: int, started: int, number: int = signal.SIGTERM) -> bool:
 
 
 def wait_gone(pid: int, started: int, seconds: float) -> bool:
-    """Wait until the process has ended, at most ``seconds``; True when it has."""
+    """Wait at most ``seconds`` for the process to end; True if it has."""
     deadline = time.monotonic() + seconds
     while alive(pid, started):
         if time.monotonic() >= deadline:
@@ -46,7 +46,7 @@ def wait_gone(pid: int, started: int, seconds: float) -> bool:
 
 
 def resident_bytes(pid: int) -> Optional[int]:
-    """Memory that the process holds, in bytes; None when it cannot be read."""
+    """Resident bytes of a process; None if they cannot be read."""
     try:
         with open("/proc/{}/statm".format(pid)) as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
-"""Asks a registry whether it has an image, on hosts where there is no container engine yet that would.
+"""Ask a registry whether it has an image, on hosts without a container engine.
 
-The questions are those of the OCI distribution specification: the manifest, after a token where it wants one.
+This is the manifest request of the OCI distribution specification, after one for a token if required.
 """
 
 import json
@@ -22,7 +22,7 @@ _SECONDS = 10
 
 
 class Reference(NamedTuple):
-    """Where an image is: ``name`` and ``tag`` (or digest) as its registry calls them."""
+    """Location of an image: ``name`` and ``tag`` (or digest) in its registry."""
 
     registry: str
     name: str
@@ -44,12 +44,12 @@ def parse(image: str) -> Reference:
 
 
 def missing(image: str) -> str:
-    """Why the registry does not give the image to somebody without a login; empty when it does, or is silent.
+    """Why the image is not available without a login; empty if it is, or if the registry does not answer.
 
-    Who installs an engine may give it a proxy, so a registry that does not answer here says nothing.
+    The engine may get a proxy later, so a registry that does not answer proves nothing.
     """
     where = parse(image)
-    # Engines too speak HTTP to this machine only.
+    # Engines use HTTP for this host only, too.
     scheme = "http" if re.match(r"(localhost|127\.[\d.]+)(:|$)", where.registry) else "https"
     url = "{}://{}/v2/{}/manifests/{}".format(scheme, where.registry, where.name, where.tag)
     try:
@@ -66,13 +66,13 @@ def missing(image: str) -> str:
     if code == 404:
         return "{} has no {}:{}".format(where.registry, where.name, where.tag)
     if code in (401, 403):
-        return "{} wants a login for {}, or does not have it".format(where.registry, where.name)
+        return "{} requires a login for {}, or does not have it".format(where.registry, where.name)
     return ""
 
 
 def _ask(url: str, headers: Dict[str, str]) -> Any:
-    """(status, how to get in) of a question for the head of ``url``."""
-    from urllib import error, request  # slow to import, and hardly ever needed
+    """(status, how to authenticate) of a HEAD request."""
+    from urllib import error, request  # slow to import, and rarely needed
 
     asked = request.Request(url, headers=dict(headers, Accept=_ACCEPT), method="HEAD")  # noqa: S310
     try:
@@ -83,7 +83,7 @@ def _ask(url: str, headers: Dict[str, str]) -> Any:
 
 
 def _token(url: str) -> str:
-    """The token that everybody gets."""
+    """Get an anonymous token."""
     from urllib import request
 
     with request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310

@@ -1,7 +1,7 @@
-"""What oeprov made on a node, and the steps that take it away again: `oeprov destroy`.
+"""`oeprov destroy`: observe what oeprov made on a host, and plan its removal.
 
-Data goes by name only: what ``Desired.remove_objects`` does not name is left, and a note says its name.
-System packages and kernels stay, because nobody knows who else uses them.
+Data is removed by name only: an object that ``Desired.remove_objects`` does not have stays, and a note names
+it. System packages and kernels stay, because others may use them.
 """
 
 import os
@@ -11,12 +11,13 @@ import shutil
 from typing import Any, Dict, List, Tuple
 
 from . import (
-    bootdefault,
+    bootentry,
     bootloader,
     build,
     devices,
     filesystem,
     gpucheck,
+    grubdefaults,
     job,
     jobfiles,
     kernel,
@@ -25,6 +26,7 @@ from . import (
     ndctl,
     numa,
     owned,
+    platforms,
     repositories,
     runtime,
     system_ram,
@@ -32,21 +34,20 @@ from . import (
 )
 from .command import CommandError, System
 from .grubdefaults import DEFAULTS
-from .part import Part
 from .state import JobFiles, Namespace, Remains, State
-from .step import Action, Applied, Desired, Step
+from .step import Action, Applied, Desired, Part, Step
 
 USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
 _OFFLINE = "memhp_default_state="
 _FILES = [repositories.YUM, repositories.APT, repositories.BUNDLE, kernel.FAILED, build.WHEELS]
-# The link that enables the unit goes first: without the unit it would not be seen any more.
+# The link that enables the unit goes first: without the unit it would not be found.
 _FILES += [gpucheck.CHECKED, gpucheck.ENABLED, gpucheck.UNIT]
 
 
 def observe(system: System, desired: Desired, state: State) -> Remains:
-    """What is there of jobs and of files of ours; ``state`` has the mounts."""
-    local = desired.kind == "local"
+    """Observe jobs and our files; ``state`` has the mounts."""
+    managed = platforms.get(desired.kind).managed
     pools, foreign = _pools(system, _pool_roots(desired, state))
     jobs: Dict[str, JobFiles] = {}
     for name in system.list(desired.remove_jobs):
@@ -56,23 +57,23 @@ def observe(system: System, desired: Desired, state: State) -> Remains:
             steps = [item for item in system.list(os.path.join(directory, "run", "checkpoints")) if item]
             saved = len([item for item in steps if item.startswith("step-")])
             jobs[name] = JobFiles(name, directory=directory, checkpoints=saved, run=bool(run))
-    for unit in [] if local else systemd.ours(system):
+    for unit in systemd.ours(system) if managed else []:
         name = re.sub(r"^oeprov-(.+)-(?:server|worker)-\d+[.]service$", r"\1", unit)
         found = jobs.get(name, JobFiles(name))
         jobs[name] = found._replace(units=found.units + [unit])
     for name, paths in pools.items():
         jobs[name] = jobs.get(name, JobFiles(name))._replace(pools=paths)
-    files = [] if local else [path for path in _FILES if system.exists(path)]
+    files = [path for path in _FILES if system.exists(path)] if managed else []
     return Remains(
         jobs=[jobs[name] for name in sorted(jobs)],
         foreign=foreign,
         files=files,
-        user=not local and _has_user(),
+        user=managed and _has_user(),
     )
 
 
 def _has_user() -> bool:
-    """The user that services run as, as we make it; another one of its name may be a person's."""
+    """The user of the services exists as oeprov makes it; another user of that name may be a person."""
     try:
         found = pwd.getpwnam(USER)
     except KeyError:
@@ -81,14 +82,14 @@ def _has_user() -> bool:
 
 
 def _pool_roots(desired: Desired, state: State) -> List[str]:
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return [desired.pmem_directory] if desired.pmem_directory else []
     places = [item.where for item in state.mounts if mount.is_place(item.where, desired)]
     return [os.path.join(where, "oeprov") for where in places]
 
 
 def _pools(system: System, roots: List[str]) -> Tuple[Dict[str, List[str]], List[str]]:
-    """Directories of jobs below ``roots``, by job; and what else is there."""
+    """Directories of jobs below ``roots``, by job; and all other paths there."""
     found: Dict[str, List[str]] = {}
     foreign = []
     for root in roots:
@@ -103,17 +104,17 @@ def _pools(system: System, roots: List[str]) -> Tuple[Dict[str, List[str]], List
 
 
 def plan(state: State, desired: Desired) -> Part:
-    """Steps that take away what oeprov made; data only if it is named, the rest of it is in the notes."""
+    """Plan the removal of what oeprov made; notes list the data that was not named, and stays."""
     problems = [
         "training job {0} runs on this host; stop it first: oeprov stop {0}".format(name)
         for name in state.jobs
     ]
     part = _jobs(state, desired)
-    if desired.kind == "local":
+    if not platforms.get(desired.kind).managed:
         return part._replace(before=part.before + _directory(state, desired, part), problems=problems)
     memory, kept = _memory(state, desired)
     arguments = _arguments(state, desired)
-    default = bootdefault.plan_back(state, desired.remove_grub_default)
+    default = plan_grub_default(state, desired.remove_grub_default)
     after = default.after + _files(state, desired, part, bool(kept.notes or arguments.notes))
     if state.dimms.app_direct:
         kept.notes.append("left: the goal of the modules, App Direct; ipmctl changes it")
@@ -156,8 +157,8 @@ def _jobs(state: State, desired: Desired) -> Part:
         name = "job/" + item.job
         if not paths:
             continue
-        # Those of jobs of kind local lie in a user's own directory.
-        mine = item.pools if desired.kind == "local" else paths
+        # On a user's own machine jobs are in the user's directory.
+        mine = paths if platforms.get(desired.kind).managed else item.pools
         if words and name not in desired.remove_objects:
             notes.append(_left(desired, "job {} ({})".format(item.job, words), [name]))
             continue
@@ -176,11 +177,11 @@ def _jobs(state: State, desired: Desired) -> Part:
 
 
 def _directory(state: State, desired: Desired, jobs: Part) -> List[Step]:
-    """The stand-in directory of kind local, once it is empty."""
+    """Remove the directory in place of persistent memory, once it is empty."""
     path = desired.pmem_directory
     kept = any(item.pools and "job/" + item.job not in desired.remove_objects for item in state.remains.jobs)
     there = any(item.path == path and item.is_directory for item in state.directories)
-    # With rows in it, their removal takes it along (``parents``).
+    # If it has rows, their removal removes it too (``parents``).
     if not there or kept or state.remains.foreign or any(item.pools for item in state.remains.jobs):
         return []
     return [
@@ -204,7 +205,7 @@ def _is_ours(state: State, item: Namespace) -> bool:
 
 
 def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
-    """What uses persistent memory goes; namespaces only by name."""
+    """Stop the use of persistent memory; namespaces are destroyed by name only."""
     steps, notes, doomed = [], [], []
     for item in state.namespaces:
         if not _is_ours(state, item):
@@ -216,10 +217,10 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
         if item.blockdev and all(
             mount.is_place(found.where, desired) for found in mount.mounts_of(state, item.blockdev)
         ):
-            why = "what lies on it is left there; the step fails when files are open"
+            why = "its data stays; the step fails if files are open"
             steps += [step._replace(why=why) for step in mount.unmount_step(state, item.blockdev)]
         if item.mode == "raw" and not item.labels:
-            continue  # the memory as it came
+            continue  # the memory as delivered
         name = "{}/{}".format(item.dev, item.uuid or item.raw_uuid or "no-uuid")
         data = [lost for lost in ndctl.data_in(state, item) if lost != name]
         if name in desired.remove_objects and not release.reboot_why:
@@ -246,7 +247,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
 
 
 def _arguments(state: State, desired: Desired) -> Part:
-    """Kernel arguments that oeprov added; re7p's memmap only if what lies on its range was named."""
+    """Remove kernel arguments that oeprov added; memmap= only if the data on its range was named."""
     configured = state.kernel.cmdline + state.bootloader.cmdline.split()
     known = [
         word
@@ -260,8 +261,8 @@ def _arguments(state: State, desired: Desired) -> Part:
         if not known:
             return Part()
         note = (
-            "left: kernel arguments {}: the journal here does not say whether they were there before oeprov; "
-            "if they were not, {}"
+            "left: kernel arguments {}: the journal here does not have the arguments from before oeprov; if "
+            "these are oeprov's, {}"
         )
         way = "take them out of {} and run {}".format(DEFAULTS, " ".join(bootloader.mkconfig_command(state)))
         if state.bootloader.has_grubby:
@@ -285,7 +286,7 @@ def _arguments(state: State, desired: Desired) -> Part:
 
 
 def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]:
-    """The environment, configuration, the registry and the user of services, if nothing needs them."""
+    """Remove the environment, configuration, the registry and the services' user, if nothing needs them."""
     paths = [state.runtime.venv] if state.runtime.made else []
     paths += state.remains.files
     if not kept and state.owned:
@@ -307,7 +308,7 @@ def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]
             Step(
                 id="remove-user",
                 what="remove the user {}".format(USER),
-                why="services ran as it, and it has no files any more",
+                why="services ran as it, and it has no files left",
                 commands=[["userdel", USER]],
                 action="remove_user",
             )
@@ -316,7 +317,7 @@ def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]
 
 
 def _parents(state: State, desired: Desired) -> List[str]:
-    """Directories of ours that may be empty then."""
+    """Our directories that may be empty afterwards."""
     above = os.path.dirname(state.runtime.venv)
     places = [desired.remove_jobs, os.path.dirname(numa.ENVIRONMENT)]
     return places + ([above] if os.path.basename(above) == "oeprov" else [])
@@ -336,7 +337,7 @@ def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
         real = system.path(path)
         if os.path.isdir(real) and not os.path.islink(real):
             try:
-                runtime.empty(system, path)  # its stamp last: broken off, it still counts as ours
+                runtime.empty(system, path)  # its stamp last: after an interruption it still counts as ours
                 shutil.rmtree(real)
             except OSError as error:
                 raise CommandError("{}: {}".format(error.filename or path, error.strerror))
@@ -350,7 +351,7 @@ def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
             os.rmdir(system.path(path))
             changed = True
         except OSError:
-            pass  # others' files are there, or it is gone
+            pass  # it holds other files, or does not exist
     return Applied(changed, "removed" if changed else "nothing was there")
 
 
@@ -361,7 +362,60 @@ def _remove_user(system: System, _: Dict[str, Any]) -> Applied:
     return Applied(True, "the user {} is gone".format(USER))
 
 
+def plan_grub_default(state: State, before: str) -> Part:
+    """One step that sets GRUB_DEFAULT back (empty: no line), if the running kernel stays the default.
+
+    Otherwise a note: a removal must not make an untested kernel the default.
+    """
+    loader = state.bootloader
+    if loader.has_grubby or not loader.saved_default or before == "saved":
+        return Part()
+    starts = bootentry.default_release(loader.entries, before, loader.saved_entry)
+    if starts != state.kernel.running:
+        note = (
+            "left: GRUB_DEFAULT=saved in {}; before oeprov it was {}, with which the next boot would start "
+            "{}, and {} runs"
+        )
+        then = "kernel " + starts if starts else "an unknown kernel"
+        return Part(notes=[note.format(DEFAULTS, before or "not set", then, state.kernel.running)])
+    return Part(
+        after=[
+            Step(
+                id="boot-default-back",
+                what="set GRUB_DEFAULT={} again".format(before) if before else "remove GRUB_DEFAULT=saved",
+                why="oeprov set it to saved; kernel {} stays the default".format(starts),
+                commands=[
+                    ["edit", DEFAULTS, "-GRUB_DEFAULT=saved"] + ["+GRUB_DEFAULT=" + before] * bool(before),
+                    bootloader.mkconfig_command(state),
+                ],
+                action="restore_grub_default",
+                role="kernel",
+                args={"value": before, "release": starts},
+            )
+        ]
+    )
+
+
+def _restore_grub_default(system: System, args: Dict[str, Any]) -> Applied:
+    value, release = args["value"], args["release"]
+    said = "GRUB_DEFAULT={}".format(value) if value else "no GRUB_DEFAULT"
+    loader = bootloader.observe(system)
+    if not loader.saved_default:
+        return Applied(False, "GRUB_DEFAULT is not saved any more")
+    bootloader.edit_defaults(system, loader, grubdefaults.edit_default(bootloader.defaults_of(loader), value))
+    now = bootloader.default_release(bootloader.observe(system))
+    if now != release:
+        bootloader.set_default(system, release)
+        raise CommandError(
+            "with {} the next boot would start kernel {} instead of {}; it is saved again".format(
+                said, now or "unknown", release
+            )
+        )
+    return Applied(True, "{} again; an ordinary boot starts {}".format(said, release))
+
+
 ACTIONS: Dict[str, Action] = {
+    "restore_grub_default": _restore_grub_default,
     "remove_units": _remove_units,
     "remove_paths": _remove_paths,
     "remove_user": _remove_user,

@@ -1,9 +1,8 @@
-"""Repositories that a package is installed from beyond those that a host has enabled, and mirrors of them.
+"""Repositories beyond those that a host has enabled, and mirrors of them.
 
-``given`` is what the inventory names: a repository's name and its address, after a space the address of its
-key, or ``unsigned``. Without either, its packages must be signed with a key that the host knows. For apt the
-value is a whole line of sources.list. A directory of packages on the host is taken for either. Names that a
-family does not know are used as well.
+``given`` are those of the inventory: name -> address, then a space and the address of the key, or
+``unsigned``. Without either, the host must know the packages' key. For apt the value is a whole line of
+sources.list. Both take a directory of packages on the host instead. Names unknown to the family work too.
 """
 
 from typing import Dict, List, NamedTuple
@@ -11,15 +10,15 @@ from typing import Dict, List, NamedTuple
 from . import families
 from .state import OsInfo
 
-YUM = "/etc/yum.repos.d/oeprov.repo"
-APT = "/etc/apt/sources.list.d/oeprov.list"
+YUM = "/etc/yum.repos.d/oeprov.repo"  # the inventory's repositories, disabled but for our own commands
+APT = "/etc/apt/sources.list.d/oeprov.list"  # the inventory's repositories for apt
 BUNDLE = "/var/lib/oeprov/bundle"  # directory that `bootstrap --bundle` fills
 UNSIGNED = "unsigned"
-LOCAL = "local"  # a directory: unsigned, and what was read of it does not hold when it is another
-ARCHIVE = "archive"  # what stands in for all of the distribution's own repositories, whose addresses are gone
+LOCAL = "local"  # a directory: unsigned, and its metadata expires at once
+ARCHIVE = "archive"  # replaces all repositories of a distribution whose mirrors are gone
 
 
-# The other sources are not asked, and what they said earlier is kept.
+# Other sources are left out, and their cached lists are kept.
 _ONLY_APT = [
     word
     for option in ("Dir::Etc::sourcelist=" + APT, "Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0")
@@ -29,7 +28,7 @@ _LOCAL_APT = "deb [trusted=yes] file:{} ./"
 
 
 class Use(NamedTuple):
-    """A file to write (``path`` is empty for none), and options that make the package manager use it."""
+    """A file to write (none if ``path`` is empty), and options with which the package manager uses it."""
 
     path: str = ""
     text: str = ""
@@ -37,7 +36,7 @@ class Use(NamedTuple):
 
     @property
     def commands(self) -> List[List[str]]:
-        """The file, as plans show it."""
+        """The file as a command of a step."""
         return [["write", self.path, self.text]] if self.path else []
 
 
@@ -45,7 +44,7 @@ ENABLED = Use()
 
 
 def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
-    """What makes ``wanted`` repositories and all of ``given`` that the family does not know available."""
+    """Make the ``wanted`` repositories available, and those of ``given`` that the family does not know."""
     family = families.of(os)
     known = {} if family is None else family.repositories
     if os.package_manager == "apt":
@@ -56,10 +55,10 @@ def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
         return Use(APT, text, _ONLY_APT if given.get(ARCHIVE) else [])
     sections, options = [], []
     if given.get(ARCHIVE):
-        # The distribution's own addresses do not answer, and one that does not fails the whole command.
+        # The distribution's own mirrors are gone, and one dead mirror fails the whole command.
         options.append("--disablerepo=*")
     if given.get(ARCHIVE, "").startswith("/"):
-        wanted = [name for name in wanted if given.get(name)]  # a directory has all: there is no network
+        wanted = [name for name in wanted if given.get(name)]  # a directory has all packages
     for name in [item for item in given if item not in known or item in wanted] + wanted:
         section = "oeprov-" + name
         own = [known[name].url, known[name].key] if name in known else ["", ""]
@@ -85,7 +84,7 @@ def _section(name: str, url: str, key: str) -> str:
 
 
 def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
-    """What the inventory says that this system's package manager cannot use."""
+    """Repositories of the inventory that this system's package manager cannot use."""
     found = []
     for name, value in given.items():
         if value.startswith("/"):
@@ -93,12 +92,12 @@ def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
         line = value.startswith("deb ")
         if os.package_manager == "apt" and not line:
             found.append(
-                "runtime_repositories {}: apt wants a whole line, such as 'deb [signed-by=/path/key.gpg] "
+                "runtime_repositories {}: apt needs a whole line, such as 'deb [signed-by=/path/key.gpg] "
                 "https://mirror/debian bookworm main'; found {!r}".format(name, value)
             )
         if os.package_manager in ("dnf", "yum") and (line or len(value.split()) > 2 or ":/" not in value):
             found.append(
-                "runtime_repositories {}: {} wants an address, then that of the key, or unsigned; "
+                "runtime_repositories {}: {} needs an address, then that of the key, or unsigned; "
                 "found {!r}".format(name, os.package_manager, value)
             )
     return found

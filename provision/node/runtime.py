@@ -1,7 +1,7 @@
-"""The Python environment that training runs in: what it has, what it lacks, and installing the rest.
+"""The Python environment of training: observe it, and install what it lacks.
 
-Hosts get oeprov itself as a wheel of their build (see ``build.py``). The environment remembers in ``STAMP``
-which one it has, so that a host on which all is well is told without starting an interpreter.
+Hosts get oeprov as a wheel of their build (see ``build.py``). ``STAMP`` in the environment names it, so no
+interpreter needs to be started on a host that is right.
 """
 
 import json
@@ -11,7 +11,7 @@ import shutil
 import sys
 from typing import Any, Dict, List, NamedTuple
 
-from . import families
+from . import families, platforms
 from .build import CPU_LEVEL, WHEELS, build_of, key_of, minor, python_of, python_version, wheel_file
 from .command import CommandError, System
 from .state import Runtime, State
@@ -19,9 +19,9 @@ from .step import Action, Applied, Desired, Step
 
 STAMP = ".oeprov-wheel"
 PYTHON_SINCE = (3, 10)  # requires-python of pyproject.toml
-OTHERS = ("3.6", "3.7", "3.8", "3.9")  # that OpenEmbedding runs on: what openembedding.STACKS has
-# Runs in the environment's own interpreter. pip carries the library that understands requirements and
-# markers, so that nothing must be installed there first.
+OTHERS = ("3.6", "3.7", "3.8", "3.9")  # versions that OpenEmbedding runs on, from openembedding.STACKS
+# Runs in the environment's own interpreter. pip brings the library for requirements and markers, so nothing
+# must be installed first.
 _PROBE = r"""
 import json, sys
 out = {"python": "%d.%d.%d" % sys.version_info[:3], "distributions": {}, "missing": [], "oeprov": ""}
@@ -60,7 +60,7 @@ def interpreter(venv: str) -> str:
 
 
 def parse_probe(venv: str, text: str, writable: bool) -> Runtime:
-    """What the probe printed; ValueError when it is not its JSON."""
+    """Parse the output of the probe; ValueError for anything else."""
     found: Dict[str, Any] = json.loads(text)
     return Runtime(
         venv=venv,
@@ -75,9 +75,9 @@ def parse_probe(venv: str, text: str, writable: bool) -> Runtime:
 
 
 def observe(system: System, venv: str, requirements: List[str], python: str = "") -> Runtime:
-    """The environment ``venv`` and which of ``requirements`` (PEP 508) it does not satisfy.
+    """Observe the environment ``venv``, and which of ``requirements`` (PEP 508) it lacks.
 
-    ``python`` is the interpreter that would make it, of which the version is wanted.
+    ``python`` is the interpreter that would make it; its version is observed too.
     """
     stamp = _read_stamp(system, venv)
     found = Runtime(
@@ -93,17 +93,17 @@ def observe(system: System, venv: str, requirements: List[str], python: str = ""
         return found._replace(missing=requirements, error=error)
     found = found._replace(exists=True, writable=os.access(system.path(venv), os.W_OK))
     if stamp.made and not stamp.finished:
-        return found._replace(missing=requirements)  # whatever it has, it will be made again
+        return found._replace(missing=requirements)  # it will be made again anyway
     if stamp.made and stamp.finished and not requirements:
-        # The usual case on servers, told without starting an interpreter.
+        # The usual case on servers, which needs no interpreter.
         return found._replace(**_installed(system, venv))
     probed = _probe(system, found, requirements)
     return probed._replace(base=found.base, wheel=found.wheel, made=found.made, unfinished=found.unfinished)
 
 
 def _probe(system: System, found: Runtime, requirements: List[str]) -> Runtime:
-    """What the environment's own interpreter says of it."""
-    # -I: neither the current directory nor PYTHON* variables decide what is found.
+    """Ask the environment's own interpreter."""
+    # -I: the current directory and PYTHON* variables must not change the result.
     argv = [system.path(interpreter(found.venv)), "-I", "-c", _PROBE, json.dumps(requirements)]
     result = system.run(argv)
     if not result.ok:
@@ -112,7 +112,7 @@ def _probe(system: System, found: Runtime, requirements: List[str]) -> Runtime:
 
 
 class Stamp(NamedTuple):
-    """What oeprov wrote into an environment; ``made``: it made the environment, which it may then empty."""
+    """oeprov's record in an environment; ``made``: oeprov made the environment, and may empty it."""
 
     wheel: str = ""
     made: bool = False
@@ -127,12 +127,12 @@ def _read_stamp(system: System, venv: str) -> Stamp:
 
 
 def write_stamp(system: System, venv: str, stamp: Stamp) -> None:
-    """Write down what oeprov did in an environment."""
+    """Write oeprov's record into an environment."""
     system.write(os.path.join(venv, STAMP), json.dumps(stamp._asdict(), sort_keys=True) + "\n")
 
 
 def _version(system: System, python: str) -> str:
-    """Version of an interpreter; empty when it is not installed."""
+    """Version of an interpreter; empty if it is not installed."""
     path = system.which(python)
     if path and os.path.realpath(path) == os.path.realpath(sys.executable):
         return sys.version.split()[0]
@@ -149,11 +149,11 @@ def _installed(system: System, venv: str) -> Dict[str, Any]:
 
 
 def why_again(runtime: Runtime) -> str:
-    """Why an environment that oeprov made must be made again; empty when it need not."""
+    """Why an environment of oeprov's must be made again; empty if it need not."""
     if not runtime.exists or not runtime.made:
         return ""
     if runtime.unfinished:
-        return "an earlier installation in {} did not end".format(runtime.venv)
+        return "an earlier installation in {} was interrupted".format(runtime.venv)
     if runtime.error:
         return "the Python in {} cannot be used: {}".format(runtime.venv, runtime.error)
     if runtime.base and minor(runtime.base) != minor(runtime.python):
@@ -164,7 +164,7 @@ def why_again(runtime: Runtime) -> str:
 
 
 def _why(runtime: Runtime, build: str, needs_oeprov: bool) -> str:
-    """Why the environment is not what is wanted; empty when it is."""
+    """Why the environment must change; empty if it is right."""
     if not runtime.exists:
         return "there is no Python environment at {}".format(runtime.venv)
     if why_again(runtime):
@@ -179,7 +179,7 @@ def _why(runtime: Runtime, build: str, needs_oeprov: bool) -> str:
 
 
 def _lacks_wheel(runtime: Runtime, build: str) -> bool:
-    """Whether another oeprov than that of ``build`` is installed, or none; any will do for an empty build."""
+    """oeprov of ``build`` is not installed; an empty build accepts any."""
     return not runtime.oeprov or bool(build and runtime.wheel != build)
 
 
@@ -190,10 +190,10 @@ def _make(python: str, venv: str, offline: bool) -> List[str]:
 def _install(
     venv: str, python: str, wheel: str, requirements: List[str], create: bool, offline: bool, index: str
 ) -> List[List[str]]:
-    """Command lines; ``offline``: the wheel and no more, ``create``: into an environment that was just made.
+    """Command lines; ``offline``: only the wheel, ``create``: into an empty environment.
 
-    With both, our wheel is unpacked as it is: it has no scripts and no dependencies that are not the
-    distribution's, and pip itself would be most of the work.
+    With both, the wheel is just unpacked: it has no scripts, its dependencies are the distribution's, and pip
+    would take most of the time.
     """
     if offline and create:
         place = os.path.join(venv, "lib", "python" + minor(python), "site-packages")
@@ -201,7 +201,7 @@ def _install(
     install = [interpreter(venv), "-m", "pip", "install", "--disable-pip-version-check"]
     commands = []
     if wheel and not create:
-        # pip takes another build of the same version for the same.
+        # pip does not replace a build of the same version.
         commands.append(install + ["--no-deps", "--no-index", "--force-reinstall", wheel])
     if not offline and (wheel or requirements):
         if index.startswith("/"):
@@ -213,13 +213,13 @@ def _install(
 
 
 def plan(state: State, desired: Desired) -> List[Step]:
-    """One step that makes the environment when it is not there and installs what it lacks; none else."""
+    """One step that makes the environment and installs what it lacks; none if it is right."""
     runtime, venv = state.runtime._replace(venv=desired.runtime_venv), desired.runtime_venv
-    build, local = build_of(state, desired), desired.kind == "local"
+    build, local = build_of(state, desired), not platforms.get(desired.kind).managed
     why = _why(runtime, build, not local)
     if not why:
         return []
-    offline = not local and not desired.runtime_requirements  # such a host needs nothing from PyPI
+    offline = not local and not desired.runtime_requirements  # nothing comes from PyPI
     create = not runtime.exists or bool(why_again(runtime)) or (offline and runtime.made)
     missing = desired.runtime_requirements if create else runtime.missing
     names = [item for item in missing if _applies(item, state.os.architecture)]
@@ -241,6 +241,9 @@ def plan(state: State, desired: Desired) -> List[Step]:
             why=why,
             commands=commands,
             action="install_runtime",
+            role="runtime",
+            preparing=True,
+            scope="training",
             args=dict(
                 {
                     "venv": venv,
@@ -257,10 +260,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
 
 
 def _applies(requirement: str, architecture: str) -> bool:
-    """Whether a requirement is for this architecture; only plans for environments yet to be made need to ask.
-
-    Other markers are left to pip.
-    """
+    """The requirement is for this architecture; asked for new environments only. pip checks other markers."""
     match = re.search(r"platform_machine\s*(==|!=)\s*['\"](\w+)['\"]", requirement)
     return match is None or not architecture or (match.group(1) == "==") == (match.group(2) == architecture)
 
@@ -271,7 +271,7 @@ def bare(requirement: str) -> str:
 
 
 def problems(state: State, desired: Desired) -> List[str]:
-    """Why the environment cannot be brought to what is wanted."""
+    """Why the environment cannot be made right."""
     runtime, found = state.runtime, []
     if 0 < state.os.cpu_level < CPU_LEVEL:
         found.append(
@@ -280,23 +280,24 @@ def problems(state: State, desired: Desired) -> List[str]:
                 state.os.cpu_level, CPU_LEVEL
             )
         )
-    if desired.kind != "local" and (not runtime.exists or why_again(runtime)):
+    managed = platforms.get(desired.kind).managed
+    if managed and (not runtime.exists or why_again(runtime)):
         found += _python_problems(state, desired)
     if runtime.error and not runtime.made:
         found.append("runtime_venv {}: cannot be used: {}".format(runtime.venv, runtime.error))
-    elif desired.kind == "local" and not runtime.exists:
+    elif not managed and not runtime.exists:
         found.append(
             "runtime_venv {}: is not a Python environment; leave runtime_venv out to use the one that oeprov "
             "runs in".format(desired.runtime_venv)
         )
-    elif desired.kind == "local" and not runtime.oeprov:
+    elif not managed and not runtime.oeprov:
         found.append(
             "runtime_venv {}: oeprov is not installed there; leave runtime_venv out to use the environment "
             "that oeprov runs in, or install it there with pip".format(desired.runtime_venv)
         )
     elif runtime.exists and runtime.missing and not runtime.writable:
         found.append(
-            "runtime_venv {}: may not be written by this user, and it lacks {}".format(
+            "runtime_venv {}: this user may not write it, and it lacks {}".format(
                 runtime.venv, ", ".join(bare(name) for name in runtime.missing)
             )
         )
@@ -304,7 +305,7 @@ def problems(state: State, desired: Desired) -> List[str]:
 
 
 def _python_problems(state: State, desired: Desired) -> List[str]:
-    """Why the interpreter that is to make the environment cannot."""
+    """Why the chosen interpreter cannot make the environment."""
     python, version = python_of(state.os, desired), python_version(state, desired)
     cure = (
         "install a newer one beside it (of your site, conda, pyenv) and set runtime_python to its path; "
@@ -324,7 +325,7 @@ def _python_problems(state: State, desired: Desired) -> List[str]:
 
 
 def empty(system: System, venv: str) -> None:
-    """Takes all out of an environment but the stamp that says that it may be."""
+    """Empty an environment, except for its stamp, which allows that."""
     for name in system.list(venv):
         path = system.path(os.path.join(venv, name))
         if name == STAMP:
@@ -345,7 +346,7 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     offline = args["offline"]
     create = not before.exists or bool(why_again(before)) or (offline and before.made)
     wheel = wheel_file(system, build) if build and (create or _lacks_wheel(before, build)) else ""
-    # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
+    # Until the stamp says that it is finished, the next run makes it again.
     made = before.made or create
     if build:
         write_stamp(system, venv, Stamp(before.wheel, made, False))
@@ -357,7 +358,7 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     after = Runtime(venv=venv) if offline and create else _probe(system, Runtime(venv=venv), requirements)
     if after.error or after.missing:
         raise CommandError(
-            "pip ended well, but {} {}".format(venv, after.error or "still lacks " + ", ".join(after.missing))
+            "pip succeeded, but {} {}".format(venv, after.error or "still lacks " + ", ".join(after.missing))
         )
     if build:
         _check(system, venv)
@@ -369,7 +370,7 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _check(system: System, venv: str) -> None:
-    """The server starts in the environment; CommandError says why it does not."""
+    """Start the server's help in the environment; CommandError if that fails."""
     result = system.run([interpreter(venv), "-I", "-m", "oe_runtime.server", "--help"], timeout=300)
     if result.code == -4:
         raise CommandError("{}: this processor cannot run the runtime's instructions".format(venv))

@@ -1,6 +1,6 @@
-"""Secure Boot: whether the machine starts signed kernels only, and whose keys it knows.
+"""Secure Boot: whether it is on, the keys that the machine knows, and whether an image has a signature.
 
-It reads what firmware and shim say and whether an image has a signature; it verifies no signature.
+No signature is verified here.
 """
 
 import struct
@@ -11,7 +11,7 @@ _EFI = "/sys/firmware/efi/efivars/"
 _STATE = _EFI + "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 # shim's own switch: `mokutil --disable-validation`.
 _UNCHECKED = _EFI + "MokSBStateRT-605dab50-e046-4300-abb6-3dd810dd8b23"
-# The kernel has all of a long list in the second place; the last one is the firmware's own list.
+# The second has all of a long list; the third is the firmware's own.
 _KEYS = (
     _EFI + "MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23",
     "/sys/firmware/efi/mok-variables/MokListRT",
@@ -21,7 +21,7 @@ _HEADERS = 4096  # of an image: enough for its list of tables
 
 
 def is_on(system: System) -> bool:
-    """Whether kernels without a known signature are refused."""
+    """Kernels without a known signature are refused."""
     # Four bytes of attributes, then the value.
     enforced, unchecked = (system.read(path, "latin-1")[4:5] for path in (_STATE, _UNCHECKED))
     return enforced == "\x01" and unchecked != "\x01"
@@ -33,7 +33,7 @@ def keys(system: System) -> str:
 
 
 def is_unsigned(system: System, path: str) -> bool:
-    """Whether a kernel image has no signature at all; False for what is no EFI image, such as one in gzip."""
+    """A kernel image has no signature; False for an image that is not EFI, such as one in gzip."""
     try:
         with open(system.path(path), "rb") as file:
             image = file.read(_HEADERS)

@@ -1,4 +1,4 @@
-"""What was seen on a node: plain values that travel as JSON.
+"""The observed state of a host: plain values that travel as JSON.
 
 Sizes are bytes unless a name says otherwise. ``State.from_dict(state.to_dict()) == state``.
 """
@@ -21,7 +21,7 @@ class OsInfo(NamedTuple):
     package_manager: str = ""
     python: str = ""
     is_root: bool = False
-    cpu_level: int = 0  # of x86-64: 3 stands for x86-64-v3; 0: another architecture, or not known
+    cpu_level: int = 0  # 3 for x86-64-v3; 0: another architecture, or unknown
 
 
 class KernelState(NamedTuple):
@@ -29,16 +29,16 @@ class KernelState(NamedTuple):
 
     running: str = ""
     installed: List[str] = []  # oldest first
-    available: str = ""  # newest release that the package manager offers; empty: not known
-    default: str = ""  # release that the next ordinary boot starts; empty: not known
+    available: str = ""  # newest release that the package manager offers; empty: unknown
+    default: str = ""  # release that the next ordinary boot starts; empty: unknown
     cmdline: List[str] = []
     config: Dict[str, Dict[str, str]] = {}  # release -> option -> "y" or "m"
-    failed: List[str] = []  # WHAT, WHEN and WHY of trial boots that failed, separated by tabs
-    boot_free: int = 0  # bytes free for /boot; 0: not known
-    boot_need: int = 0  # bytes that one more kernel takes there; 0: not known
-    secure_boot: bool = False  # only kernels with a signature that firmware or shim knows are started
-    elrepo_key: bool = False  # they know ELRepo's; looked up only where Secure Boot matters
-    unsigned: List[str] = []  # installed releases without any signature; looked up only there
+    failed: List[str] = []  # WHAT, WHEN and WHY of failed trial boots, separated by tabs
+    boot_free: int = 0  # bytes free for /boot; 0: unknown
+    boot_need: int = 0  # bytes that one more kernel takes there; 0: unknown
+    secure_boot: bool = False  # only kernels with a signature known to firmware or shim start
+    elrepo_key: bool = False  # they know ELRepo's key; observed with Secure Boot only
+    unsigned: List[str] = []  # installed releases without a signature; observed with Secure Boot only
 
 
 class BootEntry(NamedTuple):
@@ -58,8 +58,8 @@ class Bootloader(NamedTuple):
     cmdline: str = ""
     cmdline_lines: int = 0  # how many GRUB_CMDLINE_LINUX lines the file has
     saved_default: bool = False  # GRUB_DEFAULT=saved
-    # "plain" where GRUB can write its environment block, else what keeps it from that: "lvm", "raid",
-    # "cryptodisk" or a file system (btrfs). Empty: grub-probe cannot tell, or no trial is to be made.
+    # "plain" if GRUB can write its environment block, else the obstacle: "lvm", "raid", "cryptodisk" or a
+    # file system (btrfs). Empty: grub-probe does not know, or there will be no trial.
     grubenv_on: str = ""
     has_grubby: bool = False
     bls: bool = False
@@ -68,8 +68,8 @@ class Bootloader(NamedTuple):
     entries: List[BootEntry] = []  # in the menu's order
     saved_entry: str = ""  # what GRUB's environment block says
     next_entry: str = ""  # the same, for one boot only
-    overrides: Dict[str, str] = {}  # text of /etc/default/grub.d/*.cfg by path; sourced after it
-    stray_config: str = ""  # path of another grub.cfg, which nothing reads
+    overrides: Dict[str, str] = {}  # text of /etc/default/grub.d/*.cfg by path
+    stray_config: str = ""  # path of an unused grub.cfg
 
 
 class Region(NamedTuple):
@@ -82,8 +82,8 @@ class Region(NamedTuple):
     numa_node: int = -1
     persistence: str = ""
     bus: str = ""  # "nvdimm", "e820" or "cxl"
-    align: int = 0  # what namespaces of it must be a multiple of; 0: the kernel does not say
-    bad_blocks: int = 0  # of 512 bytes, that the kernel knows to be unreadable
+    align: int = 0  # size of its namespaces is a multiple of it; 0: unknown
+    bad_blocks: int = 0  # of 512 bytes, unreadable according to the kernel
 
 
 class Namespace(NamedTuple):
@@ -123,7 +123,7 @@ class FileSystem(NamedTuple):
     holders: List[str] = []
     sample: str = ""
     error: str = ""  # of type "unreadable": what could not be read, and why
-    bad_blocks: int = 0  # of 512 bytes, that the kernel knows to be unreadable
+    bad_blocks: int = 0  # of 512 bytes, unreadable according to the kernel
 
 
 class Mount(NamedTuple):
@@ -155,13 +155,13 @@ class DaxDevice(NamedTuple):
     movable: bool = True
     online_memblocks: int = 0
     total_memblocks: int = 0
-    region: str = ""  # region of the bus it hangs on: region0, cxl_region0
+    region: str = ""  # region of its bus: region0, cxl_region0
 
 
 class NumaNode(NamedTuple):
     """One NUMA node; ``size`` and ``free`` in bytes, ``distances`` by node id order.
 
-    The last three are looked at where a node without CPUs must be told from others; see ``numa.told_apart``.
+    The last three are observed to distinguish nodes without CPUs; see ``numa.told_apart``.
     """
 
     id: int
@@ -170,12 +170,12 @@ class NumaNode(NamedTuple):
     cpus: List[int] = []
     distances: List[int] = []
     offline_cpus: bool = False  # it has CPUs that do not run
-    origin: str = ""  # of its memory: "firmware" (its memory map) or "driver"; empty: not known
-    bandwidth: int = 0  # MB/s that the nearest CPUs read with, by the firmware's HMAT; 0: not known
+    origin: str = ""  # of its memory: "firmware" (its memory map) or "driver"; empty: unknown
+    bandwidth: int = 0  # MB/s of reads by the nearest CPUs, from the HMAT; 0: unknown
 
 
 class MemoryRange(NamedTuple):
-    """Physical addresses [start, end) of RAM; ``node`` is -1 when no table says whose they are."""
+    """Physical addresses [start, end) of RAM; ``node`` is -1 if unknown."""
 
     start: int
     end: int
@@ -193,14 +193,14 @@ class MemoryPolicy(NamedTuple):
 
 
 class Module(NamedTuple):
-    """One persistent memory module as the kernel sees it; ``flags`` say what is wrong (``modules.WORDS``)."""
+    """One persistent memory module as the kernel shows it; ``flags`` are faults (``modules.WORDS``)."""
 
     dev: str
     flags: List[str] = []
 
 
 class Dimms(NamedTuple):
-    """What ipmctl says: tool version, capacities in bytes and goals that wait for a reboot."""
+    """Facts from ipmctl: its version, capacities in bytes and goals that wait for a reboot."""
 
     ipmctl: str = ""  # version; empty: not installed
     physical: int = 0
@@ -209,11 +209,11 @@ class Dimms(NamedTuple):
     inaccessible: int = 0
     goals: List[str] = []  # "memorymode" / "appdirect", one per socket with a pending goal
     sockets: List[int] = []
-    unhealthy: Dict[str, str] = {}  # module id -> health and lock, of those that are not healthy and open
+    unhealthy: Dict[str, str] = {}  # module id -> health and lock of unhealthy or locked modules
 
 
 class Directory(NamedTuple):
-    """A directory that stands in for persistent memory; ``free`` is that of its nearest existing parent."""
+    """A directory in place of persistent memory; ``free`` is that of its nearest existing parent."""
 
     path: str
     exists: bool = False
@@ -234,7 +234,7 @@ class Tools(NamedTuple):
 
 
 class Runtime(NamedTuple):
-    """A Python environment: versions of what training needs there; empty: not installed."""
+    """The Python environment of training; empty versions: not installed."""
 
     venv: str = ""
     exists: bool = False
@@ -242,14 +242,14 @@ class Runtime(NamedTuple):
     python: str = ""
     oeprov: str = ""
     distributions: Dict[str, str] = {}  # normalised name -> version, of the names asked for
-    missing: List[str] = []  # requirements of the wanted extra that the environment does not satisfy
+    missing: List[str] = []  # requirements that it does not satisfy
     error: str = ""  # why its interpreter cannot be used
-    base: str = ""  # version of the Python that would make it; empty: not installed or not asked for
-    wheel: str = ""  # which build of oeprov's wheel was put into it; empty: none
+    base: str = ""  # version of the Python that would make it; empty: unknown
+    wheel: str = ""  # the build of oeprov's wheel in it; empty: none
     made: bool = False  # oeprov made it, and may make it again
-    unfinished: bool = False  # an installation began and did not end
-    sources: str = ""  # revision of another flavor's sources that are there; empty: none
-    image: str = ""  # why the image that it is built in cannot be had; empty: it can, or nobody asked
+    unfinished: bool = False  # an installation was interrupted
+    sources: str = ""  # revision of another flavor's sources; empty: none
+    image: str = ""  # why the image of its build is not available; empty: it is, or unchecked
 
 
 class Gpu(NamedTuple):
@@ -257,13 +257,13 @@ class Gpu(NamedTuple):
 
     devices: List[str] = []  # PCI addresses
     driver: str = ""  # version; empty: not loaded
-    names: List[str] = []  # models, as a loaded driver tells them
+    names: List[str] = []  # models, from a loaded driver
     ids: List[str] = []  # PCI device ids (1eb8), as devices
-    installed: str = ""  # version of the module on the disk, for the kernel that runs
+    installed: str = ""  # version of the module on disk for the running kernel
     nouveau: bool = False  # the kernel's own driver is loaded
-    key_enrolled: bool = False  # the firmware knows the key that DKMS signs modules with
+    key_enrolled: bool = False  # the firmware knows DKMS's key
     persistence: bool = False  # our unit keeps the driver loaded
-    checked: str = ""  # what the last check that passed was made with
+    checked: str = ""  # versions of the last passed test
     toolkits: List[str] = []  # versions of CUDA in /usr/local
     switches: int = 0  # NVSwitches
     fabric: str = ""  # version of nvidia-fabricmanager; empty: not installed, or no switches
@@ -271,7 +271,7 @@ class Gpu(NamedTuple):
 
 
 class JobFiles(NamedTuple):
-    """What a job that does not run has left on a node; ``run``: its run directory has something in it."""
+    """Files of a job that does not run; ``run``: its run directory is not empty."""
 
     job: str
     units: List[str] = []
@@ -282,16 +282,16 @@ class JobFiles(NamedTuple):
 
 
 class Remains(NamedTuple):
-    """What oeprov made, beside what the rest of the state has; only `oeprov destroy` looks at it."""
+    """What oeprov made, beyond the rest of the state; observed for `oeprov destroy` only."""
 
     jobs: List[JobFiles] = []
-    foreign: List[str] = []  # what is not ours where rows of jobs lie
+    foreign: List[str] = []  # other files where jobs keep rows
     files: List[str] = []
     user: bool = False
 
 
 class State(NamedTuple):
-    """All that one round trip brings back from a node."""
+    """Everything that one observation of a host brings."""
 
     hostname: str = ""
     boot_id: str = ""
@@ -311,16 +311,16 @@ class State(NamedTuple):
     modules: List[Module] = []
     directories: List[Directory] = []
     files: Dict[str, str] = {}  # text of configuration files of ours, by path; absent files are left out
-    packages: Dict[str, str] = {}  # name -> installed version, of the names asked for; empty: not installed
+    packages: Dict[str, str] = {}  # requested name -> installed version; empty: not installed
     tools: Tools = Tools()
     runtime: Runtime = Runtime()
     gpu: Gpu = Gpu()
-    owned: List[str] = []  # what oeprov made on this node (``owned``): UUIDs, and words for half-done things
-    jobs: List[str] = []  # training jobs whose servers run here
-    users: Dict[str, List[str]] = {}  # mount point that a step would unmount -> "PID NAME" of who is there
+    owned: List[str] = []  # the words of the registry (``owned``)
+    jobs: List[str] = []  # training jobs that run here
+    users: Dict[str, List[str]] = {}  # mount point that a step unmounts -> "PID NAME" of its users
     remains: Remains = Remains()
-    assumed: bool = False  # not seen but assumed: `plan --offline`
-    trouble: List[str] = []  # what could not be looked at, and why
+    assumed: bool = False  # not observed: `plan --offline`
+    trouble: List[str] = []  # what could not be observed, and why
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain dictionaries, lists, strings and numbers, ready for JSON."""
@@ -328,15 +328,15 @@ class State(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Dict[str, Any]) -> "State":
-        """The State of ``to_dict``; unknown keys raise ValueError, missing ones take their defaults."""
+        """The inverse of ``to_dict``; unknown keys raise ValueError, missing ones get their defaults."""
         return decode(cls, data)
 
     def stable(self) -> "State":
         """The state without what a plan does not depend on.
 
-        Free memory and free space may move, a boot may pass, another Python may be the one that looks, and
-        processes come and go: jobs and users are a reason to stop, checked again on the node. What lies on a
-        device without a signature may change where no step touches it; a step that does checks it again.
+        That is free memory and space, the boot, the Python that observes, and processes; running jobs and
+        users of mounts are checked again on the host. So is data without a signature, by the steps that
+        overwrite it.
         """
         return self._replace(
             boot_id="",
@@ -353,7 +353,7 @@ class State(NamedTuple):
         )
 
     def digest(self) -> str:
-        """SHA-256 of what a plan depends on."""
+        """SHA-256 of the facts that a plan depends on."""
         text = json.dumps(self.stable().to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

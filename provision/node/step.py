@@ -1,4 +1,4 @@
-"""What is wanted of a node, and the steps that lead there: plain values that travel as JSON."""
+"""What a host should be (``Desired``) and the way there (``Step``, ``Part``, ``Plan``): plain JSON values."""
 
 from typing import Any, Callable, Dict, List, NamedTuple
 
@@ -10,10 +10,10 @@ class Step(NamedTuple):
     """One thing to do, shown to the user before it is done.
 
     ``destroys`` names the objects whose data is lost, as ``--consent HOST:OBJECT`` takes them; it is empty
-    for a step that is safe. ``commands`` are the exact argument vectors, for reading; ``edit FILE -OLD
-    +NEW`` and ``write FILE TEXT`` stand for changes to files that oeprov makes itself, and ``<…>`` for what
-    is known only after the steps before. A finished step whose ``what`` has such a gap is shown by the
-    message of its ``Applied`` instead. ``action`` and ``args`` are what ``apply`` carries out.
+    for a safe step. ``commands`` are the exact argument vectors, for display only: ``edit FILE -OLD +NEW``
+    and ``write FILE TEXT`` are changes that oeprov makes itself, and ``<…>`` is a value that an earlier step
+    brings. A finished step whose ``what`` has such a gap is shown by the message of its ``Applied``.
+    ``apply`` carries out ``action`` with ``args``.
     """
 
     id: str
@@ -24,21 +24,25 @@ class Step(NamedTuple):
     commands: List[List[str]] = []
     action: str = ""
     args: Dict[str, Any] = {}
+    role: str = "pmem"  # the Ansible role that carries it out
+    preparing: bool = False  # interrupts nothing that runs on the host, so all hosts do it at once
+    disturbs: bool = False  # memory or files that a parameter server may hold are gone afterwards
+    scope: str = "host"  # "training": `oeprov pmem-mode` leaves it out
 
 
 class Applied(NamedTuple):
-    """What a step did; ``changed`` is False when the machine was there already."""
+    """The result of a step; ``changed`` is False if there was nothing to do."""
 
     changed: bool
     message: str
 
 
-# Carries out one step's ``args`` on a machine; safe to do twice; CommandError says what failed.
+# Carries out a step with its ``args``. The second time it changes nothing. Raises CommandError.
 Action = Callable[[System, Dict[str, Any]], Applied]
 
 
 class Desired(NamedTuple):
-    """What the inventory wants of one host; names are those of the inventory's variables."""
+    """What the inventory asks of one host; the fields are named like its variables."""
 
     host: str = ""
     kind: str = "cpu"
@@ -50,7 +54,7 @@ class Desired(NamedTuple):
     kernel_archive_url: str = ""
     kernel_arguments: List[str] = []
     kernel_trial_boot: bool = True
-    retry_trials: bool = False  # boot again on trial what failed its trial before
+    retry_trials: bool = False  # repeat trial boots that failed before
     kernel_reboot_timeout: int = 1800
     pmem_mode: str = "none"
     pmem_directory: str = ""
@@ -69,21 +73,21 @@ class Desired(NamedTuple):
     runtime_requirements: List[str] = []  # what that extra means (PEP 508), from oeprov's own metadata
     runtime_index: str = ""  # address of pip's index, or a directory of wheels on the host; "" for PyPI
     runtime_wheel_digest: str = ""  # of the sources of oeprov's wheel, for hosts other than local
-    runtime_wheel_key: str = ""  # what the controller builds wheels for itself; see runtime.wheel_key
-    runtime_packages: List[str] = []  # system packages on top of those that oeprov knows
-    runtime_repositories: Dict[str, str] = {}  # where they come from: name -> address; see repositories.py
-    remove: bool = False  # take away what oeprov made, instead of all the rest: `oeprov destroy`
-    remove_objects: List[str] = []  # data that was named
+    runtime_wheel_key: str = ""  # of the wheels that the controller builds itself; see build.wheel_key
+    runtime_packages: List[str] = []  # further system packages
+    runtime_repositories: Dict[str, str] = {}  # of packages: name -> address; see repositories.py
+    remove: bool = False  # `oeprov destroy`: remove what oeprov made, and do nothing else
+    remove_objects: List[str] = []  # objects whose data may be lost
     remove_jobs: str = ""  # directory of jobs
-    remove_known: bool = False  # whether the journal says which kernel arguments there were before oeprov
-    remove_arguments_before: List[str] = []  # those
-    remove_grub_default: str = "saved"  # GRUB_DEFAULT before oeprov; "saved" too where nobody knows: it stays
+    remove_known: bool = False  # the journal has the kernel arguments from before oeprov
+    remove_arguments_before: List[str] = []  # these arguments
+    remove_grub_default: str = "saved"  # GRUB_DEFAULT before oeprov; "saved" if unknown, which keeps it
     runtime_flavor: str = "oe_runtime"  # what trains; see flavors.py
-    runtime_package: str = ""  # of another flavor: what pip installs, "" for its own choice
+    runtime_package: str = ""  # of another flavor: what pip installs; "" for its default
     runtime_tensorflow: str = ""
     runtime_repository: str = ""
     runtime_revision: str = ""
-    runtime_sources: str = ""  # directory that has its sources; "" where oeprov gets them
+    runtime_sources: str = ""  # directory with its sources; "": oeprov clones them
     runtime_variant: str = "horovod"
     runtime_image: str = ""
     runtime_image_check: bool = True
@@ -101,11 +105,38 @@ class Desired(NamedTuple):
         return decode(cls, data)
 
 
+class Part(NamedTuple):
+    """One mechanism's share of a plan: steps before and after the reboot, kernel arguments, why to reboot."""
+
+    before: List[Step] = []
+    add_arguments: List[str] = []
+    remove_arguments: List[str] = []
+    arguments_why: str = ""
+    reboot_why: str = ""  # empty: needs no reboot
+    after: List[Step] = []
+    notes: List[str] = []
+    problems: List[str] = []
+
+
+def join(first: Part, second: Part) -> Part:
+    """Put two shares together, the steps of the first one first."""
+    return Part(
+        first.before + second.before,
+        first.add_arguments + second.add_arguments,
+        first.remove_arguments + second.remove_arguments,
+        "; ".join(why for why in (first.arguments_why, second.arguments_why) if why),
+        "; ".join(why for why in (first.reboot_why, second.reboot_why) if why),
+        first.after + second.after,
+        first.notes + second.notes,
+        first.problems + second.problems,
+    )
+
+
 class Plan(NamedTuple):
     """The steps for one host, in order, bound to the state they were made from by its digest.
 
-    ``problems`` are reasons why what is wanted cannot be reached; a plan with problems must not be applied.
-    ``notes`` are worth knowing and stop nothing.
+    ``problems`` say why the host cannot get there; a plan with problems must not be applied. ``notes`` are
+    for information.
     """
 
     host: str
@@ -123,6 +154,22 @@ class Plan(NamedTuple):
     def destroys(self) -> List[str]:
         """All objects that the steps destroy, in order, without repeats."""
         return list(dict.fromkeys(item for step in self.steps for item in step.destroys))
+
+    def role_steps(self, role: str) -> List[Step]:
+        """The steps of one Ansible role, in order; ``all`` stands for every role."""
+        return [step for step in self.steps if role in (step.role, "all")]
+
+    def ready_steps(self, role: str, preparing: bool) -> List[Step]:
+        """The steps that a role can do now: those before the reboot, which waits for the steps of all roles.
+
+        ``preparing``: only steps that interrupt nothing.
+        """
+        reboots = [number for number, step in enumerate(self.steps) if step.action == "reboot"]
+        first = self.steps[: reboots[0]] if reboots else self.steps
+        ready = [step for step in first if step.role == role and (step.preparing or not preparing)]
+        if reboots and role == "kernel" and not preparing and len(ready) == len(first):
+            ready.append(self.steps[reboots[0]])
+        return ready
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""

@@ -1,27 +1,26 @@
-"""Mode system-ram: namespaces and CXL devices become memory nodes without CPUs, and go back."""
+"""Mode system-ram: namespaces and CXL devices as memory nodes without CPUs, and back."""
 
 from typing import List
 
 from . import daxctl, families, mount, ndctl, numa
 from .directory import human
-from .part import Part
 from .state import DaxDevice, Namespace, NumaNode, State
-from .step import Desired, Step
+from .step import Desired, Part, Step
 
 
 def device_of(state: State, item: Namespace) -> List[DaxDevice]:
-    """The dax device of a namespace, if it is there."""
+    """The dax device of a namespace, if it exists."""
     return [dax for dax in state.dax if item.chardev and dax.chardev == item.chardev]
 
 
 def release(state: State, item: Namespace) -> Part:
-    """Takes a namespace's memory out of use, so that it can be made again."""
+    """Take the memory of a namespace out of use, so that the namespace can be created again."""
     version = daxctl.tool_version(state.tools.daxctl)
     for dax in device_of(state, item):
         if dax.mode != "system-ram":
             continue
         if (dax.online_memblocks and not dax.movable) or 0 < version < daxctl.KEEPS_ACTIVE_SINCE:
-            # Non-movable memory does not go offline, and an old tool strands the node in trying.
+            # Non-movable memory does not go offline, and an old daxctl strands the node when it tries.
             return Part(reboot_why="memory of {} cannot be taken offline while it runs".format(dax.chardev))
         step = Step(
             id="offline-" + dax.chardev,
@@ -29,6 +28,7 @@ def release(state: State, item: Namespace) -> Part:
             why="it is in use as system RAM",
             commands=[daxctl.reconfigure_command(dax.chardev, "devdax", movable=True)],
             action="reconfigure_dax",
+            disturbs=True,
             args={"device": dax.chardev, "mode": "devdax"},
         )
         return Part(after=[step])
@@ -36,7 +36,7 @@ def release(state: State, item: Namespace) -> Part:
 
 
 def forget(state: State) -> List[Step]:
-    """Takes away what brings the mode back at boot, and memkind's nodes; none when there is neither."""
+    """Remove the unit that restores the mode at boot, and memkind's nodes; none if there is neither."""
     steps = []
     if daxctl.UNIT in state.files or daxctl.ENABLED in state.files:
         steps.append(
@@ -52,9 +52,9 @@ def forget(state: State) -> List[Step]:
 
 
 def preflight(state: State, desired: Desired, size: int) -> List[str]:
-    """Why so much memory cannot be added, before anything is touched."""
+    """Why so much memory cannot be added."""
     found = []
-    # Before it is installed, the version that would be.
+    # If it is not installed yet, the version of its package.
     version = daxctl.tool_version(state.tools.daxctl) or families.daxctl_version(state.os)
     if 0 < version < daxctl.RECONFIGURE_SINCE:
         found.append(
@@ -88,7 +88,7 @@ def preflight(state: State, desired: Desired, size: int) -> List[str]:
 
 
 def notes(desired: Desired, size: int) -> List[str]:
-    """What adding the memory costs."""
+    """A note on the DRAM that the memory costs."""
     if desired.pmem_map == "dev" or not size:
         return []
     return [
@@ -99,7 +99,7 @@ def notes(desired: Desired, size: int) -> List[str]:
 
 
 def _policy(state: State) -> Part:
-    """Hot-added memory must come offline, or daxctl refuses to make it movable."""
+    """Keep hot-added memory offline, or daxctl refuses to make it movable."""
     argument = "memhp_default_state=offline"
     steps = []
     if state.memory.auto_online not in ("", "offline"):
@@ -133,7 +133,7 @@ def _to_system_ram(name: str, desired: Desired, why: str, lost: List[str]) -> St
 
 
 def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
-    """Brings blocks of a device online, in the wanted zone, that is system RAM already."""
+    """Bring the blocks of a device in mode system-ram online in the wanted zone."""
     wrong_zone = bool(dax.online_memblocks) and dax.movable != desired.pmem_movable
     if wrong_zone:
         zone = "movable" if desired.pmem_movable else "not movable"
@@ -149,15 +149,16 @@ def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
             why=why,
             commands=daxctl.online_commands(dax.chardev, desired.pmem_movable, wrong_zone),
             action="online_dax",
+            disturbs=wrong_zone,
             args={"device": dax.chardev, "movable": desired.pmem_movable},
         )
     ]
 
 
 def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str]) -> List[Step]:
-    """Keeps the mode across boots; an empty UUID stands for one that is not known yet.
+    """Keep the mode across boots; an empty UUID is not known yet.
 
-    ``devices`` are all dax devices; the first ``len(uuids)`` of them are those of namespaces.
+    ``devices`` are all dax devices; the first ``len(uuids)`` of them belong to namespaces.
     """
     shown = [uuid or "<uuid of the namespace>" for uuid in uuids]
     text = daxctl.unit_text(shown, devices[len(uuids) :], desired.pmem_movable)
@@ -176,13 +177,11 @@ def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str
     ]
 
 
-def handed_out(state: State, desired: Desired) -> List[NumaNode]:
-    """For mode system-ram: nodes without CPUs that the firmware made of the memory, as on re7p.
+def handed_out(state: State) -> List[NumaNode]:
+    """Nodes without CPUs that the firmware made of the memory, as on re7p.
 
-    Only where no device shows it in another way, and ipmctl, where it knows modules, calls as much volatile.
+    They count only if no device shows the memory, and ipmctl, if it knows modules, has as much volatile.
     """
-    if desired.pmem_mode != "system-ram" or desired.kind not in ("cxl", "bare_metal_pmem"):
-        return []
     if state.regions or state.namespaces or state.dax:
         return []
     nodes = [node for node in numa.cpuless(state) if not numa.other_memory(state, node)]
@@ -192,42 +191,40 @@ def handed_out(state: State, desired: Desired) -> List[NumaNode]:
     return nodes
 
 
-def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode]) -> Part:
-    """The firmware made the memory a node already: memkind is told, and that is all."""
+def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode], memory: str) -> Part:
+    """Write memkind's nodes; the firmware has done the rest."""
     names = ["node {} ({}, no CPUs)".format(node.id, human(node.size)) for node in nodes]
     note = (
         "{}: taken for the {} memory, which the firmware hands out like any other; it is not movable, so the "
-        "kernel may keep data of its own there".format(
-            ", ".join(names), "CXL" if desired.kind == "cxl" else "persistent"
-        )
+        "kernel may keep data of its own there".format(", ".join(names), memory)
     )
     before = mount.forget_step(state, desired)
     return Part(before=before, after=numa.plan_memkind(state, [node.id for node in nodes], []), notes=[note])
 
 
-def plan(state: State, desired: Desired) -> Part:
-    """Every namespace (or CXL device) a memory node without CPUs, now and after a reboot."""
-    if state.memory.dax_model == "class":
-        step = Step(
-            id="dax-model",
-            what="switch the dax devices to the bus model",
-            why="devices of the class model cannot be reconfigured",
-            commands=[["daxctl", "migrate-device-model"]],
-            action="migrate_dax_model",
-        )
-        part = _cxl(state, desired) if desired.kind == "cxl" else _namespaces(state, desired)
-        return part._replace(before=[step], reboot_why="the dax model changes at boot")
-    return _cxl(state, desired) if desired.kind == "cxl" else _namespaces(state, desired)
+def _on_bus_model(state: State, part: Part) -> Part:
+    """Switch devices of the old class model over first, which takes a boot."""
+    if state.memory.dax_model != "class":
+        return part
+    step = Step(
+        id="dax-model",
+        what="switch the dax devices to the bus model",
+        why="devices of the class model cannot be reconfigured",
+        commands=[["daxctl", "migrate-device-model"]],
+        action="migrate_dax_model",
+    )
+    return part._replace(before=[step], reboot_why="the dax model changes at boot")
 
 
-def _namespaces(state: State, desired: Desired) -> Part:
+def plan_namespaces(state: State, desired: Desired, absent: str) -> Part:
+    """Make every namespace a memory node, now and at each boot; ``absent``: why there is no memory."""
     steps: List[Step] = []
     problems: List[str] = ndctl.missing(state, desired)
     names: List[str] = []
     uuids: List[str] = []
     nodes: List[int] = []
     size: int = 0
-    settled = True  # nothing is converted, so that nodes and UUIDs are known
+    settled = True  # nothing is converted, so nodes and UUIDs are known
     for item in ndctl.chosen(state, desired):
         name = item.chardev or ndctl.dax_device(item.dev)
         size += item.size
@@ -241,7 +238,7 @@ def _namespaces(state: State, desired: Desired) -> Part:
         if ready and found and found[0].mode == "system-ram":
             steps += _online(found[0], desired)
         else:
-            # What a devdax namespace holds cannot be looked at: it is lost as memory.
+            # The content of a devdax namespace cannot be read, and is lost when it becomes memory.
             lost = ndctl.data_in(state, item) if ready else []
             steps.append(_to_system_ram(name, desired, "it is a {} namespace".format(item.mode), lost))
             settled = settled and bool(found)
@@ -257,28 +254,29 @@ def _namespaces(state: State, desired: Desired) -> Part:
         uuids.append("")
         settled = False
     if not names:
-        return Part(problems=problems or [ndctl.nothing_there(state, desired)])
+        return _on_bus_model(state, Part(problems=problems or [absent]))
     problems += ndctl.alignment_problems(state, steps)
-    # Mounts and their entries end before the devices do.
+    # Entries of /etc/fstab go before their devices do.
     before = [] if settled else mount.forget_step(state, desired)
     nodes = nodes if settled and nodes else []
     return _finish(state, desired, before + steps, uuids, names, nodes, size, problems)
 
 
-def _cxl(state: State, desired: Desired) -> Part:
+def plan_devices(state: State, desired: Desired, absent: str) -> Part:
+    """Make every dax device of a CXL region a memory node; see ``plan_namespaces``."""
     steps: List[Step] = []
     problems: List[str] = []
     if not state.dax:
         if any(region.type == "ram" for region in state.regions):
             problem = "the CXL region has no dax device: is the kernel's dax_cxl driver there (6.3 or newer)?"
-            return Part(problems=[problem])
-        return Part(problems=[ndctl.nothing_there(state, desired)])
+            return _on_bus_model(state, Part(problems=[problem]))
+        return _on_bus_model(state, Part(problems=[absent]))
     for dax in state.dax:
         problems += daxctl.target_problem(dax.chardev, dax.target_node, state.numa)
         if dax.mode == "system-ram":
             steps += _online(dax, desired)
         else:
-            # A device of a CXL region that is persistent has a namespace, and may hold data.
+            # A device of a persistent CXL region has a namespace, and may hold data.
             lost = [
                 name
                 for item in state.namespaces
@@ -305,12 +303,13 @@ def _finish(
     size: int,
     problems: List[str],
 ) -> Part:
-    """What follows on the devices: policy first, then the steps, then what keeps them."""
+    """Put the hot-plug policy before the steps, and the unit and memkind's nodes behind them."""
     adding = any(step.action in ("reconfigure_dax", "create_namespace") for step in steps)
     steps = steps + _persist(state, desired, uuids, names) + numa.plan_memkind(state, nodes, names)
     policy = _policy(state)
-    return policy._replace(
+    part = policy._replace(
         after=policy.after + steps,
         notes=notes(desired, size) if adding else [],
         problems=problems + (preflight(state, desired, size) if adding else []),
     )
+    return _on_bus_model(state, part)

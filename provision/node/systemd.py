@@ -1,4 +1,4 @@
-"""Systemd units as ``systemctl`` and ``journalctl`` tell of them."""
+"""Units of systemd, by ``systemctl`` and ``journalctl``."""
 
 import os
 import re
@@ -13,7 +13,7 @@ EXITED = re.compile(r"Main process exited, (code=.*)")
 
 
 class Unit(NamedTuple):
-    """What the manager says of one unit; ``exit_code`` is negative for a signal, as subprocess has it."""
+    """State of one unit; ``exit_code`` is negative for a signal, as in subprocess."""
 
     name: str
     active: str  # active, activating, deactivating, inactive or failed
@@ -24,17 +24,17 @@ class Unit(NamedTuple):
 
     @property
     def up(self) -> bool:
-        """It runs, or is about to run (again)."""
+        """It runs, or is starting."""
         return self.active in ("active", "activating", "reloading")
 
     @property
     def failing(self) -> bool:
-        """Its process has failed, and systemd waits to start it again."""
+        """Its process has failed, and systemd will restart it."""
         return self.active == "activating" and not self.pid and self.result not in ("", "success")
 
     @property
     def ending(self) -> bool:
-        """It was told to end and has not ended yet."""
+        """It is stopping."""
         return self.active == "deactivating"
 
 
@@ -65,7 +65,7 @@ def _number(text: str) -> int:
 
 
 def show(system: System, names: List[str]) -> Dict[str, Unit]:
-    """The units by name; one that the manager does not know is inactive. CommandError without systemd."""
+    """The units by name; an unknown one is inactive. CommandError without systemd."""
     if not names:
         return {}
     out = system.check(["systemctl", "show", "--no-pager", "-p", _PROPERTIES] + names)
@@ -74,9 +74,9 @@ def show(system: System, names: List[str]) -> Dict[str, Unit]:
 
 
 def journal(system: System, name: str, lines: int, manager: bool = True) -> List[str]:
-    """The last lines of a unit, oldest first; empty where there is no journal.
+    """The last lines of a unit, oldest first; empty without a journal.
 
-    ``manager``: with what systemd says of it, not only what its own processes wrote.
+    ``manager``: include systemd's lines about the unit.
     """
     which = ["-u", name] if manager else ["_SYSTEMD_UNIT=" + name]
     result = system.run(["journalctl", "--no-pager", "-q", "-o", "cat", "-n", str(lines)] + which)
@@ -84,12 +84,12 @@ def journal(system: System, name: str, lines: int, manager: bool = True) -> List
 
 
 def how_it_ended(system: System, unit: Unit) -> str:
-    """In words: signal or exit status, and what it said last; of the last time, if it was started again."""
+    """How the unit ended last: signal or exit status, and its last line."""
     own = journal(system, unit.name, 20, manager=False)
     lines = journal(system, unit.name, 60)
     starts = [number for number, line in enumerate(lines) if line.startswith("Started ")]
     if starts and not unit.restarts:
-        lines = lines[starts[-1] :]  # what went before was another start
+        lines = lines[starts[-1] :]  # earlier lines are of another start
     exits = [match.group(1) for match in map(EXITED.search, lines) if match]
     if unit.exit_code < 0:
         how = "it was killed by signal {}".format(-unit.exit_code)
@@ -117,12 +117,12 @@ def last_words(lines: List[str], errors_only: bool = False) -> str:
 
 
 def ours(system: System, job: str = "") -> List[str]:
-    """Names of the units of a job that lie on this host; of every job when none is named."""
+    """Names of a job's units on this host; of all jobs if none is named."""
     middle = re.escape(job) if job else "[A-Za-z0-9][A-Za-z0-9._-]*"
     pattern = re.compile("oeprov-{}-(server|worker)-[0-9]+[.]service".format(middle))
     return [name for name in system.list(DIRECTORY) if pattern.fullmatch(name)]
 
 
 def path(name: str) -> str:
-    """Where the text of a unit lies."""
+    """Path of a unit's file."""
     return os.path.join(DIRECTORY, name)

@@ -1,18 +1,18 @@
-"""Reboots that lead back: a new kernel or new arguments are booted once, and stay only when confirmed.
+"""Trial boots: a new kernel or new arguments are booted once, and stay only after a health check.
 
-Before the reboot, ``prepare_reboot`` writes an entry for one boot into GRUB's menu and a timer that ends such
-a boot; nothing that an ordinary boot uses is touched. After it, ``confirm_if_pending`` checks the machine and
-takes both away. The old kernel and arguments come back by themselves after
+Before the reboot, ``prepare_reboot`` adds a one-time entry to GRUB's menu and a timer that ends the trial;
+nothing that an ordinary boot uses changes. After it, ``confirm_if_pending`` checks the host and removes both.
+The old kernel and arguments return without help after
 
 - a panic or an oops (``panic=15 oops=panic``),
 - an initial ramdisk without a root file system (initramfs-tools reads ``panic=`` too; dracut has options),
 - a kernel or an initial ramdisk that GRUB cannot load (not where boot entries are files of their own),
-- a boot that nobody confirmed in time: no network, emergency mode, a hanging service.
+- a boot that was not confirmed in time: no network, emergency mode, a hanging service.
 
-A machine that was confirmed panics again as it did before; of the trial's arguments nothing stays.
+After the confirmation none of the trial's arguments stays, so a panic ends as it did before.
 
-A kernel that hangs before user space without a panic is not covered: that takes a watchdog in hardware which
-the firmware has started.
+Not covered is a kernel that hangs before user space without a panic: that takes a hardware watchdog that the
+firmware has started.
 """
 
 import binascii
@@ -28,21 +28,21 @@ from .command import NOT_FOUND, CommandError, System
 from .state import Bootloader, Mount
 from .step import Action, Applied
 
-RECORD = "/var/lib/oeprov/reboot.json"
-EXPIRED = "/var/lib/oeprov/trial-expired"
+RECORD = "/var/lib/oeprov/reboot.json"  # the reboot under way, and what to confirm after it
+EXPIRED = "/var/lib/oeprov/trial-expired"  # the trial boot that nobody confirmed in time
 TIMER = "oeprov-trial.timer"
 _UNITS = "/etc/systemd/system/"
 _SERVICE = "oeprov-trial.service"
 _SETTLE_SECONDS = 120.0
 _PMEM_SECONDS = 60.0
-# One of them is in every boot, however far it comes.
+# Every boot reaches one of them.
 _WANTED_BY = ("sysinit.target", "emergency.target")
-# What `panic=15 oops=panic` set, in /proc/sys/kernel.
+# The effects of `panic=15 oops=panic` in /proc/sys/kernel.
 _SYSCTLS = {"panic": "15", "panic_on_oops": "1"}
 _HEAD = """\
 [Unit]
-Description=oeprov: return to the old kernel unless the boot on trial is confirmed
-# Of this trial only: a kernel's package may have copied the argument into an entry that stays. And only once.
+Description=oeprov: return to the old kernel unless the trial boot is confirmed
+# Only for this trial, and only once: a kernel's package may copy the argument into a permanent entry.
 ConditionKernelCommandLine={}
 ConditionPathExists=!{}
 # In emergency mode too.
@@ -52,7 +52,7 @@ IgnoreOnIsolate=yes
 
 
 class Boot(NamedTuple):
-    """What a boot is judged by."""
+    """The facts by which a boot is judged."""
 
     boot_id: str = ""
     release: str = ""
@@ -62,7 +62,7 @@ class Boot(NamedTuple):
 
 
 def observe_boot(system: System) -> Boot:
-    """The boot that runs now."""
+    """Observe the running boot."""
     regions = [name for name in system.list("/sys/bus/nd/devices") if re.match(r"region\d+$", name)]
     blocks = [name for name in system.list("/sys/class/block") if name.startswith("pmem")]
     return Boot(
@@ -75,7 +75,7 @@ def observe_boot(system: System) -> Boot:
 
 
 def check_boot(expect: Dict[str, Any], seen: Boot) -> List[str]:
-    """What is wrong with a boot; ``expect`` is what ``prepare_reboot`` wrote down."""
+    """Faults of a boot; ``expect`` is the record of ``prepare_reboot``."""
     found = []
     if seen.boot_id == expect["boot_id"]:
         found.append("the machine has not rebooted")
@@ -89,16 +89,16 @@ def check_boot(expect: Dict[str, Any], seen: Boot) -> List[str]:
         found.append("kernel arguments are still there: " + " ".join(present))
     gone = [name for name in expect["pmem"] if name not in seen.pmem]
     if gone:
-        found.append("persistent memory is not there any more: " + " ".join(gone))
+        found.append("persistent memory has disappeared: " + " ".join(gone))
     if seen.system in ("maintenance", "stopping"):
         found.append("systemd says {!r}".format(seen.system))
     return found
 
 
 def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
-    """All but the reboot itself: what must hold after it is written down; a boot on trial is set up.
+    """Record what must hold after the reboot, and set a trial boot up; the caller reboots.
 
-    Safe twice. What makes the next boot another one comes last, when all that leads back is on the disk.
+    Idempotent. The one-time entry is selected last, when the way back is on the disk.
     """
     now = observe_boot(system)
     release = args["release"] or (kernelinstall.installed_releases(system) or [now.release])[-1]
@@ -135,7 +135,7 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         raise CommandError("GRUB's environment block does not have the one-time entry after it was set")
     return Applied(
         True,
-        "{} is booted once; unless confirmed within {} s, {} comes back by itself".format(
+        "{} is booted once; unless it is confirmed within {} s, {} returns".format(
             record["what"], record["limit"], now.release
         ),
     )
@@ -152,7 +152,7 @@ def _mark(record: Dict[str, Any]) -> str:
 
 
 def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> None:
-    """The entry for one boot: a Boot Loader Specification file where entries are that, else in custom.cfg."""
+    """Write the one-time entry: as a BLS file if entries are files, else into custom.cfg."""
     entry = bootentry.find(loader.entries, record["release"])
     if entry is None:
         raise CommandError(
@@ -188,7 +188,7 @@ def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> 
 
 
 def _write_units(system: System, record: Dict[str, Any]) -> None:
-    """The timer that ends a boot on trial; it starts on no other boot."""
+    """Write the timer that ends a trial boot; it starts in no other boot."""
     timer = "\n[Timer]\nOnBootSec={}\nAccuracySec=1s\n\n[Install]\nWantedBy={}\n".format(
         record["limit"], " ".join(_WANTED_BY)
     )
@@ -200,14 +200,14 @@ def _write_units(system: System, record: Dict[str, Any]) -> None:
     system.write(_UNITS + TIMER, head + timer)
     system.write(_UNITS + _SERVICE, head + service)
     system.remove(EXPIRED)
-    # Not started now: only the next boot is to have it.
+    # Not started now, since only the next boot needs it.
     system.check(["systemctl", "--no-reload", "enable", TIMER])
 
 
 def confirm_if_pending(system: System) -> str:
-    """Judges a reboot that ``prepare_reboot`` prepared; one line about it, empty when there was none.
+    """Judge a reboot that ``prepare_reboot`` prepared; returns one line about it, empty if there was none.
 
-    CommandError when the machine returned to the old kernel, or came up unhealthy.
+    CommandError if the host returned to the old kernel, or is unhealthy.
     """
     record = _load(system)
     if not record or record["boot_id"] == observe_boot(system).boot_id:
@@ -216,7 +216,7 @@ def confirm_if_pending(system: System) -> str:
 
 
 def confirm(system: System) -> Applied:
-    """The same, where the reboot must have happened: CommandError when it did not."""
+    """The same for a reboot that must have happened: CommandError if it did not."""
     record = _load(system)
     if not record:
         return Applied(False, "no reboot waits to be confirmed")
@@ -237,7 +237,7 @@ def confirm(system: System) -> Applied:
     if problems:
         _forget(system)
         raise CommandError("after the reboot: " + "; ".join(problems))
-    # Written before the timer goes: whoever is interrupted in between has not failed.
+    # Saved before the timer goes: an interruption in between is not a failure.
     record["state"] = "confirmed"
     _save(system, record)
     _clean(system)
@@ -250,9 +250,9 @@ def confirm(system: System) -> Applied:
 
 
 def _settled(system: System, record: Dict[str, Any]) -> Boot:
-    """The boot once systemd has started what it starts, and persistent memory has appeared."""
+    """Wait until systemd has started its units and persistent memory has appeared; the boot then."""
     started = time.time()
-    # The trial's own timer is not waited for.
+    # The wait ends before the trial's own timer.
     most = record["limit"] - _uptime(system) - 20 if record["trial"] else _SETTLE_SECONDS
     while True:
         seen = observe_boot(system)
@@ -269,16 +269,16 @@ def _mounted(system: System) -> List[Mount]:
 
 
 def _entered(system: System) -> List[str]:
-    """Where persistent memory is mounted, and is to be after a boot."""
+    """Mount points of persistent memory that a boot mounts again."""
     places = [entry.where for entry in fstab.parse(system.read(fstab.PATH))]
     found = [item.where for item in _mounted(system) if item.device.startswith("/dev/pmem")]
     return [where for where in found if where in places]
 
 
 def _mount_again(system: System, record: Dict[str, Any]) -> None:
-    """A boot goes on without a device that comes late; what it has left unmounted is mounted now.
+    """Mount what the boot left unmounted, because a device appeared late.
 
-    Where that fails, the plan and `oeprov doctor` say so.
+    If that fails, the plan and `oeprov doctor` say so.
     """
     there = [item.where for item in _mounted(system)]
     for where in record.get("mounts", []):
@@ -292,7 +292,7 @@ def _uptime(system: System) -> float:
 
 
 def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
-    """The machine runs what it ran before the trial."""
+    """Handle a host that runs the old kernel again."""
     taken = bootloader.observe(system).next_entry != TRIAL
     expired = record["id"] in system.read(EXPIRED)
     _clean(system)
@@ -313,16 +313,17 @@ def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
     _remember(system, record)
     _forget(system)
     raise CommandError(
-        "{} did not pass its trial boot, and the machine returned to kernel {} by itself: {}; written down "
-        "in {}".format(record["what"], seen.release, record["why"], kernel.FAILED)
+        "{} failed its trial boot, and the machine returned to kernel {}: {}; recorded in {}".format(
+            record["what"], seen.release, record["why"], kernel.FAILED
+        )
     )
 
 
 def _unhealthy(system: System, record: Dict[str, Any]) -> str:
     left = max(0.0, record["limit"] - _uptime(system))
     return (
-        "{} is on trial and not healthy: {}; the machine returns to kernel {} by itself within {:.0f} s; "
-        "written down in {}".format(record["what"], record["why"], record["from"], left, kernel.FAILED)
+        "{} is on trial and not healthy: {}; the machine returns to kernel {} within {:.0f} s; "
+        "recorded in {}".format(record["what"], record["why"], record["from"], left, kernel.FAILED)
     )
 
 
@@ -351,7 +352,7 @@ def _absolve(system: System, record: Dict[str, Any]) -> None:
 
 
 def _remember(system: System, record: Dict[str, Any]) -> None:
-    """A line in the list of failed trials, in place of an older one about the same."""
+    """Add a line to the list of failed trials, and remove an older one about the same."""
     lines = _other_failures(system, record)
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     lines.append("\t".join([record["what"], when, record["why"]]))
@@ -359,7 +360,7 @@ def _remember(system: System, record: Dict[str, Any]) -> None:
 
 
 def _clean(system: System) -> None:
-    """Takes the timer and the one-time entry away; CommandError when the timer would still end this boot."""
+    """Remove the timer and the one-time entry; CommandError if the timer would still end this boot."""
     if system.exists(_UNITS + TIMER):
         system.run(["systemctl", "stop", TIMER])
         if system.run(["systemctl", "is-active", TIMER]).out.strip() == "active":
@@ -386,7 +387,7 @@ def _save(system: System, record: Dict[str, Any]) -> None:
 
 
 def _load(system: System) -> Dict[str, Any]:
-    """What was prepared; empty when nothing was, or when the file cannot be read."""
+    """The record of ``prepare_reboot``; empty if there is none, or if it is unreadable."""
     try:
         found: Dict[str, Any] = json.loads(system.read(RECORD) or "{}")
     except ValueError:

@@ -1,6 +1,8 @@
 """How jobs end on hosts with a real systemd, which forgets how units ended; the runtime is a stand-in."""
 
+import ast
 import os
+import platform
 import signal
 import time
 from collections.abc import Iterator
@@ -11,8 +13,9 @@ from ssh_hosts import SshHosts, why_no_systemd
 from test_training_hosts import Cluster, launch_apart, runtime_layer, use_real_runtime, wait_for
 
 from provision.hosts.survey import ClusterSurvey
-from provision.jobs import fetching, launching, stopping, store
+from provision.jobs import fetching, launching, stopping, store, units
 from provision.jobs.store import Job
+from provision.jobs.units import Place
 from provision.node.state import Mount, State
 
 WHY_NOT = why_no_systemd()
@@ -97,6 +100,42 @@ def test_a_stopped_job_goes_on(cluster: Cluster, capsys: pytest.CaptureFixture[s
     assert [item.exit_code for item in state.processes] == [0, 130]
     assert state.processes[-1].pid > 0
     goes_on_from(3, cluster, job, capsys)
+
+
+PROBE = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+calls = {
+    "sysfs": (139, 3),  # obsolete, harmless: how many file systems the kernel knows
+    "unshare": (272, 0x10000000),  # a user namespace
+    "set_mempolicy": (238, 0, None, 0),  # numactl and memkind
+    "ptrace": (101, 0, 0, 0, 0),
+}
+denied = {name: libc.syscall(*words) < 0 and ctypes.get_errno() == 1 for name, words in calls.items()}
+print(sorted(name for name in denied if denied[name]))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers of the calls are x86-64's")
+def test_units_deny_calls_that_jobs_do_not_need(hosts: SshHosts, tmp_path: Path) -> None:
+    host, cluster = hosts[0], Cluster(hosts, tmp_path)
+    directory = units.job_directory("j")
+    cluster.tell(host, f"id -u oeprov >/dev/null 2>&1 || useradd oeprov; install -d -o oeprov {directory}")
+    found = {}
+    for role, text in {
+        "server": units.server_unit("j", "server-0", ["/usr/bin/python3", "-c", PROBE], Place()),
+        "worker": units.worker_unit("j", "worker-0", ["/usr/bin/python3", "-c", PROBE], {}, seconds=9),
+    }.items():
+        unit = units.unit_name("j", role)
+        cluster.tell(host, f"cat >/etc/systemd/system/{unit} <<'END'\n{text}\nEND")
+        cluster.tell(host, f"systemctl daemon-reload; systemctl start {unit}")
+        wait_for(lambda unit=unit: "inactive" in cluster.tell(host, f"systemctl is-active {unit} || :"))
+        printed = cluster.tell(host, f"journalctl --no-pager -o cat _SYSTEMD_UNIT={unit}")
+        found[role] = ast.literal_eval(printed)
+        devices = cluster.tell(host, f"systemctl show -P DevicePolicy -P DeviceAllow {unit}").split()
+        assert (devices == ["auto"]) == (role == "worker"), "a GPU is a device"
+        cluster.tell(host, f"rm /etc/systemd/system/{unit}")
+    assert found == {"server": ["ptrace", "sysfs", "unshare"], "worker": ["sysfs", "unshare"]}
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ class TestKernels:
             "the trial's boot"
         )
         assert user.on("lab-1", panics) == before, "and it panics as it did before"
-        assert "does not outlive a stop or restart" in shown, "pitfall 2"
+        assert "is lost in a stop or restart" in shown, "pitfall 2"
         assert "dax=always" in user.on("lab-1", "grep /mnt/pmem0 /proc/mounts")
         user.set(pmem_mode="system-ram")
         user.oeprov("bootstrap", "--yes", *user.consents("bootstrap"))

@@ -255,7 +255,7 @@ def test_inspect_says_that_a_file_is_missing(tmp_path):
     shutil.copytree(SAMPLE, tmp_path / SAMPLE.name)
     (tmp_path / SAMPLE.name / "server-1-of-2.known.oet").unlink()
     assert "server-1-of-2.known.oet: No such file" in tool("inspect", tmp_path / SAMPLE.name, expect=1)
-    assert "damaged: oeprov checkpoint verify" in tool("inspect", tmp_path)
+    assert "damaged; see oeprov checkpoint verify" in tool("inspect", tmp_path)
 
 
 def test_diff_counts_rows_and_how_far_they_moved(run, tmp_path):

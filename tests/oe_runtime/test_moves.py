@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -9,15 +10,14 @@ import numpy as np
 import pytest
 
 from oe_runtime import Client, StorageSpec, TableSpec
-from oe_runtime.spec import DTYPES
+from oe_runtime.spec import DTYPES, OPTIMIZERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(not persistent|is not persistent memory)")
 
 # Where the rows are, one after the other, and on how many servers.
 PLACES = [("dram", 2), ("pmem_libpmem", 3), ("dram_pmem", 1), ("pmem_memkind", 4), ("dram", 1)]
 RULES = [
-    *({"name": name} for name in ("sgd", "adagrad", "adadelta", "adam", "adamw", "adamax", "nadam", "ftrl")),
-    *({"name": name} for name in ("rmsprop", "lion", "adam_async", "adagrad_decay")),
+    *({"name": name} for name in OPTIMIZERS),
     {"name": "sgd", "momentum": 0.9, "nesterov": True},
     {"name": "adam", "amsgrad": True, "weight_decay": 0.01},
     {"name": "rmsprop", "centered": True, "momentum": 0.5},
@@ -50,7 +50,7 @@ def saved(client: Client, directory: Path, before: list[Path]) -> list[dict[str,
 def test_every_optimizer_goes_on_with_the_same_bits(tmp_path):
     specs = [
         TableSpec(f"{i}", dim, "array" if i % 3 == 0 else "hash", 50 * (i % 3 == 0), DTYPES[i % 4], rule)
-        for i, (rule, dim) in enumerate(zip(RULES, (1, 8, 9, 16, 64, 65, 128) * 3, strict=False))
+        for i, (rule, dim) in enumerate(zip(RULES, itertools.cycle((1, 8, 9, 16, 64, 65, 128)), strict=False))
     ]
 
     def train(client: Client, step: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from oe_runtime import Client, TableSpec
+from oe_runtime.spec import OPTIMIZERS
 
 ROWS, DIM, STEPS = 13, 5, 100
 CASES = [
@@ -53,7 +54,12 @@ CASES = [
     ("AdagradDecay", {}, 0.1),
     ("AdagradDecay", {"accumulator_decay_step": 7, "accumulator_decay_rate": 0.5}, 0.1),
 ]
-NAMES = {"AdamAsync": "adam_async", "AdagradDecay": "adagrad_decay"}
+NAMES = {name.replace("_", ""): name for name in OPTIMIZERS}  # of tables, by Keras's in lower case
+
+
+def test_every_optimizer_has_a_reference():
+    """Whoever adds one to the core says here which class of Keras it equals, and with which parameters."""
+    assert {NAMES.get(name.lower()) for name, _, _ in CASES} == set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
@@ -66,7 +72,7 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
     if name == "Nadam" and dtype == "float64":
         tolerance = 1e-7  # in one of two places Keras rounds its constant 0.96 to float32
     client = Client.in_process(servers=2)
-    rule = {"name": NAMES.get(name, name.lower()), **parameters}
+    rule = {"name": NAMES[name.lower()], **parameters}
     # Keras rounds some of its numbers to float32, whatever the variables are: these it cannot round.
     defaults = client.spec(client.create_table(TableSpec("defaults", DIM, optimizer=rule))).optimizer
     parameters = {
@@ -77,8 +83,8 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
     table = client.create_table(TableSpec("t", DIM, dtype=dtype, optimizer={**rule, **parameters}))
     keys = np.arange(ROWS) * 1_000_003
     variable = keras.Variable(client.pull_rows(table, keys), dtype=dtype)
-    kinds = ours if name in NAMES else keras.optimizers
-    optimizer = getattr(kinds, name)(learning_rate=rate, **parameters)
+    kind = getattr(keras.optimizers, name, None) or getattr(ours, name)
+    optimizer = kind(learning_rate=rate, **parameters)
     rate = float(np.float32(rate))
     rng = np.random.default_rng(0)
     for step in range(STEPS):
@@ -101,7 +107,7 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
 @pytest.mark.parametrize(("name", "parameters", "rate"), CASES)
 def test_every_dim_is_so_many_of_one(name, parameters, rate, dtype):
     """To the bit: numbers that the processor takes several at a time end where they do one by one."""
-    rule = {"name": NAMES.get(name, name.lower()), **parameters}
+    rule = {"name": NAMES[name.lower()], **parameters}
     client = Client.in_process()
     dims, keys = (1, 2, 8, 9, 16, 64, 65, 128), np.arange(3)
     plain = {"dtype": dtype, "optimizer": rule, "initializer": {"name": "constant", "value": 0.25}}

@@ -151,7 +151,7 @@ def test_more_rows_than_the_cap_keeps_are_said():
     with pytest.raises(SpecError, match="161 rows are more than the 160 of its 'eviction' cap"):
         client.assign(table, np.arange(161), np.ones((161, 1), np.float32))
     client.assign(table, np.arange(160), np.ones((160, 1), np.float32))
-    with pytest.warns(UserWarning, match="its cap evicted 2 rows for those assigned, of which 0 were not"):
+    with pytest.warns(UserWarning, match="its cap evicted 2 rows for the assigned ones, of which 0 were not"):
         assert client.assign(table, np.array([200, 201]), np.ones((2, 1), np.float32)) == (2, 2, 0)
 
 
@@ -262,7 +262,9 @@ def test_an_import_says_that_pushes_are_counted_anew():
     exported = client.to_arrow("e")
     other = Client.in_process()
     other.create_table(ADAM)
-    with pytest.warns(UserWarning, match="optimizer adam goes by the number of pushes, which was 1 at the"):
+    with pytest.warns(
+        UserWarning, match="optimizer adam depends on the number of pushes, which was 1 at the"
+    ):
         other.import_rows("e", exported)
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from training_runs import SMALL
 
-from oe_runtime.data import Batch, open_source, split_of
+from oe_runtime.data import Batch, make_split, open_source
 from oe_runtime.errors import ServerLost
 from oe_runtime.training.loop import Interrupted, Loop
-from oe_runtime.training.lost_server import LostServer
+from oe_runtime.training.lost_server import ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.queue_loop import QueueLoop
-from oe_runtime.training.ranks import Alone, Together
+from oe_runtime.training.ranks import CollectiveRanks, SingleRank
 from oe_runtime.training.shared_input import SharedInput
 from oe_runtime.training.stopping import StopRequest
 
@@ -43,7 +43,7 @@ def ended(stop: StopRequest, seconds: float = 0) -> bool:
 def test_only_a_wait_is_limited(stop: StopRequest) -> None:
     stop.ask("SIGTERM")
     time.sleep(LONG)
-    with stop.waiting(), stop.unhurried():
+    with stop.waiting(), stop.without_time_limit():
         time.sleep(LONG)
     for _ in range(8):
         with stop.waiting(), stop.waiting():
@@ -69,7 +69,7 @@ def test_a_sum_of_all_workers_is_a_wait(stop: StopRequest) -> None:
 
     stop.ask("SIGTERM")
     workers: Any = Frozen()
-    assert Together(workers, stop).asked(stop)
+    assert CollectiveRanks(workers, stop).stop_requested(stop)
     assert ended(stop)
 
 
@@ -89,7 +89,7 @@ def saved(position: Position) -> Saved:
 
 def parts(stop: StopRequest, options: Options, train: Callable[..., None], source: Any = None) -> list[Any]:
     quiet: Any = Quiet()
-    trainee = Quiet(ranks=Alone(), train=train, window=lambda: (0.5, 0.5))
+    trainee = Quiet(ranks=SingleRank(), train=train, window=lambda: (0.5, 0.5))
     source = source or open_source(options.data)
     return [options, source, trainee, Quiet(take_now=saved), Quiet(), quiet, stop, quiet]
 
@@ -144,7 +144,7 @@ def test_a_worker_that_waits_in_a_step_is_ended(tmp_path: Path, stop: StopReques
 
 
 def test_a_restore_takes_as_long_as_it_takes(tmp_path: Path, stop: StopRequest) -> None:
-    def go_back() -> tuple[Saved, str]:
+    def roll_back() -> tuple[Saved, str]:
         stop.ask("SIGTERM")
         with stop.waiting():  # for the others, who restore too
             time.sleep(LONG)
@@ -153,7 +153,7 @@ def test_a_restore_takes_as_long_as_it_takes(tmp_path: Path, stop: StopRequest) 
     loop: Any = Quiet(saved=saved(Position(5)))
     given = options(tmp_path, "--servers", "a:1")
     quiet: Any = Quiet()
-    waiter = LostServer(given, quiet, Quiet(go_back=go_back), quiet, quiet, stop, Alone())  # type: ignore[arg-type]
+    waiter = ServerRecovery(given, quiet, Quiet(roll_back=roll_back), quiet, quiet, stop, SingleRank())  # type: ignore[arg-type]
     assert waiter.recover(ServerLost("a:1", "gone"), loop).step == 5
     assert not ended(stop)
 
@@ -161,7 +161,7 @@ def test_a_restore_takes_as_long_as_it_takes(tmp_path: Path, stop: StopRequest) 
 def queue(tmp_path: Path, stop: StopRequest, *flags: str) -> tuple[Options, SharedInput]:
     given = options(tmp_path, "--servers", "a:1", "--workqueue", "--batch-size", "100", *flags)
     source = open_source(given.data)
-    shared = SharedInput(given, source, split_of(source, given.holdout), stop)
+    shared = SharedInput(given, source, make_split(source, given.holdout), stop)
     shared.begin(None)
     shared.follow()
     return given, shared
@@ -202,7 +202,7 @@ def test_worker_0_of_a_queue_does_not_wait_for_a_frozen_step(tmp_path: Path, sto
     stop.ask("SIGTERM")
     thread = threading.Thread(target=let_go)
     thread.start()
-    with shared.alone():
+    with shared.between_steps():
         assert ended(stop)
     thread.join()
     shared.close()

@@ -279,7 +279,7 @@ def test_broken_lines_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture
     arguments = ["--batch-size", "90", "--max-bad-rows", "1"]
     assert train(tmp_path / "run", *arguments, data=["--data", str(path)]) == 0
     shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
-    assert shown == [f"left out: {path} line 151: found 2 columns, expected 40"]
+    assert shown == [f"skipped: {path} line 151: found 2 columns, expected 40"]
     assert events(tmp_path / "run", "eval")[0]["rows"] == 20
 
 

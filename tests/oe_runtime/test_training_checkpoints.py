@@ -17,10 +17,10 @@ from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
 from oe_runtime.training import checkpoints as module
 from oe_runtime.training.checkpoints import Checkpoints, Saved
-from oe_runtime.training.lost_server import MOST_LOSSES, LostServer
+from oe_runtime.training.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import Alone
+from oe_runtime.training.ranks import SingleRank
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
@@ -123,7 +123,7 @@ def test_published_when_all_servers_have_it_with_the_weights_of_its_step(tmp_pat
     assert saver.take(Position(15, 0, 15)) is not None
     assert names(tmp_path) == ["step-0000000005", "step-0000000015"]
     model.step = 99
-    back, lost = saver.go_back()
+    back, lost = saver.roll_back()
     assert (back.position, lost, client.recovered, model.step) == (Position(15, 0, 15), "", [15], 15)
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_durable_everywhere_when_a_server_is_lost_is_dropped(tmp_pat
     saver, model = made(tmp_path, client)
     saver.take_now(Position())
     assert saver.take(Position(5, 0, 5)) is None
-    back, _ = saver.go_back()
+    back, _ = saver.roll_back()
     assert back.position.step == 0
     client.durable.append(5)
     assert saver.settle() is None
@@ -140,7 +140,7 @@ def test_what_is_not_durable_everywhere_when_a_server_is_lost_is_dropped(tmp_pat
     # One that has just become durable everywhere is worth having.
     model.step = 5
     assert saver.take(Position(5, 0, 5)) is None
-    back, _ = saver.go_back()
+    back, _ = saver.roll_back()
     assert (back.position.step, client.recovered) == (5, [0, 5])
 
 
@@ -150,15 +150,15 @@ def test_servers_that_are_not_those_of_the_manifest(tmp_path: Path) -> None:
     saver.take_now(Position(5, 0, 5))
     client.rows = [3, 5]
     with pytest.raises(CheckpointError, match=r"is of another run: table C1 has 8 rows there, .* says 7"):
-        saver.go_back()
+        saver.roll_back()
     client.servers = 3
     with pytest.raises(
         CheckpointError, match="in the storage of 2 servers, but there are 3 now, and no older"
     ):
-        saver.go_back()
+        saver.roll_back()
     client.servers, client.durable = 2, [1, 2]
     with pytest.raises(CheckpointError, match=r"have lost it \(checkpoints that all have: 1, 2\)"):
-        saver.go_back()
+        saver.roll_back()
     assert names(tmp_path) == ["step-0000000005"]
 
 
@@ -171,14 +171,14 @@ def test_pools_that_are_lost_lead_back_to_the_newest_files(tmp_path: Path) -> No
     kept = ["step-0000000010", "step-0000000015", "step-0000000020"]
     assert names(tmp_path) == kept, "the newest files stay when they are older than what is kept"
     client.durable = []
-    back, lost = saver.go_back()
+    back, lost = saver.roll_back()
     assert (back.position.step, client.restored, model.step) == (10, kept[:1], 10)
     assert "step-0000000020 has its rows in the storage of 2 servers, which have lost it" in lost
     assert lost.endswith("going back to " + str(back.path))
     damaged = back.path / "rows"
     damaged.write_text("r")
     with pytest.raises(CheckpointError, match="rows is damaged"):
-        saver.go_back()
+        saver.roll_back()
 
 
 def test_a_number_that_is_given_again_has_one_meaning(tmp_path: Path) -> None:
@@ -246,9 +246,9 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
     loop: Any = Quiet(saver.take_now(Position(5, 0, 5)))
     lost = ServerLost("b:2", "parameter server b:2: the connection broke; look at its log")
 
-    def waits(*flags: str) -> LostServer:
+    def waits(*flags: str) -> ServerRecovery:
         stop = StopRequest(with_parent=False)
-        return LostServer(options(tmp_path, *flags), client, saver, loop, loop, stop, Alone())
+        return ServerRecovery(options(tmp_path, *flags), client, saver, loop, loop, stop, SingleRank())
 
     waiter = waits()
     for _ in range(MOST_LOSSES):
@@ -286,14 +286,14 @@ def test_increments_follow_each_checkpoint_with_all_rows(tmp_path: Path) -> None
     assert rows(10) == "rows since step-0000000005"
     assert rows(15) == "rows since step-0000000010"
     assert [name[-2:] for name in names(tmp_path)] == ["05", "10", "15"], "what the newest builds on is kept"
-    assert saver.go_back()[0].position.step == 15
+    assert saver.roll_back()[0].position.step == 15
     assert [name[-2:] for name in client.restored] == ["05", "10", "15"]
     assert rows(20) == "rows"
     assert [name[-2:] for name in names(tmp_path)] == ["20"]
     assert rows(25) == "rows since step-0000000020"
 
     resumed, _ = made(tmp_path, client, *more)
-    resumed.go_back()
+    resumed.roll_back()
     saver = resumed
     assert rows(30) == "rows since step-0000000025"
     # A base that is gone or damaged is noticed before anything is restored.
@@ -316,7 +316,7 @@ def test_rows_in_pools_in_between_make_no_increment_wrong(tmp_path: Path) -> Non
     assert (saved.path / "rows").read_text() == "rows since step-0000000005"
     saver.take_now(Position(20, 0, 20))
     assert [name[-2:] for name in names(tmp_path)] == ["05", "15", "20"]
-    saver.go_back()
+    saver.roll_back()
     assert client.recovered == [20], "the servers' rows are no longer those of a save"
     saved = saver.take_files(Position(25, 0, 25))
     assert (saved.path / "rows").read_text() == "rows"

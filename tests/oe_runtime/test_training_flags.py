@@ -148,6 +148,6 @@ def test_a_backend_that_the_trainer_does_not_run_on_is_one_line(
     assert main([*DATA, "--in-process", "--run-dir", str(tmp_path / "run"), *SMALL]) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith(
-        f"error: KERAS_BACKEND is {backend}, and this trainer runs on tensorflow: unset it"
+        f"error: KERAS_BACKEND is {backend}, but this trainer runs on tensorflow: unset it"
     )
     assert not (tmp_path / "run").exists()

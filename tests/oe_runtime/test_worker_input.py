@@ -194,7 +194,7 @@ def test_the_same_files_may_lie_elsewhere_and_a_frozen_worker_keeps_nobody(tmp_p
         assert time.monotonic() - started < 30
         assert workers[0].returncode == 3
         assert len(words.splitlines()) == 1, words
-        assert "asked to stop (SIGTERM), and the other workers did not agree on it within 20 s" in words
+        assert "asked to stop (SIGTERM), but the other workers did not agree within 20 s" in words
         assert "start all workers again with --resume" in words
         assert events(run_dir, "error")
     finally:

@@ -106,7 +106,7 @@ def test_plan_offline_shows_every_host_and_exits_with_2(run) -> None:  # type: i
     for name in ("re6p-1", "re6p-2", "re7p-1", "metal-1", "cxl-1", "gpu-1", "gpu-2", "cpu-1"):
         assert name in found.out
     assert "memmap=1008G!257G" in found.out
-    assert "does not outlive a stop" in found.out
+    assert "is lost in a stop" in found.out
     assert "4 of which reboot" in found.out
 
 

@@ -36,7 +36,7 @@ def inventory(directory: Path, **variables: str) -> Path:
 def test_it_has_what_the_product_is_made_of_and_no_more(collection: Collection) -> None:
     with_it = {path.name for path in collection.path.iterdir()}
     assert with_it - {"FILES.json", "MANIFEST.json"} == {
-        *("CMakeLists.txt", "LICENSE", "README.md", "ansible.cfg", "pyproject.toml"),
+        *("CHANGELOG.md", "CMakeLists.txt", "LICENSE", "README.md", "ansible.cfg", "pyproject.toml"),
         *("inventory", "meta", "oe_runtime", "playbooks", "plugins", "provision", "roles"),
     }
     assert collection.archive.stat().st_size < 2**21

@@ -338,7 +338,7 @@ def test_a_trial_that_failed_on_many_hosts_is_made_again_by_one_word(
 def test_pmem_mode_does_its_own_part_only(
     state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    packages = Step("packages", "install libpmem1", "missing", action="install_packages")
+    packages = Step("packages", "install libpmem1", "missing", role="runtime", scope="training")
     runs = see(Plan("one", [packages, MAKE]), then=Plan("one", [packages]))
     found = inventory(state_dir, LOCAL + ", pmem_mode: none")
     code = changes.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent(True))

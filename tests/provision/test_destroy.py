@@ -180,8 +180,7 @@ def test_kernel_arguments_go_back_on_trial_where_the_journal_knows(known: bool) 
     if not known:
         assert plan.steps == []
         assert (
-            "the journal here does not say whether they were there before oeprov; if they were not"
-            in (plan.notes[0])
+            "the journal here does not have the arguments from before oeprov; if these are" in (plan.notes[0])
         )
         assert plan.notes[0].endswith("take them out of /etc/default/grub and run " + " ".join(menu))
         [note] = make_plan(state._replace(bootloader=with_grubby), wanted).notes

@@ -61,7 +61,7 @@ def test_health_is_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pyte
     )
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
-    found = health.look(System(str(tmp_path)), [7700, 7701], [], ["/", "/boot/not/there"])
+    found = health.observe_health(System(str(tmp_path)), [7700, 7701], [], ["/", "/boot/not/there"])
     free, size = found.disks.pop("/")
     assert 0 <= free <= size
     assert found._replace(time=0.0) == Health(

@@ -97,6 +97,15 @@ def test_planning_is_pure_and_travels(path: Path) -> None:
     assert len({step.id for step in plan.steps}) == len(plan.steps)
 
 
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_steps_say_who_does_them_and_what_they_interrupt(path: Path) -> None:
+    for step in make(load(path)).steps:
+        assert step.role in ("kernel", "runtime", "pmem", "gpu")
+        assert step.scope in ("host", "training")
+        assert not (step.preparing and (step.disturbs or step.reboots or step.destroys)), step.id
+        assert step.disturbs or not step.reboots, step.id
+
+
 def test_every_planned_pitfall_has_a_case() -> None:
     covered = {number for path in CASES for number in load(path).get("pitfalls", [])}
     assert covered == set(range(1, 26))

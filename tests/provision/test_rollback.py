@@ -14,6 +14,7 @@ from provision.converge import changes, fresh, rollback
 from provision.converge.changes import Consent
 from provision.hosts import history
 from provision.hosts.journal import Journal
+from provision.node import platforms
 from provision.node.state import DaxDevice, Dimms, KernelState, State
 
 OLD, NEW = "5.15.0-100-generic", "5.15.0-119-generic"
@@ -31,17 +32,17 @@ def seen(monkeypatch: pytest.MonkeyPatch, found: Inventory, **parts: Any) -> Sta
 
 def test_modes_are_told_from_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     re6p = seen(monkeypatch, inventory(tmp_path, "re6p"))
-    assert history.mode_of(re6p, Kind.re6p) == ""
+    assert platforms.get("re6p").find_mode(re6p) == ""
     used = re6p._replace(namespaces=[re6p.namespaces[0]._replace(mode="fsdax")])
-    assert history.mode_of(used, Kind.re6p) == "fsdax"
+    assert platforms.get("re6p").find_mode(used) == "fsdax"
     assert (
-        history.mode_of(re6p._replace(dax=[DaxDevice("dax0.0", mode="system-ram")]), Kind.re6p)
+        platforms.get("re6p").find_mode(re6p._replace(dax=[DaxDevice("dax0.0", mode="system-ram")]))
         == "system-ram"
     )
-    assert history.mode_of(re6p, Kind.re7p) == "system-ram"
+    assert platforms.get("re7p").find_mode(re6p) == "system-ram"
     words = re6p.kernel._replace(cmdline=["memmap=1008G!257G"])
-    assert history.mode_of(re6p._replace(kernel=words), Kind.re7p) == "fsdax"
-    assert history.mode_of(State(dimms=Dimms(volatile=1)), Kind.bare_metal_pmem) == "memory"
+    assert platforms.get("re7p").find_mode(re6p._replace(kernel=words)) == "fsdax"
+    assert platforms.get("bare_metal_pmem").find_mode(State(dimms=Dimms(volatile=1))) == "memory"
 
 
 def test_the_last_other_value_counts_and_other_clusters_do_not(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from provision.inventory.loader import load
 from provision.node.step import Plan, Step
 
 REBOOT = Step("reboot", "reboot", "a new kernel", reboots=True, action="reboot")
-PACKAGES = Step("packages", "install ndctl", "it is missing", action="install_packages")
+PACKAGES = Step("packages", "install ndctl", "it is missing", role="runtime", preparing=True)
 
 
 def cluster(tmp_path: Path, servers: int, workers: int, shares: str = "") -> Inventory:

@@ -372,7 +372,7 @@ def test_a_job_that_is_done_trains_longer(
         with pytest.raises(TrainingError, match=f"^{re.escape(words)}"):
             resume(**given)
     assert job.metrics_file.read_text() == before
-    assert (end_of("--epochs"), end_of("--steps")) == ("1", None)
+    assert (end_of("--epochs"), end_of("--steps")) == (None, None), "the trainer decides"
 
     capsys.readouterr()
     assert resume(epochs=2) == 0

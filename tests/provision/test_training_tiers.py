@@ -19,7 +19,6 @@ from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request
 from provision.node import numa
 from provision.node.plan import make_plan
-from provision.node.roles import role_of
 from provision.node.state import DaxDevice, Mount, Namespace, NumaNode, Region, State
 from provision.node.step import Plan, Step
 
@@ -262,7 +261,7 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[State], None]:
     def arrange(state: State) -> None:
         def survey(found: Inventory) -> ClusterSurvey:
             plan = make_plan(state, found.hosts["pm-1"].desired())
-            steps = [step for step in plan.steps if role_of(step) != "runtime"]
+            steps = [step for step in plan.steps if step.role != "runtime"]
             return ClusterSurvey(states={"pm-1": state}, plans={"pm-1": plan._replace(steps=steps)})
 
         monkeypatch.setattr(launching, "survey", survey)
@@ -313,7 +312,7 @@ def test_memory_that_is_right_but_no_runtime(tmp_path: Path, see: Callable[[Stat
     """Bootstrap alone would bring the memory back to the inventory's mode."""
     found = inventory(tmp_path, "fsdax", kind="re6p")
     wanted = jobspec.request(found, LaunchOptions(storage="pmem_memkind"))
-    missing = [Step("runtime", "install oeprov", "it is missing", action="install_runtime")]
+    missing = [Step("runtime", "install oeprov", "it is missing", role="runtime")]
     said = readiness.why_not(found, wanted, Plan("pm-1", missing), missing, None)
     switch = f"oeprov pmem-mode system-ram -i {tmp_path}/inventory.yml --limit pm-1 --write-inventory"
     assert said.endswith(f"run: {switch}, then: oeprov bootstrap -i {tmp_path}/inventory.yml")

@@ -1,4 +1,4 @@
-// Millions of keys a second through one table on one thread: pulls and pushes of unique keys, as a server
+// Millions of keys per second through one table on one thread: pulls and pushes of unique keys, as a server
 // gets them.
 //   table_bench [rows=1000000] [dtype=float32] [directory: also measures pmem_libpmem there]
 

@@ -9,7 +9,7 @@
 
 namespace oe {
 
-// What an admission filter counted, beside the table file that was saved with it. Little-endian, no padding:
+// The counts of an admission filter, beside the table file that was saved with it. Little-endian, no padding:
 //
 //   "OEFILTR\n"           8 bytes
 //   format version        u32 (1)
@@ -37,15 +37,15 @@ void EncodeFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInf
 void SaveFilter(const AdmissionFilter& filter, const TableSpec& spec, ShardInfo shard, uint64_t version,
                 const std::string& file);
 
-// Adds to `filter` what is in the files beside `table_files`, files of one saved table at `version` pushes;
-// without a filter, only checks them. False where none of them has one: there is nothing to add. Throws
+// Adds to `filter` the counts of the files beside `table_files`, which are files of one saved table at
+// `version` pushes; without a filter, only checks them. False if no such file exists. Throws
 // CheckpointError naming the file and the field for one that is missing, damaged or of another table or
-// checkpoint; `filter` is of no more use then.
+// checkpoint; then `filter` is unusable.
 bool LoadFilters(const std::vector<std::string>& table_files, const TableSpec& spec, uint64_t version,
                  AdmissionFilter* filter = nullptr, const AdmissionFilter::PartOf& part_of = {});
 
-// What the files beside `table_files` have counted of the keys of the server `shard`; nullptr where none of
-// them has one. Throws as LoadFilters.
+// The counts, in the files beside `table_files`, of the keys of the server `shard`; nullptr if no such file
+// exists. Throws as LoadFilters.
 std::unique_ptr<AdmissionFilter> FilterOf(const std::vector<std::string>& table_files, const TableSpec& spec,
                                           uint64_t version, ShardInfo shard);
 

@@ -17,7 +17,7 @@ using TableChain = std::vector<std::string>;
 // The newest file of each chain.
 std::vector<std::string> Newest(const std::vector<TableChain>& chains);
 
-// The headers of the newest file of each chain, `rows` being at most so many as the chain has, after checking
+// The headers of the newest file of each chain, `rows` being at most those of the chain, after checking
 // that they are every server's part of one saved table whose spec is `spec` and whose rows have `row_bytes`
 // bytes, and that each increment follows its base. Throws CheckpointError naming the file and the field with
 // both values.

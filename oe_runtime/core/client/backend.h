@@ -1,4 +1,4 @@
-// What a client talks to: servers over sockets, or stores in its own process. Both do the same with the same
+// The peer of a client: servers over sockets, or stores in its own process. Both do the same with the same
 // messages, and throw the same errors.
 #pragma once
 

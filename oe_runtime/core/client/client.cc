@@ -366,7 +366,7 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);
   const std::vector<std::vector<uint32_t>> counts = AddCounts(plan, &batches);
-  // Those that refuse it get it all the same, alone: they say which gradient it was, and count it.
+  // Those that refuse it still get it, alone: they say which gradient it was, and count it.
   if (std::any_of(refusing.begin(), refusing.end(), [](const auto& one) { return one.load(); })) {
     for (uint32_t server = 0; server < servers_; ++server) batches[server].skip = !refusing[server];
   }

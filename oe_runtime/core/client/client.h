@@ -21,13 +21,13 @@
 
 namespace oe {
 
-// What a client has sent that changes rows.
+// Counts of the requests of a client that change rows.
 struct Changes {
   uint64_t pushes = 0;
-  uint64_t others = 0;  // restores, evictions, and all else after which rows are to be pulled anew
+  uint64_t others = 0;  // restores, evictions, and others after which rows must be pulled again
 };
 
-// What a pull brought. Immutable once it is handed out, but for the rows, which belong to the caller.
+// The result of a pull. Immutable once it is handed out, except for the rows, which belong to the caller.
 struct PulledBatch {
   BatchPlan plan;
   std::vector<Buffer> rows;      // per group: rows x dim floats, or doubles
@@ -57,7 +57,7 @@ class Client {
   // asked. How many parts of tables there were; nothing if another worker's request has dropped them.
   std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
                                bool force);
-  // Gives the next id to no table: what a client that connects anew does for one that was dropped.
+  // Skips the next id: a client that reconnects does so for a table that was dropped.
   void SkipTable();
   // The specification of a table, every default filled in. Throws SpecError for an id that does not exist.
   TableSpec Spec(uint32_t table) const;

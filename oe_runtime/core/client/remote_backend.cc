@@ -142,7 +142,7 @@ class RemoteBackend : public Backend {
     try {
       Run(Op::kTear, &calls, timeout_);
     } catch (const Error&) {
-      return;  // whoever connects anew tells them
+      return;  // the reconnect tells them
     }
     const bool told = std::all_of(calls.begin(), calls.end(), [](const Call& call) {
       // Somebody has gone back meanwhile, and what this client pushed is gone.

@@ -273,7 +273,7 @@ void Announce(const std::vector<Source>& sources, uint32_t servers, const Ask& a
   ask(Op::kReceive, &calls);
 }
 
-// Once a part has `least` bytes waiting, sends what all have, until none has so many.
+// Once a part has `least` bytes waiting, sends what all have, until none has that many.
 void Send(std::vector<std::unique_ptr<Part>>* parts, size_t chunk, size_t least, const Ask& ask) {
   const auto waits = [least](const std::unique_ptr<Part>& part) { return part->waiting() >= least; };
   while (std::any_of(parts->begin(), parts->end(), waits)) {

@@ -5,7 +5,7 @@
 
 namespace oe {
 
-// For the threads of the background: whoever trains or is served comes before the calling thread. It takes no
+// For background threads: training and serving come before the calling thread. It takes no
 // processor from one that has it when it wakes, and where all are busy it gets a tenth of one. Both are of
 // the calling thread only, and always allowed.
 inline void ComeAfterOthers() noexcept {

@@ -12,10 +12,10 @@ namespace oe {
 
 // A shared mutex, first come, first served: a writer waits only for the readers before it, and readers only
 // for the writers before them. With std::shared_mutex, glibc lets readers that come later overtake a writer
-// for as long as one of them is there. A reader may also wait without a thread. The lock is nobody's: another
-// thread than the one that took it may give it back.
+// for as long as one of them is there. A reader may also wait without a thread. A thread may
+// release a lock that another one took.
 //
-// Not recursive, also not for readers; whoever holds several takes them in one order. A lock without waiters
+// Not recursive, not even for readers. Take several in one order. A lock without waiters
 // is one atomic operation.
 class FairSharedMutex {
  public:

@@ -2,9 +2,10 @@
 // without being named anywhere. Their objects must be linked as such (CMakeLists.txt: oe_registered).
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -14,12 +15,14 @@ namespace oe {
 template <typename Entry>
 class Registry {
  public:
-  // A constant of this type in an unnamed namespace registers an entry.
+  // A constant of this type in an unnamed namespace registers an entry. A name that comes twice ends the
+  // program as it starts.
   struct Add {
-    explicit Add(Entry entry) {
+    explicit Add(Entry entry) noexcept {
       const std::string name = entry.name;
       if (Entries().emplace(name, std::move(entry)).second) return;
-      throw std::logic_error("'" + name + "' is registered twice");  // ends the program as it starts
+      std::fprintf(stderr, "'%s' is registered twice\n", name.c_str());
+      std::abort();
     }
   };
 

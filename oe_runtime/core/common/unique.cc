@@ -115,7 +115,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
-  // At least so many slots, all empty. Those of before are gone.
+  // Makes at least that many slots, all empty. The old ones are gone.
   Slots Empty(size_t least) {
     unsigned bits = 4;
     while ((size_t{1} << bits) < least) ++bits;

@@ -8,7 +8,7 @@
 
 namespace oe {
 
-// A row number for each possible key, 4 bytes a key. Pages without rows take no memory. The keys of an
+// A row number for each possible key, 4 bytes each. Pages without rows take no memory. The keys of an
 // internal shard are those with key / stride == position, key % stride == first, for stride = servers ·
 // internal shards.
 class ArrayIndex final : public Index {

@@ -12,7 +12,7 @@ namespace oe {
 // Extendible hashing (Fagin et al., 1979) over segments that grow by themselves, so that no growth takes
 // long: a directory of hash prefixes leads to segments of 1 to 8 blocks of buckets. A full segment gets a
 // block more; beyond 8 it is split by the next bit of the hash. So 56 to 70 % of the entries are used (18 to
-// 23 bytes a key) once there are a few hundred keys, and the most that one Reserve() rewrites is a segment.
+// 23 bytes per key) once there are a few hundred keys, and the most that one Reserve() rewrites is a segment.
 // Keys may come in any order, also that of another index: the bucket within a segment comes from other bits
 // than the segment.
 //

@@ -27,7 +27,7 @@ void Check(const std::string& what, Params* params) {
 // pushes, but not below its first value, so that new data count in training that never ends:
 //   if floor(t / accumulator_decay_step) > n: a = max(accumulator_decay_rate·a, initial_accumulator_value), n
 //   += 1 a += g²;  w -= lr·g / sqrt(a)
-// with t = the number of this push. n, one number a row, counts the decays that the row has seen: one that
+// with t = the number of this push. n, one number per row, counts the decays that the row has seen: one that
 // was away for several periods makes up for them one update at a time, and so does a row that is made late.
 template <typename T>
 class AdagradDecay final : public Optimizer<T> {

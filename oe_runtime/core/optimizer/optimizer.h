@@ -21,11 +21,10 @@ struct RowRefs {
   size_t n = 0;
 };
 
-// One optimizer's update rule, in T (float or double) and in the order of operations of Keras 3.15 for
-// variables of that dtype. Only rows that got a gradient change: a dense Keras variable would also decay the
-// momenta of the others, and with weight_decay their weights. What a rule takes from the step it computes
-// from the number of the push, so that nothing but rows and that number needs to be saved. Immutable, so safe
-// to share among threads.
+// One optimizer's update rule in T (float or double), in the order of operations of Keras 3.15 for variables
+// of that dtype. Only rows with a gradient change; a dense Keras variable would also decay the momenta of the
+// others, and with weight_decay their weights. A rule depends on nothing but the row and the number of the
+// push, so that nothing else needs to be saved. Immutable, so safe to share among threads.
 template <typename T>
 class Optimizer {
  public:

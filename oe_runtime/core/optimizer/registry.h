@@ -33,7 +33,7 @@ struct OptimizerEntry {
 // Registers Rule<float> and Rule<double>: a constant of this type in an unnamed namespace does.
 template <template <typename> class Rule>
 struct RegisterOptimizer {
-  explicit RegisterOptimizer(OptimizerEntry entry) {
+  explicit RegisterOptimizer(OptimizerEntry entry) noexcept {
     entry.new_float = New<float>;
     entry.new_double = New<double>;
     entry.defaults.emplace("weight_decay", 0.0);

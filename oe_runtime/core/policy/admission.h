@@ -17,9 +17,9 @@ namespace oe {
 class Pool;
 struct PoolSpec;
 
-// How often the keys without a row of one server's part of a table were pushed. It has as many parts as the
-// table has internal shards; those are independent of each other, each like a container. Counts are in DRAM,
-// or with the rows in a pool.
+// Counts how often the keys without a row of one server's part of a table were pushed. It has as many parts
+// as the table has internal shards. Parts are independent of each other, each like a container. Counts are in
+// DRAM, or with the rows in a pool.
 class AdmissionFilter {
  public:
   using Sink = std::function<void(const void* data, size_t size)>;
@@ -34,29 +34,29 @@ class AdmissionFilter {
   AdmissionFilter(const AdmissionFilter&) = delete;
   AdmissionFilter& operator=(const AdmissionFilter&) = delete;
 
-  // Counts `times` more for a key of that part; how often it was counted now, or (cbf) at least. Throws
+  // Counts `times` more for a key of that part and returns its count; a cbf returns an upper bound. Throws
   // StorageError when there is no memory.
   virtual uint32_t Count(uint32_t part, Key key, uint32_t times) = 0;
-  // The key has a row now. A counter forgets it; what a Bloom filter counted stays. Throws StorageError when
-  // a pool has no room to write that down.
+  // The key has a row now: a counter forgets it, a Bloom filter does not. Throws StorageError when a pool has
+  // no room for the tombstone.
   virtual void Forget(uint32_t part, Key key) = 0;
-  // Ends a period of a part: forgets, among about `most` keys from *position on (0 at first), those that were
-  // counted last before the period began; false when there are no more, and the next period begins. A Bloom
+  // Ends a period of a part: looks at about `most` keys from *position on (0 at first) and forgets those that
+  // were counted last before the period began. False after the last key: then the next period begins. A Bloom
   // filter forgets nothing. Throws StorageError.
   virtual bool Sweep(uint32_t part, uint64_t* position, size_t most) = 0;
-  // Periods of a part that have ended, by sweeps and for want of room.
+  // How many periods of a part have ended, by sweeps or since there was no room.
   virtual uint64_t periods(uint32_t /*part*/) const noexcept { return 0; }
   uint32_t filter_freq() const { return filter_freq_; }
-  // Keys whose counts went without a row, since the filter was made.
+  // How many keys were forgotten before they got a row, since the filter was made.
   virtual uint64_t forgotten(uint32_t part) const noexcept = 0;
 
   virtual uint64_t bytes(uint32_t part) const noexcept = 0;  // of DRAM
 
-  // The counts as bytes, and how many.
+  // The size of the written counts.
   virtual uint64_t WrittenBytes() const noexcept = 0;
   virtual void Write(const Sink& sink) const = 0;
-  // Adds the counts that a filter of the same spec and parts wrote, of any server of any number of them, if
-  // they are for keys here. False for bytes that are not such a filter's. Throws StorageError.
+  // Adds the counts that a filter of the same spec and parts wrote, on any server of any number, for the keys
+  // of this server. False for bytes that are not such a filter's. Throws StorageError.
   virtual bool Add(const Source& source, uint64_t bytes, const PartOf& part_of) = 0;
 
  protected:
@@ -67,8 +67,8 @@ class AdmissionFilter {
   const uint32_t filter_freq_;
 };
 
-// A filter in a pool is part of its checkpoints: a counter has a row of 4 bytes a key (with what a pool keeps
-// of a row, 20 bytes, and 16 to 24 of DRAM), a Bloom filter one for each block that has counts. As for rows
+// A filter in a pool is part of its checkpoints. A counter has a row of 4 bytes per key (20 with what the
+// pool keeps of a row, and 16 to 24 of DRAM), a Bloom filter one row per block that has counts. As for rows
 // of tables, the first change after a checkpoint writes to another place, so pools hold up to as many copies
 // of a count as there are kept checkpoints, and two.
 
@@ -77,7 +77,7 @@ class AdmissionFilter {
 PoolSpec CountsPool(const AdmissionSpec& spec, uint32_t parts, const AdmissionFilter::PartOf& part_of);
 
 // The filter of the counts in `pool`, which must outlive it: none, or, after Pool::Recover(), those that
-// `indexes`, one a part, got. Throws StorageError.
+// `indexes`, one per part, got. Throws StorageError.
 std::unique_ptr<AdmissionFilter> NewPooledFilter(const AdmissionSpec& spec, ShardInfo shard, Pool* pool,
                                                  std::vector<std::unique_ptr<Index>> indexes);
 

@@ -1,4 +1,4 @@
-// cap {max_rows or max_bytes, policy}: a table has at most so many rows. For each new one another goes: the
+// cap {max_rows or max_bytes, policy}: bounds the rows of a table. For each new row another one goes: the
 // least recently pushed ("lru") or the one that was pushed least often ("lfu").
 #include "oe_runtime/core/policy/eviction_registry.h"
 

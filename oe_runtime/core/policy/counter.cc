@@ -31,8 +31,8 @@ uint64_t MostKeys(const AdmissionSpec& spec) {
   return static_cast<uint64_t>(found == spec.params.end() ? kMostKeys : found->second);
 }
 
-// Words by key in DRAM: 16 to 24 bytes a key. As PooledWords, it has a word per key, never kNoRow, which
-// stands for none. Get() is for what Put() or Erase() changes next. They throw StorageError.
+// A word per key in DRAM, which takes 16 to 24 bytes. Here and in PooledWords no word is kNoRow, which stands
+// for none. Get() is for what Put() or Erase() changes next. They throw StorageError.
 class DramWords {
  public:
   explicit DramWords(uint32_t parts) : keys_(parts) {

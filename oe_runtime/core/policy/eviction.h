@@ -23,7 +23,8 @@ struct RowShape {
   uint32_t dim;
 };
 
-// The eviction policies of one table: what they must know of a row, and what they say of one. Immutable.
+// The eviction policies of one table: the facts that rows need for them, and their verdict on a row.
+// Immutable.
 class Eviction {
  public:
   // Which policy evicts a row, as its place in the specification of the table.
@@ -40,10 +41,9 @@ class Eviction {
   const RowFacts& facts() const { return rows_.facts; }
   // Bit of each reason that a sweep can find.
   uint32_t sweeps() const { return sweeps_; }
-  // What is to be swept after push number `step`: of each policy one of `parts` parts of the table after the
-  // other, every every_steps pushes the next. A part is swept in slices, each after another one of these
-  // pushes, so that none of them takes long. Which slice it is does not depend on the table: so tables of any
-  // storage and any number of servers have the same rows after every push.
+  // What to sweep after push number `step`. A policy sweeps one of `parts` parts of the table in every_steps
+  // pushes, then the next part. Each of these pushes sweeps a slice, so that none takes long. The slice does
+  // not depend on the table: tables of any storage and number of servers have the same rows after each push.
   static constexpr uint64_t kMostSlices = 256;
   struct Turn {
     uint32_t reasons = 0;  // bits
@@ -60,7 +60,7 @@ class Eviction {
   // Whether rows have the time of their last push.
   bool has_ttl() const { return seconds_ > 0; }
   uint32_t seconds() const { return seconds_; }  // of ttl
-  // How long rows live without a push, by the policies of `reasons`: whether as much has gone by.
+  // Whether rows that were not pushed for `steps` and `seconds` are evicted by the policies of `reasons`.
   bool Expired(uint32_t reasons, uint64_t steps, uint64_t seconds) const noexcept;
 
   bool capped() const { return cap_ != nullptr; }

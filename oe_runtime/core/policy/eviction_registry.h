@@ -19,7 +19,7 @@ class SweepRule {
   virtual ~SweepRule() = default;
   // Whether the row goes in push number `step` at `time`.
   virtual bool Evicts(const std::byte* row, uint32_t step, TtlClock::Reading time) const noexcept = 0;
-  // Whether a row goes that was last pushed so many pushes and seconds ago.
+  // Whether a row goes that was last pushed `steps` pushes and `seconds` seconds ago.
   virtual bool Expires(uint64_t /*steps*/, uint64_t /*seconds*/) const noexcept { return false; }
   // How many seconds rows live without a push; 0: the clock does not matter.
   virtual uint32_t seconds() const noexcept { return 0; }
@@ -49,7 +49,7 @@ struct EvictionEntry {
 // A constant of this type registers a policy that sweeps, with the parameters every_steps and Rule::kField.
 template <typename Rule>
 struct RegisterSweep {
-  explicit RegisterSweep(const std::string& name) {
+  explicit RegisterSweep(const std::string& name) noexcept {
     Registry<EvictionEntry>::Add(
         {name, Complete, [](const EvictionSpec&) { return Rule::kNeeds; },
          [](const EvictionSpec& spec, const RowShape& rows) -> std::unique_ptr<const SweepRule> {

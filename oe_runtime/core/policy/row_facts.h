@@ -8,7 +8,7 @@
 namespace oe {
 
 // What eviction knows of a row: words of 4 bytes behind the optimizer's state, only those that a policy of
-// the table needs. So they go wherever the row goes: copies in pools, table files, recovery.
+// the table needs. They go where the row goes: to copies in pools, to table files, through recovery.
 class RowFacts {
  public:
   // Which facts there are: the number of the last push, how often the key was pushed, the time of the last

@@ -7,13 +7,13 @@
 
 namespace oe {
 
-// The time by which rows age (ttl): the machine's clock, of which jumps make no row old. Thread-safe.
+// The time by which rows age (ttl): the machine's clock, whose jumps make no row old. Thread-safe.
 //
-// Where that clock goes ahead by more than kJump beyond what the monotonic one says, or a table is loaded
-// whose newest row is older than kGap, somebody has set a clock, or the machine was away: rows then count as
-// pushed at that moment, so that what ttl evicts, it evicts at most one ttl too late. Stamps from the future
-// are set to the present when a sweep sees them. Where a clock was set before the rows were loaded, their
-// stamps have a hole that is longer than kGap and their lifetime: older rows count as pushed at its end.
+// A clock was set, or the machine was off, if the clock gets ahead of the monotonic one by more than kJump,
+// or if the newest row of a table that is loaded is older than kGap. Rows then count as pushed at that
+// moment, so that ttl evicts them at most one ttl too late. A sweep sets stamps from the future to the
+// present. If a clock was set before the rows were loaded, their stamps have a hole that is longer than kGap
+// and their lifetime: rows before it count as pushed at its end.
 class TtlClock {
  public:
   static constexpr uint32_t kJump = 3600;           // seconds
@@ -27,13 +27,13 @@ class TtlClock {
 
   // The machine's clocks: Unix time, and one that nobody sets and that goes on while the machine sleeps.
   TtlClock();
-  // Others, for tests.
+  // Other clocks, for tests.
   void Use(Seconds wall, Seconds steady);
 
   Reading Read();
-  // Rows that live for `lifetime` seconds were loaded, of which some were pushed then.
+  // Rows that live for `lifetime` seconds were loaded; `pushed` is when some of them were pushed.
   void Loaded(std::vector<uint32_t> pushed, uint32_t lifetime);
-  // How often rows were made to count as pushed now.
+  // How many jumps there were.
   uint64_t jumps();
 
  private:

@@ -1,5 +1,5 @@
 // A limit on bytes that all connections of a server have together: those that clients share, and those that
-// are held for workers. Nobody waits for them; requests that may wait have memory_budget.h and slots.h.
+// are held for workers. Requests that may wait for their share use memory_budget.h and slots.h.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class Budget {
   Budget(const Budget&) = delete;
   Budget& operator=(const Budget&) = delete;
 
-  // A share of `amount`; none if there is not so much.
+  // A share of `amount`; none if less is left.
   std::optional<Share> Try(uint64_t amount);
 
   uint64_t used() const;

@@ -29,7 +29,7 @@
 
 namespace oe {
 
-// What the connections of one server share.
+// Shared by the connections of one server.
 struct ConnectionContext {
   ConnectionContext(const ServerLimits& of_server, unsigned serving)
       : limits(of_server),
@@ -145,7 +145,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Close();
   void Linger();
   void Discard();
-  // Goes on with `next` once the budget has so much.
+  // Goes on with `next` once the budget has that much.
   void WhenFree(MemoryBudget* memory, uint64_t amount, const MemoryBudget::Share& held,
                 void (Connection::*next)(MemoryBudget::Share));
   void CountRefusal(Refusal why);

@@ -19,19 +19,19 @@
 
 namespace oe {
 
-// Of one job; thread-safe. Connections have numbers in the order in which they came.
+// The fence of one job. Thread-safe. Connections are numbered in the order in which they came.
 class Fence {
  public:
   using Hold = std::shared_lock<FairSharedMutex>;
 
-  // Whoever has pulled since then may change tables, however old its connection is.
+  // A client that has pulled since then may change tables, however old its connection is.
   uint64_t seen() const { return back_.load(); }
 
-  // Nobody goes back as long as the result lives, which is not to be had twice by one thread.
+  // Keeps the job from going back as long as the result lives. Not recursive.
   Hold Stay() const { return Hold(mutex_); }
 
-  // The same for who changes tables. Throws CheckpointError if somebody has gone back whom the client, who
-  // last saw `seen`, does not know of.
+  // The same to change tables. Throws CheckpointError if the job went back after the client last looked, at
+  // `seen`.
   Hold Change(uint64_t seen) const {
     Hold hold = Stay();
     RequireSeen(seen);
@@ -45,7 +45,7 @@ class Fence {
     return true;
   }
 
-  // Calls `go` when nobody stays; throws as Change().
+  // Calls `go` when there are no holds; throws as Change().
   void GoBack(uint64_t client, uint64_t seen, const std::function<void()>& go) {
     const std::lock_guard<FairSharedMutex> lock(mutex_);
     RequireSeen(seen);
@@ -55,13 +55,13 @@ class Fence {
     } catch (const std::exception&) {
       failure = std::current_exception();
     }
-    // Only now: who pulls meanwhile may read rows of before. Also if `go` failed: then some tables may have
-    // gone back.
+    // Only now: a pull meanwhile may read old rows. Also if `go` failed, since some tables may have gone
+    // back.
     back_.store(std::max(back_.load(), client));
     if (failure) std::rethrow_exception(failure);
   }
 
-  // The same without going back: what the others pulled stays good.
+  // The same without going back: the pulls of other clients stay valid.
   void Alone(uint64_t seen, const std::function<void()>& go) const {
     const std::lock_guard<FairSharedMutex> lock(mutex_);
     RequireSeen(seen);

@@ -30,7 +30,7 @@ struct ServerLimits {
 };
 
 // Raises the process's limit of open files (ulimit -n) as far as `limits` needs and the system allows, and
-// lowers `connections` and `arrivals` to what it leaves beside the files of a server with so many threads.
+// lowers `connections` and `arrivals` to what it leaves beside the files of a server with that many threads.
 // Returns what to tell the operator; empty where all fits. Throws Error when it leaves next to nothing.
 std::string FitOpenFiles(ServerLimits* limits, unsigned threads);
 

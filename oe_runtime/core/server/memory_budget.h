@@ -57,11 +57,11 @@ class MemoryBudget {
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
   // `amount` more for a frame that has `held` so far, of a job `owner`. None when it has to wait; then
-  // `later` is called with it, on the thread of whoever gives memory back. Frames that hold some already come
+  // `later` is called with it, on the thread that gives memory back. Frames that hold some already come
   // first.
   std::optional<Share> Ask(const void* owner, uint64_t amount, const Share& held, Grant later);
 
-  // The same, if with it at most half of the memory is in use and nobody waits.
+  // The same, if at most half of the memory is in use with it and no request waits.
   std::optional<Share> TryIdle(const void* owner, uint64_t amount);
 
   // Forgets those who wait.

@@ -19,10 +19,10 @@ class Pass {
   using Granted = std::function<void()>;
 
   Pass() = default;  // of a thread that may wait
-  // `when_granted` makes what is called, on whatever thread, when the lock is there that was waited for; then
+  // `when_granted` makes the function that is called, on any thread, when the awaited lock is granted. Then
   // Resume() must follow.
   explicit Pass(std::function<Granted()> when_granted) : when_granted_(std::move(when_granted)) {}
-  // Takes what is free, and fails otherwise.
+  // Takes free locks only; Take() fails for others.
   static Pass Impatient() {
     Pass pass;
     pass.impatient_ = true;
@@ -41,7 +41,7 @@ class Pass {
   Pass& operator=(const Pass&) = delete;
   ~Pass() { Release(); }
 
-  // False if the lock is not there yet: the caller goes back and begins again after Resume(), with the same
+  // False if the lock is not granted yet: the caller returns and begins again after Resume(), with the same
   // locks in the same order.
   bool Take(std::shared_ptr<FairSharedMutex> mutex) {
     if (taken_ < held_.size()) {  // before it had to wait

@@ -37,9 +37,9 @@ class Server {
   uint16_t port() const;
   const Storage& storage() const;
   bool encrypted() const;
-  // That it takes fewer clients than asked for, and why; empty: as many.
+  // Why it takes fewer clients than asked for; empty if it takes as many.
   const std::string& note() const;
-  // Becomes readable when a client has asked for the end; whoever owns the server then calls Stop().
+  // Becomes readable when a client has asked for the end; the owner of the server then calls Stop().
   int stop_fd() const;
   // What Jobs::Stats says, and the traffic, connections and times.
   nlohmann::json Stats() const;

@@ -94,7 +94,7 @@ Byte* ValuesOf(const Session& session, const BatchEntry& entry, const KeyBlock& 
   return std::exchange(*next, *next + bytes);
 }
 
-// From now on the client may change tables, whoever has gone back before.
+// From now on the client may change tables, even if others went back before.
 void Sees(Session* session) { session->seen = std::max(session->seen, session->job->fence.seen()); }
 
 void ServeCreateTable(const Session& session, const std::string& text, Buffer* reply) {

@@ -11,7 +11,7 @@
 
 namespace oe {
 
-// What a request is served with.
+// The context in which a request is served.
 struct Session {
   Job* job = nullptr;
   Scratch* scratch = nullptr;          // nullptr: the server has none

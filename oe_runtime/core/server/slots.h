@@ -50,10 +50,10 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  // A slot when one is free for the owner and nobody before it waits for that; otherwise none, and `later` is
-  // called with one, on the thread of whoever gave it back.
+  // Returns a slot if one is free for the owner and no earlier request waits. Otherwise `later` is called
+  // with one, on the thread that gave it back.
   std::optional<Share> Ask(Owner* owner, Grant later);
-  // Forgets those who wait; from now on nobody gets a slot.
+  // Forgets the waiting requests; gives no more slots.
   void Close();
 
   unsigned used() const;

@@ -43,8 +43,9 @@ class Store {
   // The id of the table. The same specification again gives the same id; another one under the same name
   // throws SpecMismatch naming the first field that differs and both values.
   uint32_t CreateTable(const TableSpec& spec);
-  // Removes the table of that name, or without one all tables, from memory and storage; how many there were.
-  // Ids of others stay; this one's throw SpecError. Who uses it right now goes on with what was there.
+  // Removes the table of that name, or without a name all tables, from memory and storage, and returns how
+  // many there were. Ids of other tables stay valid; those of removed tables throw SpecError. A request that
+  // uses the table right now finishes on the old rows.
   uint64_t Drop(const std::optional<std::string>& name);
   // The same as CreateTable, but SpecError for a table that does not exist.
   uint32_t OpenTable(const TableSpec& spec) const;
@@ -100,12 +101,12 @@ class Store {
   uint64_t Erase(uint32_t table, const Key* keys, size_t n);
   void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found) const;
 
-  // Table::Upkeep of all tables: to be called when a pull was answered.
+  // Table::Upkeep of all tables. Call it when a pull was answered.
   void Upkeep() noexcept;
-  // Table::Scrub of every table, until pace(bytes), which is told what was read since and waits for as long
-  // as that may take, is false.
+  // Table::Scrub of every table, until pace(bytes) is false. `bytes` were read since the last call; pace()
+  // waits as long as that may take.
   bool Scrub(const std::function<bool(uint64_t bytes)>& pace);
-  // Table::Evict of every table; how many rows went.
+  // Table::Evict of every table; returns how many rows were evicted.
   uint64_t Evict();
 
   // See Table::Keys. Throws ProtocolError for a part that does not exist.
@@ -113,7 +114,7 @@ class Store {
   // How many these are now. Throws as Keys().
   uint64_t CountKeys(uint32_t table, uint32_t part) const;
 
-  // Writes one file a table into the directory, which must exist, and beside those with admission their
+  // Writes one file per table into the directory, which must exist, and beside those with admission their
   // filters. Returns a JSON array of {file, table, server, servers, rows, version, bytes, checksum, spec},
   // and with a filter {filter: {file, bytes, checksum}}. With `since`, the TableChecksums of the last save,
   // the file is an increment where it can be (Table::Save); its entry has {base, tombstones} too.
@@ -168,7 +169,7 @@ class Store {
   void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
                const std::function<void(size_t)>& put);
 
-  std::mutex create_mutex_;  // of whoever makes or drops tables, which may take long; before the other
+  std::mutex create_mutex_;          // held to make or drop tables, which may take long; before the other
   mutable std::shared_mutex mutex_;  // guards the vector, not the tables
   std::vector<Entry> tables_;        // by id
 

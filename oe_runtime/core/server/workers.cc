@@ -209,7 +209,7 @@ void Workers::Forget() {
   ++life_;
 }
 
-// A higher generation than any before begins anew, whoever is still connected.
+// A higher generation than any before begins anew, even if old workers are still connected.
 void Workers::RequireNewest(const WorkerSpec& spec) {
   if (spec.generation < generation_) {
     throw WorkerLost("the workers of this job have been started again since: this one is of generation " +

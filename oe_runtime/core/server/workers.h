@@ -1,5 +1,5 @@
-// The workers of one job on one server: who they are, what they wait for, and the pushes that are held until
-// those of the others are there.
+// The workers of one job on one server: their seats, the requests that wait for other workers, and the pushes
+// that are held until those of the others are there.
 //
 // No request says which batch it is for. A worker's requests follow each other, so its n-th push to a table
 // is its share of batch n, and what it pulls after that is for batch n + 1:
@@ -14,7 +14,7 @@
 //
 // Workers that are started again may be others, and more or fewer, while connections of those before are
 // still open: of a host that has vanished, or a process that is frozen. A higher generation takes all places
-// at once and is a fencing token: nobody of an earlier one is served again, nor may connect.
+// at once and is a fencing token: workers of an earlier one are not served again and may not connect.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@
 
 namespace oe {
 
-// What of a worker's request can make it wait for others.
+// The part of a worker's request that decides whether it waits for others.
 struct WorkerRequest {
   enum class Kind : uint8_t {
     kPull,
@@ -67,24 +67,23 @@ class Workers {
   // mode; throws SpecError for others that say otherwise, until all have gone or a higher generation comes.
   // Throws WorkerLost for one of an earlier generation.
   void Join(uint64_t client, const WorkerSpec& spec);
-  // This worker pushes no more: batches are complete without it, but what it pushed counts.
+  // The worker pushes no more: batches are complete without it. Its earlier pushes count.
   void Leave(uint64_t client);
-  // Its connection has ended. Without a Leave the worker is lost, unless nobody has pushed yet.
+  // The connection has ended. Without a Leave the worker is lost, unless no worker has pushed yet.
   void End(uint64_t client) noexcept;
 
-  // True if the request can be served now. Otherwise `later` is called when it can, or with the error why it
-  // never will. Throws WorkerLost if that is known already, Error when too much waits.
+  // True if the request can be served now. Otherwise `later` is called when it can be, or with an error if it
+  // never can. Throws WorkerLost if that is known already, and Error when too many requests wait.
   bool Ready(uint64_t client, WorkerRequest request, Resume later);
   // The client's request, if it still waits, has waited too long: resumes it with an error that names the
   // ranks.
   void GiveUp(uint64_t client);
 
-  // Takes a push that was Ready, of a client that has `seen` so much (fence.h), whose parts point into *body:
-  // *body is empty afterwards where it is held.
-  // Applies what is complete with it. Throws SpecError for another learning rate than other workers', and as
-  // Store::Push.
-  // False if it has to wait, as `pass` says: nothing has happened then. What has to be applied and would have
-  // to wait goes to *rest, to be called before the worker is answered, on a thread that may wait.
+  // Takes a push that was Ready, of a client that has `seen` this epoch (fence.h), whose parts point into
+  // *body: *body is empty afterwards where it is held. Applies what is complete with it. Throws SpecError for
+  // another learning rate than other workers', and as Store::Push. False if it has to wait, as `pass` says:
+  // nothing has happened then. What has to be applied and would have to wait goes to *rest, to be called
+  // before the worker is answered, on a thread that may wait.
   bool Push(uint64_t client, uint64_t seen, const std::vector<PushPart>& parts, Buffer* body, Pass* pass,
             std::function<void()>* rest);
   // Calls `go` for the first of the workers whose kGoBack was Ready; for the others does what that came to.
@@ -94,7 +93,7 @@ class Workers {
   // batches.
   void RequireNone() const;
 
-  // Forgets those who wait. Nothing happens any more after this.
+  // Forgets the waiting requests. Nothing happens after this.
   void Stop();
 
   // How many are connected.
@@ -153,7 +152,7 @@ class Workers {
     std::exception_ptr error;
   };
 
-  // Changes what all see, then resumes the requests that need not wait any more.
+  // Calls `change` under the mutex, then resumes the requests that need not wait any more.
   template <typename Function>
   void Change(Function change) {
     std::vector<Woken> woken;
@@ -184,11 +183,11 @@ class Workers {
   void WakeGoingBack();
   void Forget();
   void Hold(uint32_t rank, const std::vector<PushPart>& parts, Buffer* body);
-  // Nobody else takes what is in the batch; Apply must follow.
+  // Takes the pushes of all complete batches; no other thread does. Apply must follow.
   Batch TakeComplete();
   // False if it cannot have the locks, and `pass` is impatient.
   bool Apply(const Batch& batch, Pass* pass);
-  // For what became complete because somebody has gone: who noticed that must not do the work.
+  // For batches that became complete because a worker has gone: the thread that noticed must not do the work.
   void ApplyLater(Batch batch);
 
   const std::string job_;
@@ -206,7 +205,7 @@ class Workers {
   std::map<uint32_t, Table> tables_;
   std::map<uint64_t, Waiting> waiting_;  // by client
   std::vector<Woken> woken_;             // to be resumed when the mutex is free
-  uint64_t leader_ = 0;                  // the client that does what all want to go back to; 0: none
+  uint64_t leader_ = 0;                  // the client that goes back for all; 0: none
   bool pushed_ = false;                  // since the workers came, or went back
   bool interrupted_ = false;             // one was lost that the others must not go on without
   std::exception_ptr failure_;           // a batch could not be applied

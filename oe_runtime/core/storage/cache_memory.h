@@ -9,7 +9,7 @@
 
 namespace oe {
 
-// The DRAM for the caches (row_cache.h) of all tables of a server, never more than a limit. Whoever asks gets
+// The DRAM for the caches (row_cache.h) of all tables of a server, never more than a limit. A caller gets
 // some while there is some. Then a cache that has less than its fair share (the limit by the number of
 // caches) is served by those that have more: these ask Owes() and give blocks back, which are kept for it.
 // Thread-safe.

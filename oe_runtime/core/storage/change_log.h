@@ -10,9 +10,9 @@
 
 namespace oe {
 
-// What happened to the rows of one internal shard since Start(): a bit a row, which stays in the processor's
-// cache, and a list of erased keys. Before Start(), and when the list outgrows a whole save, nothing is
-// known. Not thread-safe.
+// What happened to the rows of one internal shard since Start(): a bit per row, which stays in the
+// processor's cache, and a list of erased keys. Before Start(), and when the list outgrows a whole save,
+// nothing is known. Not thread-safe.
 class ChangeLog {
  public:
   bool known() const noexcept { return known_; }

@@ -9,7 +9,7 @@
 
 namespace oe {
 
-// What was done about damaged rows of a table in its pools. Thread-safe.
+// Counts and logs damaged rows of a table in its pools. Thread-safe.
 class Damage {
  public:
   enum class Kind {

@@ -107,11 +107,10 @@ class Pool {
   int64_t durable_at() const;
 
   // Goes back to the kept checkpoint `id`, or without one to the newest, or to an empty table if there is
-  // none; later checkpoints are dropped. `indexes`, one a shard and empty, get the rows. Returns what was
+  // none; later checkpoints are dropped. `indexes`, one per shard and empty, get the rows. Returns what was
   // recovered. The caller excludes all use of shards. Throws StorageError for an id that is not kept and for
   // a pool that is damaged; then nothing has changed on the medium or in the shards. Interrupted anywhere, it
-  // can be done again. `before` is called when all was read and found right; what it throws goes on, and
-  // nothing has changed here.
+  // can be repeated. `before` is called when all was read and is intact; if it throws, nothing has changed.
   CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                          const std::function<void()>& before = {});
 
@@ -126,7 +125,7 @@ class Pool {
   uint64_t bytes() const;
   // Blocks that no shard has yet, in slots: those of the segments, and those that the medium has room for.
   uint64_t slots_left() const;
-  // New rows for which so many slots are enough: each takes its part of what is reserved with it.
+  // New rows for which that many slots are enough: each takes its part of what is reserved with it.
   uint64_t RowsIn(uint64_t slots) const;
   const PoolSpec& spec() const { return spec_; }
   // Of the caches of all shards.
@@ -201,7 +200,7 @@ class Pool {
   uint64_t bytes_ = 0;
   size_t low_water_ = 0;  // free blocks at which the thread is asked for a segment; 0: never
 
-  // Of whoever makes checkpoints durable.
+  // Of the thread that makes checkpoints durable.
   std::unique_ptr<Flusher> flusher_;
   std::vector<std::vector<SlotBlock>> blocks_;  // by shard: those of the closed epochs
   std::map<uint64_t, Slots> retired_;           // by the epoch in which they were retired

@@ -168,7 +168,7 @@ void Pool::GrowAhead() noexcept {
       blocks = low_water_;
     }
     Grow(blocks);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever needs the room will be told
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the next to need it throws
   }
 }
 

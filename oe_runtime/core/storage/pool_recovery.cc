@@ -160,7 +160,7 @@ void Pool::ReserveAgain() {
         any = true;
       }
     }
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever needs one takes it then
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the caller that needs one takes it then
   }
 }
 

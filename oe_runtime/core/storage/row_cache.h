@@ -36,15 +36,15 @@ struct CacheStats {
 };
 
 // Copies in DRAM of rows of one internal shard that are read often. Every row keeps its slot in the pool. The
-// index of the shard leads to the copy of a row that has one (numbers with kCopyBit), so a cached row costs a
-// pull what a row in DRAM does. Pulls only note what they missed; Upkeep(), after the reply, takes rows in
-// and puts others out: CLOCK, where a row waits until it was missed several times lately (MissedOften()).
+// index of the shard leads to the copy of a row that has one (numbers with kCopyBit), so a pull
+// reads a cached row as fast as a row in DRAM. Pulls only note their misses. Upkeep(), after the reply, takes
+// rows in and evicts others by CLOCK; a row enters once it was missed several times lately (MissedOften()).
 // Pushes change copies, which are written to their slots when they are evicted or when a checkpoint needs
 // them (slot_store.h).
 //
-// Callers hold the lock of the shard: exclusively, unless a method says otherwise. Whoever changes copies, or
-// where slots are, holds mutex() as well: the thread that makes checkpoints durable has no lock but that,
-// since pushes, with the shard's lock, may wait for it.
+// Callers hold the lock of the shard: exclusively, unless a method says otherwise. To change copies, or where
+// slots are, they also hold mutex(). That is the only lock of the thread that makes checkpoints durable,
+// since pushes, with the shard's lock, may wait for that thread.
 class RowCache {
  public:
   // Both must outlive the cache.
@@ -54,8 +54,8 @@ class RowCache {
   RowCache& operator=(const RowCache&) = delete;
 
   static constexpr size_t kMostReads = 512;
-  // What a pull has read: `numbers` of the rows of n <= kMostReads `keys`, kNoRow for none. With the lock
-  // shared.
+  // Notes the reads of a pull: `numbers` of the rows of n <= kMostReads `keys`, kNoRow for none. With the
+  // lock shared.
   void NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept;
   // Whether Upkeep() has something to do. Without the lock.
   bool wants_upkeep() const noexcept {

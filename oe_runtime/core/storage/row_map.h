@@ -201,7 +201,7 @@ class RowMap {
       Changed(numbers + begin, size);
     }
   }
-  // To be held by whoever writes to rows, beside mutex().
+  // To be held, beside mutex(), to write to rows.
   std::unique_lock<std::mutex> LockCopies() {
     return cache_ == nullptr ? std::unique_lock<std::mutex>() : std::unique_lock(cache_->mutex());
   }

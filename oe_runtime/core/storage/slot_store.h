@@ -58,9 +58,9 @@ struct PoolRoom {
 // WriteBackUpTo().
 //
 // Copies and tombstones need slots beside those of the rows: as many as an epoch takes, times the kept
-// checkpoints and the one that is being made durable. So new rows are refused where the rows that are there
-// would not have that many (reserved()), evictions where they would take what an epoch copies, and updates
-// only when there is no free slot at all.
+// checkpoints and the one that is being made durable (reserved()). A new row that would leave fewer is
+// refused, and an eviction that would take the slots for an epoch's copies. An update is refused only when
+// there is no free slot at all.
 class SlotStore final : public RowStore {
  public:
   // `pool` must outlive the store, and so must `memory`, that of a cache; nullptr: without one.
@@ -70,7 +70,7 @@ class SlotStore final : public RowStore {
         epoch_(epoch),
         cache_(memory == nullptr ? nullptr : std::make_unique<RowCache>(memory, this, layout)) {}
 
-  // For a new row, and so only beyond what is reserved.
+  // For a new row: only from slots that are not reserved.
   void Reserve() override;
   uint32_t Add(Key key) noexcept override;
   uint64_t size() const noexcept override { return size_; }
@@ -88,12 +88,11 @@ class SlotStore final : public RowStore {
   }
   // The number of a slot.
   void PrefetchMeta(uint32_t number) const noexcept { Prefetch(&meta(number)); }
-  // Whether the slot of `key` has what was written to it, by its checksum. A slot has none while its epoch is
+  // Whether the slot of `key` is as it was written, by its checksum. A slot has none while its epoch is
   // open or not durable yet: that counts as intact. Numbers of slots; with the shard's lock, shared is
   // enough.
   bool Intact(Key key, uint32_t number) const noexcept;
-  // Repairs a slot that is not intact, where what is wrong is its key or one bit of its state. ReserveCopy()
-  // must have come before.
+  // Repairs a slot that is not intact in its key or in one bit of its state. Call ReserveCopy() before.
   bool RepairMeta(Key key, uint32_t number) noexcept { return RepairMeta(key, number, row(number)); }
   // Counts and logs what was done about a damaged slot.
   void Report(Damage::Kind kind, Key key, uint32_t number) const noexcept;

@@ -90,7 +90,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   void Count(size_t bytes);
   void Give(size_t bytes) noexcept;
 
-  // What arenas are made of: a multiple of 4096 bytes, aligned as much. Here, DRAM. Throws StorageError.
+  // The memory of arenas: a multiple of 4096 bytes, aligned to 4096. Here, DRAM. Throws StorageError.
   virtual std::byte* MapSegment(size_t bytes);
   virtual void UnmapSegment(std::byte* data, size_t bytes) noexcept;
 

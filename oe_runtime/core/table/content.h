@@ -1,6 +1,6 @@
 #pragma once
 
-// What the parts of Table share; for them only.
+// Shared by the files that implement Table; for them only.
 
 #include <algorithm>
 #include <array>

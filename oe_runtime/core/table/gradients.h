@@ -25,7 +25,7 @@ size_t CountNonfinite(const TableSpec& spec, const void* grads, size_t n, Execut
 void RefuseNonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* values, size_t of_key,
                      const std::string& what);
 
-// What a table that refuses such gradients says: names the table and the first key that has one.
+// The error of a table that refuses such gradients: names the table and the first key with one.
 GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* grads);
 
 }  // namespace oe

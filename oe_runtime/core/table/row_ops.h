@@ -9,13 +9,13 @@
 
 namespace oe {
 
-// What a table does with the bytes of its rows, for its dtype, initializer and optimizer. Values are what
-// pulls return and pushes bring: double for float64, float for all others. Immutable.
+// The operations on the bytes of rows, for a table's dtype, initializer and optimizer. Pulls return and
+// pushes bring doubles for float64, floats for all other dtypes. Immutable.
 //
-// Rows of halves are updated in float32 and rounded stochastically (common/half.h): to the nearest half, an
-// update that is smaller than half the distance of two halves, which most become as training goes on, would
-// be lost each time. Its random bits are a function of the seed and name of the table, the key, the number of
-// the push and the element, so any storage, number of servers and threads gives the same rows.
+// Rows of halves are updated in float32 and rounded stochastically (common/half.h). Rounded to the nearest
+// half, an update below half the distance of two halves would be lost each time, and most updates become that
+// small. The random bits are a function of the seed and name of the table, the key, the number of the push
+// and the element, so any storage, number of servers and threads gives the same rows.
 class RowOps {
  public:
   // `spec` must be complete.

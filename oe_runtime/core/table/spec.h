@@ -14,20 +14,22 @@
 
 namespace oe {
 
-// What makes a table. JSON has the same names; optimizer and initializer are flat objects with "name", their
-// parameters, and (initializer) "seed": {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}.
+// The specification of a table. JSON has the same names. The optimizer and the initializer are flat objects
+// with "name", their parameters and, for the initializer, "seed":
+// {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}.
 struct TableSpec {
   std::string name;
-  uint32_t dim = 0;  // weights a row
-  // Of the weights: "float32"; "float64", whose optimizer's state and gradients are float64 too; "bfloat16"
-  // and "float16", which pulls and pushes bring as float32 and whose state is float32 (row_ops.h).
+  uint32_t dim = 0;  // weights per row
+  // Of the weights: "float32"; "float64", with an optimizer's state and gradients in float64; "bfloat16" and
+  // "float16", which pulls and pushes carry as float32, with a state in float32 (row_ops.h).
   std::string dtype = "float32";
   std::string index = "hash";  // "hash": any key; "array": keys [0, input_dim)
   uint64_t input_dim = 0;      // array: number of keys; hash: 0
   OptimizerSpec optimizer;
   InitializerSpec initializer;
-  // What a push does with a key whose gradient has NaN or infinity: "refuse": nothing, and GradientError
-  // names the key; "skip": that row stays as it is; "pass": the optimizer takes it, as Keras does, unchecked.
+  // What a push does with a key whose gradient has NaN or infinity. "refuse": change nothing and throw
+  // GradientError, which names the key; "skip": leave that row as it is; "pass": update it unchecked, as
+  // Keras does.
   std::string nonfinite_gradients = "refuse";
   // Which keys get a row, and which rows go (policy/policy_spec.h). In JSON, only where there are any:
   // {"name": "counter", "filter_freq": 3} and [{"name": "cap", "max_rows": 1000000, "policy": "lru"}].
@@ -37,7 +39,7 @@ struct TableSpec {
 
 constexpr uint32_t kLargestDim = 65536;
 
-// `spec` with every default filled in. Throws SpecError naming the table, the field and the value.
+// Fills in every default. Throws SpecError naming the table, the field and the value.
 TableSpec Complete(const TableSpec& spec);
 
 // Of a complete spec.

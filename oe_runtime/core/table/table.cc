@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kPiece = 8192;       // keys of a pull that are looked up at once, at most
 constexpr size_t kAheadBytes = 8192;  // of rows of a pull that are on their way,
-constexpr size_t kLeastAhead = 16;    // but so many rows at least
+constexpr size_t kLeastAhead = 16;    // but at least this many rows
 constexpr size_t kMostAhead = 64;     // and at most
 
 // Rows of a push that are updated at once.

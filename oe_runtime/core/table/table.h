@@ -32,31 +32,32 @@ class AdmissionFilter;
 class Damage;
 class RowOps;
 struct PoolRoom;
-class TableChainReader;
+class TableFiles;
 struct TableFileInfo;
 
 // What the policies of a table did.
 struct PolicyCounts {
-  uint64_t admitted = 0;                    // rows that were made
-  uint64_t not_admitted = 0;                // keys in pushes that the filter did not let in (yet)
-  uint64_t no_room = 0;                     // keys in pushes that the cap did not let in
+  uint64_t admitted = 0;                    // rows that were created
+  uint64_t not_admitted = 0;                // keys in pushes that the filter did not admit (yet)
+  uint64_t no_room = 0;                     // keys in pushes for which the cap had no room
   std::map<std::string, uint64_t> evicted;  // rows by policy
   uint64_t filter_bytes = 0;                // DRAM of the filter now
   uint64_t forgotten = 0;                   // keys that the filter counted and then forgot
   uint64_t clock_jumps = 0;                 // TtlClock::jumps
 };
 
-// One server's part of an embedding table. Every method is safe to call from any thread: a pull runs beside
-// pulls and pushes, pushes run beside each other (a row sees them one after the other), a save makes pushes
-// wait, a restore makes everything wait only while it exchanges the content.
+// One server's part of an embedding table. Every method is safe to call from any thread. Pulls and pushes run
+// beside each other; a row sees pushes one after the other. A save makes pushes wait. A restore makes
+// everything wait only while it exchanges the content.
 class Table {
  public:
-  // A table in `storage`, which the tables of one server share: without rows, or, if the storage recovers and
-  // has a pool of that name and `job`, with those of its newest checkpoint. Throws SpecError, StorageError
-  // (also for a pool that is damaged or of another spec or shard, naming the file and the field).
+  // Makes a table in `storage`, which the tables of one server share. It is empty, unless the storage
+  // recovers and has a pool of that name and `job`: then it has the rows of the newest checkpoint. Throws
+  // SpecError and StorageError. For a pool that is damaged, or of another spec or shard, the error names the
+  // file and the field.
   static std::unique_ptr<Table> Create(const TableSpec& spec, std::shared_ptr<Storage> storage,
                                        ShardInfo shard = {}, const std::string& job = "");
-  // The same in a storage of its own (a pmem_libpmem directory is shared within the process all the same).
+  // The same in its own storage. (The tables of a process share a pmem_libpmem directory even so.)
   static std::unique_ptr<Table> Create(const TableSpec& spec, const StorageSpec& storage,
                                        ShardInfo shard = {});
 
@@ -68,9 +69,9 @@ class Table {
   const TableSpec& spec() const { return spec_; }
   const ShardInfo& shard() const { return shard_; }
 
-  // What Pull and Push hold shared. Whoever must not wait inside them, or wants several tables at once, takes
-  // it before (the tables in one order) and says so. A save, a restore and a recovery hold them alone: the
-  // first of them for as long as it writes the file.
+  // The locks that Pull and Push hold shared. A caller that must not wait inside them, or locks several
+  // tables at once, takes them before, in one order of tables, and passes kHeld. A save, a restore and a
+  // recovery hold them alone; a save does as long as it writes the file.
   enum class Lock : uint8_t { kTake, kHeld };
   FairSharedMutex* pull_lock() const { return &content_mutex_; }
   FairSharedMutex* push_lock() const { return &push_mutex_; }
@@ -83,66 +84,66 @@ class Table {
   void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr,
             Lock locked = Lock::kTake) const;
 
-  // What spec().nonfinite_gradients says of the gradients of a push: with "refuse", throws GradientError
-  // naming the key of the first with NaN or infinity. Push does not ask again, so that whoever pushes to
-  // several tables can ask them all before the first one changes.
+  // Checks the gradients of a push as spec().nonfinite_gradients says: with "refuse", throws GradientError
+  // that names the key of the first with NaN or infinity. Push does not check them again, so that a caller
+  // that pushes to several tables can check all of them before the first one changes.
   void CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor = nullptr) const;
 
   // Throws SpecError for a learning rate that no push can have.
   void CheckLearningRate(double learning_rate) const;
 
-  // Applies the optimizer to n unique keys with grads[n * dim], creating rows that are missing, unless a
-  // policy of spec() refuses them. counts[i] is how often keys[i] was in the batch; without, once. Counts
-  // version() up by one, also for n = 0: with several servers, each must see every push for Adam's step to
-  // agree. Throws KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError
-  // (no room for new rows); then no row's value and not the version has changed, but rows may have been
-  // evicted.
+  // Applies the optimizer to n unique keys with grads[n * dim]. Creates missing rows, unless a policy of
+  // spec() refuses them. counts[i] is how often keys[i] was in the batch; nullptr means once each. Increments
+  // version(), also for n = 0: with several servers each must see every push, or Adam's steps differ. Throws
+  // KeyRangeError, SpecError (a key of another server, a bad learning rate) and StorageError (no room for new
+  // rows). Then neither a row's value nor the version has changed, but rows may have been evicted.
   void Push(const Key* keys, size_t n, const void* grads, double learning_rate, Executor* executor = nullptr,
             const uint32_t* counts = nullptr, Lock locked = Lock::kTake);
 
-  // What became of the rows of an Assign() besides those that were written.
+  // The result of an Assign().
   struct AssignCounts {
-    uint64_t created = 0;  // of those that were written: had no row before
-    uint64_t evicted = 0;  // other rows, for which the cap had no room any more
-    uint64_t no_room = 0;  // of the call: not written, as the cap is full of rows of the same call
+    uint64_t created = 0;  // written rows that did not exist before
+    uint64_t evicted = 0;  // other rows that the cap evicted for them
+    uint64_t no_room = 0;  // rows that were not written, since the cap is full of rows of the same call
   };
-  // Writes the rows of n unique keys as they are: weights[n * dim], and states[n * state_values()], the
-  // optimizer's state, unless it is nullptr: then rows keep theirs, and those that are missing get that of a
-  // new row. Missing rows are made, whatever admission says; a cap of rows holds. For eviction, each has been
-  // pushed once now. No push: version() stays. Pushes wait meanwhile. Throws KeyRangeError, SpecError (a key
-  // of another server, a number that is not finite) and StorageError; then no row has other weights or state
-  // than before, but rows may have been made or evicted.
+  // Writes the rows of n unique keys as they are: weights[n * dim] and states[n * state_values()], the
+  // optimizer's state. Without states, rows keep theirs, and missing rows get that of a new row. Creates
+  // missing rows, whatever admission says; a cap of rows holds. For eviction, each row counts as pushed once
+  // now. version() stays. Pushes wait meanwhile. Throws KeyRangeError, SpecError (a key of another server, a
+  // number that is not finite) and StorageError. Then no row has other weights or state than before, but rows
+  // may have been created or evicted.
   AssignCounts Assign(const Key* keys, size_t n, const void* weights, const void* states,
                       Executor* executor = nullptr);
-  // Removes the rows of the keys; how many there were. Throws as Assign(); after StorageError, some are gone.
+  // Removes the rows of the keys and returns how many there were. Throws as Assign(); after StorageError,
+  // some are gone.
   uint64_t Erase(const Key* keys, size_t n, Executor* executor = nullptr);
-  // Weights, and the optimizer's state unless `states` is nullptr, each row at one moment; found[i] is
-  // whether keys[i] has a row: where it has none, they are those of a new one. Throws as Pull().
+  // Reads the weights, and the optimizer's state unless `states` is nullptr, each row at one moment. found[i]
+  // says whether keys[i] has a row; without one, the values are those of a new row. Throws as Pull().
   void ReadRows(const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
                 Executor* executor = nullptr) const;
-  // Numbers of the optimizer's state of a row.
+  // How many numbers of optimizer state a row has.
   size_t state_values() const;
 
-  // Removes the rows that global_step, l2_weight and ttl of spec() say, and returns how many. Save() does the
-  // same first. So does Push() for a policy with every_steps, in a sixteenth of the table in turn every
-  // every_steps pushes: a slice of it after each of them (Eviction::Due), so that no push takes long and
-  // tables of any storage and any number of servers have the same rows. Pushes wait for a few thousand rows
-  // at a time. Throws StorageError where the storage has no room for what must be written down of that.
+  // Sweeps the table: removes the rows that the policies of spec() evict, and returns how many. Save() sweeps
+  // first. With every_steps, Push() sweeps a sixteenth of the table in every_steps pushes, a slice after each
+  // (Eviction::Due). So no push takes long, and tables of any storage and number of servers have the same
+  // rows. Pushes wait for a few thousand rows at a time. Throws StorageError where the storage has no room
+  // for the tombstones.
   uint64_t Evict();
-  // What policies did since the table was made.
+  // Counts since the table was made.
   PolicyCounts policy_counts() const;
   // The clock of ttl; another one before the first push, for tests.
   void UseClock(TtlClock::Seconds wall, TtlClock::Seconds steady) {
     clock_.Use(std::move(wall), std::move(steady));
   }
 
-  // For dram_pmem: takes rows that were read into the cache, and puts others out. To be called when a pull
-  // has been answered, so that nobody waits for it; what it has not done is done in the next push.
+  // For dram_pmem: moves rows that were read into the cache, and others out. Call it when a pull has been
+  // answered, so that no client waits for it. The next push does the rest.
   void Upkeep(Executor* executor = nullptr);
 
-  // For tables in pools. Checks the rows from *position on (all zeros at first), which moves on, against
-  // their checksums, and repairs or quarantines those that are damaged, which are counted and logged. To be
-  // called again and again, by one thread. False after the last row, and for a table in no pool.
+  // For tables in pools: checks some rows from *position on (all zeros at first) against their checksums, and
+  // advances it. Damaged rows are repaired or quarantined, counted and logged. One thread calls it
+  // repeatedly. False after the last row, and for a table in no pool.
   struct ScrubPosition {
     uint32_t shard = 0;
     uint64_t of_shard = 0;
@@ -150,9 +151,9 @@ class Table {
   bool Scrub(ScrubPosition* position, uint64_t* bytes);
   struct DamageCounts {
     uint64_t quarantined = 0;    // rows that were damaged and are gone; since the table was made
-    uint64_t repaired = 0;       // that were damaged, and nothing is lost
-    uint64_t scrubbed_rows = 0;  // that Scrub() checked
-    uint64_t scrubs = 0;         // how many times it was through with all
+    uint64_t repaired = 0;       // damaged rows of which nothing was lost
+    uint64_t scrubbed_rows = 0;  // rows that Scrub() checked
+    uint64_t scrubs = 0;         // how many times Scrub() checked all rows
   };
   DamageCounts damage_counts() const;
 
@@ -162,63 +163,63 @@ class Table {
   uint64_t CountKeys(uint32_t part) const;
 
   uint64_t version() const;  // pushes so far
-  // Gradients with NaN or infinity, a row each, that were refused or skipped since the table was made.
+  // Rows of gradients with NaN or infinity that were refused or skipped since the table was made.
   uint64_t nonfinite_gradients() const;
   uint64_t rows() const;         // keys with a row
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
   CacheStats cache() const;  // of dram_pmem; otherwise all 0
-  // How full the pool of its rows is; nothing without one.
+  // How full the pool of its rows is; nullopt without a pool.
   std::optional<PoolRoom> room() const;
-  // Of a saved row: weights, optimizer's state, facts of policies.
+  // The size of a saved row: weights, optimizer's state, facts of policies.
   size_t row_bytes() const { return row_bytes_; }
 
-  // Evicts, then writes a self-describing table file (checkpoint/table_file.h), synced to disk, under a
-  // temporary name first, and with admission a second one beside it (checkpoint/filter_file.h). With `since`,
-  // the checksum of the file that was saved or restored last, it is an increment: the rows written and the
-  // keys erased since. For another checksum, or where too much was erased to be remembered, it has all rows.
-  // Throws CheckpointError naming the file; then nothing is left of it.
+  // Sweeps, then writes a self-describing table file (checkpoint/table_file.h): under a temporary name first,
+  // synced to disk. With admission, a filter file stands beside it (checkpoint/filter_file.h). With `since`,
+  // the checksum of the file that was saved or restored last, it writes an increment: the rows written and
+  // the keys erased since. For another checksum, or where too many keys were erased to be remembered, it
+  // writes all rows. Throws CheckpointError naming the file; then no file is left.
   TableFileInfo Save(const std::string& file, std::optional<uint64_t> since = std::nullopt);
 
   // Replaces the content with that of all chains (checkpoint/table_chain.h) of one saved table, from any
-  // number of servers, with the filters beside them; takes the keys of this shard. Throws CheckpointError
-  // naming the file and the field for one that is damaged, incomplete or of another table, StorageError when
-  // the rows do not fit beside the present ones; then the content is as before.
+  // number of servers, with the filters beside them. Takes the keys of this shard. Throws CheckpointError
+  // naming the file and the field for a file that is damaged, incomplete or of another table, and
+  // StorageError when the rows do not fit beside the present ones. Then the content is as before.
   void RestoreChains(const std::vector<std::vector<std::string>>& chains, Executor* executor = nullptr);
-  // The same from files that are no increments, one a server.
+  // The same from full files, one per server.
   void Restore(const std::vector<std::string>& files);
 
-  // Throws CheckpointError unless the file is an increment on the present content, which is that of the last
+  // Throws CheckpointError unless the file is an increment on the present content: the content after the last
   // Save, RestoreChains or ApplyIncrement.
   void CheckIncrement(const TableFileInfo& info) const;
-  // Erases and writes in place what the increment says; of admission filters nothing. Everything waits
-  // meanwhile. Throws as CheckIncrement, with the content as before; StorageError, and CheckpointError for a
-  // file that is damaged, with a part of it taken, so that only a restore goes on from there.
+  // Erases and writes the rows of an increment in place. Admission filters stay as they are. Everything waits
+  // meanwhile. Throws as CheckIncrement, with the content as before. Throws StorageError, and CheckpointError
+  // for a damaged file, with a part of it applied: then only a restore helps.
   void ApplyIncrement(const std::string& file);
 
-  // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem; for others all but Checkpoints() throw
-  // SpecError. What an admission filter counted is part of them.
+  // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem. For other storages all but
+  // Checkpoints() throw SpecError. The counts of an admission filter are part of a checkpoint.
   //
-  // Marks the present content as checkpoint `id` (above that of the last one). Pulls do not wait, pushes for
-  // microseconds; durable soon after. Throws SpecError, and StorageError when an earlier checkpoint could
-  // not be made durable.
+  // Marks the present content as checkpoint `id`, which is above that of the last one. Pulls do not wait;
+  // pushes wait for microseconds. The checkpoint becomes durable soon after. Throws SpecError, and
+  // StorageError when an earlier checkpoint could not be made durable.
   void Checkpoint(uint64_t id);
-  // Returns when all checkpoints so far are durable; throws StorageError why one cannot be.
+  // Returns when all checkpoints so far are durable. Throws StorageError if one cannot become durable.
   void WaitDurable() const;
-  // Durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
+  // The durable checkpoints that are kept (StorageSpec::kept_checkpoints), oldest first.
   std::vector<CheckpointInfo> Checkpoints() const;
-  // When the newest of them became durable, Unix seconds; 0: before this table was made, or there is none.
+  // When the newest of them became durable, in Unix seconds; 0 if that was before this table was made, or if
+  // there is none.
   int64_t durable_at() const;
-  // Pushes that are in no such checkpoint and in no file: what would be lost with this process.
+  // Pushes since the last checkpoint or file: what is lost if this process ends now.
   uint64_t pushes_at_risk() const;
-  // The table is nobody's any more: what its storage would keep of it beyond this object is gone, at once.
+  // Removes what the storage would keep of the table beyond this object.
   void Drop();
-  // Goes back to the checkpoint `id`, or without one to the newest (an empty table, if there is none). Later
-  // checkpoints and pushes are gone. Where the storage has no counts of a filter for that checkpoint, because
-  // their files were taken away or an earlier version made it, they begin at zero. Everything waits
-  // meanwhile. Throws StorageError for a checkpoint that is not kept or a pool that is damaged; then the
-  // content is as before.
+  // Goes back to the checkpoint `id`, or without `id` to the newest (without any, to an empty table). Later
+  // checkpoints and pushes are gone. The counts of a filter begin at zero where the storage has none for that
+  // checkpoint: their files were removed, or an earlier version made it. Everything waits meanwhile. Throws
+  // StorageError for a checkpoint that is not kept and for a damaged pool; then the content is as before.
   void Recover(std::optional<uint64_t> id);
 
  private:
@@ -261,11 +262,7 @@ class Table {
   bool SweepFilter(uint32_t shard, uint32_t reasons);
   void NoteLoaded(const Content& content);
 
-  TableFileInfo SaveRows(const std::string& file, std::optional<uint64_t> since);
-  struct Load;
-  bool ReadLoad(TableChainReader* reader, Load* load) const;
-  void AddLoad(const Load& load, uint32_t shard, Content* content) const;
-  void LoadChain(const std::vector<std::string>& chain, Content* content, Executor* executor) const;
+  TableFiles Files() const;
 
   const TableSpec spec_;
   const std::shared_ptr<Storage> storage_;
@@ -274,7 +271,7 @@ class Table {
   const std::unique_ptr<const RowOps> ops_;
   const Eviction eviction_;
   const size_t row_bytes_;
-  const size_t kept_bytes_;  // of these, from the first on: what the storage has
+  const size_t kept_bytes_;  // how many of these the storage keeps, from the first on
   const bool is_array_;
   const bool has_policies_;
   const double default_value_;                    // of keys that are not admitted

@@ -13,7 +13,7 @@ class SharedArena;
 class Buffer {
  public:
   static constexpr size_t kAlignment = 64;  // one cache line; what TensorFlow asks of memory it does not copy
-  // Large blocks that buffers let go of wait for the next ones, up to so many bytes in a process, and the
+  // Large blocks that buffers let go of wait for the next ones, up to a limit per process, and the
   // oldest go first: the kernel clears every page of new memory, which takes longer than to fill it with
   // rows.
   static constexpr size_t kMostSpare = size_t{256} << 20;

@@ -77,7 +77,7 @@ enum class ErrorCode : uint32_t {
 
 ErrorCode CodeOf(const std::exception& error);
 
-// What a TornError says.
+// The message of a TornError.
 std::string TornText(const std::string& reason);
 
 // Throws the class that belongs to the code; an unknown code (a newer server's) becomes a plain Error.

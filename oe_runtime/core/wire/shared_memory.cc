@@ -111,7 +111,7 @@ uint8_t* SharedArena::Take(size_t bytes) {
   bytes = RoundUp(std::max<size_t>(bytes, 1), kPage);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (::getpid() != process_) return nullptr;
-  free_.reserve(blocks_ + 3);  // what lies between so many blocks and around them
+  free_.reserve(blocks_ + 3);  // the gaps between that many blocks and around them
   const auto fits = [bytes](const Range& range) { return range.end - range.begin >= bytes; };
   auto range = std::find_if(free_.begin(), free_.end(), fits);
   size_t begin = size_;

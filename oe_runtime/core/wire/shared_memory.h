@@ -45,7 +45,7 @@ class SharedArena {
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
-  // A block for so many bytes, aligned to a page; nullptr where there is no room.
+  // A block for `bytes` bytes, aligned to a page; nullptr where there is no room.
   uint8_t* Take(size_t bytes);
   void Give(uint8_t* block, size_t bytes) noexcept;
 
@@ -70,7 +70,7 @@ class SharedArena {
   const int process_;
   mutable std::mutex mutex_;
   size_t size_ = 0;
-  size_t backed_ = 0;        // so much of it has memory
+  size_t backed_ = 0;        // how much of it has memory
   size_t blocks_ = 0;        // in use
   std::vector<Range> free_;  // ascending, none beside another
 };

@@ -18,8 +18,8 @@ class Stream {
  public:
   using executor_type = asio::ip::tcp::socket::executor_type;
 
-  // One key encrypts so many bytes; then the sender takes the next one. AES-GCM's limit is 2^24.5 records of
-  // 16 KiB (RFC 8446 section 5.5).
+  // One key encrypts this many bytes; then the sender takes the next one. AES-GCM's limit is 2^24.5 records
+  // of 16 KiB (RFC 8446 section 5.5).
   static constexpr uint64_t kBytesPerKey = uint64_t{1} << 36;
 
   explicit Stream(asio::ip::tcp::socket socket, uint64_t bytes_per_key = kBytesPerKey)
@@ -39,7 +39,7 @@ class Stream {
     const auto type =
         role == TlsContext::Role::kServer ? asio::ssl::stream_base::server : asio::ssl::stream_base::client;
     tls_->async_handshake(type, [this, handler = std::move(handler)](asio::error_code error) mutable {
-      // Without the key there is nothing that this side could have agreed to; asked all the same.
+      // Without the key there is nothing that this side could have agreed to; asked nevertheless.
       if (!error && SSL_session_reused(tls_->native_handle()) != 1) error = asio::error::no_permission;
       handler(error);
     });

@@ -18,7 +18,8 @@ namespace oe {
 // Whether connections to, or from, a peer at this address are encrypted: auto leaves only loopback in clear.
 bool Encrypts(TlsMode mode, const asio::ip::address& address);
 
-// Whoever sees a handshake can try tokens at leisure, so a short one does not do (RFC 9257 section 4.1).
+// An attacker who sees a handshake can try tokens at leisure, so a short one does not do (RFC 9257
+// section 4.1).
 constexpr size_t kLeastTlsToken = 16;
 
 // The first byte of a client's handshake (a record of type handshake); frames begin with kMagic.

@@ -15,7 +15,7 @@ struct WorkerSpec {
   // The pushes of a batch are held until all workers' are there, and applied as one; otherwise each is
   // applied when it comes.
   bool synchronous = true;
-  // Not synchronous: a pull waits until no other worker is more than so many pushes behind this one.
+  // Not synchronous: a pull waits until no other worker is more than this many pushes behind.
   std::optional<uint32_t> staleness;
   // When a worker's connection ends without a kLeave: the others' pushes are refused; or they go on without
   // it.

@@ -1,7 +1,6 @@
-"""What differs between the backends of Keras.
+"""The differences between the backends of Keras.
 
-`backend` is the one that Keras runs on (KERAS_BACKEND): a module of this package, and the only one that is
-imported.
+`backend` is the module of this package for Keras's backend (KERAS_BACKEND), and the only one imported.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ NAME: str = keras.backend.backend()
 
 
 class Steps(Protocol):
-    """The batches of one compiled model, as the trainer of Keras on this backend runs them."""
+    """The batches of one compiled model, in the form that Keras's trainer on this backend calls."""
 
     def train_function(self) -> Callable[..., Any]:
-        """What `keras.Model.train_function` is."""
+        """Return the function for `keras.Model.train_function`."""
         ...
 
     def test_function(self) -> Callable[..., Any]:
-        """What `keras.Model.test_function` is."""
+        """Return the function for `keras.Model.test_function`."""
         ...
 
     def predict_function(self) -> Callable[..., Any]:
-        """What `keras.Model.predict_function` is."""
+        """Return the function for `keras.Model.predict_function`."""
         ...
 
     def announce(self, data: Any) -> None:
@@ -38,32 +37,32 @@ class Steps(Protocol):
 
 
 class Backend(Protocol):
-    """A backend: what is not offered on it, how a layer looks up, and the steps of a model."""
+    """A backend: its limits, the lookups of a layer, and the steps of a model."""
 
     def check(self, *, several_workers: bool, staleness: int, micro_batches: int) -> None:
-        """Raises ValueError for what `distributed_model` cannot do here."""
+        """Raise ValueError for options of `distributed_model` that this backend does not support."""
         ...
 
     def adapt(self, model: Any) -> None:
-        """Replaces layers of a distributed model by faster ones, if there are any."""
+        """Replace layers of a distributed model by faster ones, if there are any."""
         ...
 
     def check_compile(self, served: Served, *, jit_compile: Any) -> Any:
-        """Returns the `jit_compile` that is for Keras; ValueError for what a model cannot have here."""
+        """Return the `jit_compile` for Keras. Raises ValueError for models that this backend cannot run."""
         ...
 
     def steps(self, served: Served, *, eager: bool) -> Steps:
-        """The steps of a compiled model."""
+        """Return the steps of a compiled model."""
         ...
 
     def integer_ids(self, ids: Any, layer: str) -> Any:
-        """What a layer was called with, as a tensor of int32 or int64; uint64 by its bits."""
+        """Return a layer's input as a tensor of int32 or int64; uint64 by its bits."""
         ...
 
     def pull(self, layer: Any, ids: Any) -> Any:
-        """The rows of ids, pulled here and now: outside of a step.
+        """Pull the rows of ids now, outside of a step.
 
-        Raises RuntimeError where gradients of rows that are to be trained would be lost.
+        Raises RuntimeError where gradients of trainable rows would be lost.
         """
         ...
 

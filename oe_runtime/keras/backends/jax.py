@@ -1,6 +1,6 @@
 """Keras on JAX: a step is one function of the model's state, the rows and the batch, compiled by XLA.
 
-It is compiled for each size of a batch anew, as Keras's own is.
+XLA compiles it once per batch size, as it does Keras's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from oe_runtime.client import Client
 from oe_runtime.keras.backends import one_by_one
 from oe_runtime.keras.backends.one_by_one import Collect, Layout, Rows, Supply
-from oe_runtime.keras.feed import dependent_ids, feeding, skeleton
+from oe_runtime.keras.feed import dependent_ids_error, feeding, skeleton
 from oe_runtime.keras.served import Served
 
 _INT32 = 2**31
@@ -31,12 +31,12 @@ def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
 
 
 def adapt(model: Any) -> None:
-    """See Backend: there are none."""
+    """See Backend: nothing to replace."""
     del model
 
 
 def check_compile(served: Served, *, jit_compile: Any) -> Any:
-    """See Backend. JAX cuts 64-bit numbers to 32 bits unless told otherwise."""
+    """See Backend. JAX truncates 64-bit numbers to 32 bits by default."""
     if jax.config.jax_enable_x64:
         return jit_compile
     for layer in served.layers.values():
@@ -51,8 +51,8 @@ def check_compile(served: Served, *, jit_compile: Any) -> Any:
         )
         if why:
             raise ValueError(
-                f"Embedding '{layer.name}' {why}, but JAX cuts numbers to 32 bits: start Python with "
-                "JAX_ENABLE_X64=1, or call jax.config.update('jax_enable_x64', True) first of all"
+                f"Embedding '{layer.name}' {why}, but JAX truncates numbers to 32 bits: start Python with "
+                "JAX_ENABLE_X64=1, or call jax.config.update('jax_enable_x64', True) first"
             )
     return jit_compile
 
@@ -63,7 +63,7 @@ def steps(served: Served, *, eager: bool) -> Steps:
 
 
 class _Layout(NamedTuple):
-    """What is the same in all batches of one shape: an argument that XLA compiles for."""
+    """The common properties of all batches of one shape: an argument that XLA compiles for."""
 
     layers: tuple[Any, ...]
     lookups: Layout
@@ -102,7 +102,7 @@ class _Lookups:
         return [feed.ids[i] for i in self._computed]
 
     def ids(self, state: Any, x: Any) -> tuple[list[NDArray[np.int64]], list[int]]:
-        """The distinct ids of a batch, and which of them each lookup has."""
+        """Return the distinct ids of a batch, and the index of each lookup's ids among them."""
         flat = keras.tree.flatten(x)
         computed = iter(self._compute(state, x, None) if self._computed else ())
         numbers: dict[int, int] = {}
@@ -119,19 +119,19 @@ class _Lookups:
         return ids, sources
 
     def check(self, state: Any, x: Any, rows: Rows) -> None:
-        """Raises ValueError, at the first batch, when ids that are computed depend on the rows."""
+        """Raise ValueError, at the first batch, when computed ids depend on the rows."""
         if not self._unknown:
             return
         self._unknown = False
-        parts = one_by_one.of_lookups(rows.layout, rows.arrays, len(self.layers))
+        parts = one_by_one.split_by_lookup(rows.layout, rows.arrays, len(self.layers))
         without, with_rows = self._compute(state, x, None), self._compute(state, x, parts)
         for lookup, a, b in zip(self._computed, without, with_rows, strict=True):
             if not np.array_equal(a, b):
-                raise dependent_ids(self.layers[lookup].name)
+                raise dependent_ids_error(self.layers[lookup].name)
 
 
 def _call(model: Any, state: Sequence[Any], x: Any) -> Any:
-    """The model's outputs; `state` begins with its trainable and its other variables."""
+    """Return the model's outputs; `state` begins with its trainable and its other variables."""
     return model.stateless_call(state[0], state[1], x, training=False)[0]
 
 
@@ -144,17 +144,17 @@ class Steps:
         self._lookups: dict[Any, _Lookups] = {}
 
         def function(step: Any) -> Any:
-            # The state is not given away: if the servers refuse a push, the model stays as it was.
+            # The state is not donated: if the servers refuse a push, the model stays unchanged.
             step = partial(step, model)
             return jax.jit(step, static_argnums=1) if compiled else step
 
         self._train, self._test, self._predict = function(_train), function(_test), function(_predict)
 
     def announce(self, data: Any) -> None:
-        """Nothing is pulled ahead."""
+        """Ignored: nothing is prefetched."""
 
     def train_function(self) -> Callable[[Any, Iterator[Any]], Any]:
-        """Of a state and an iterator over batches: the logs and the new state."""
+        """Return a function of a state and an iterator over batches: the logs and the new state."""
 
         def step(state: Any, data: Any) -> Any:
             data, rows, layout = self._pull(state, data)
@@ -166,7 +166,7 @@ class Steps:
         return self._over_batches(step, lambda logs: logs[-1])
 
     def test_function(self) -> Callable[[Any, Iterator[Any]], Any]:
-        """As train_function."""
+        """Return a function as train_function does."""
 
         def step(state: Any, data: Any) -> Any:
             data, rows, layout = self._pull(state, data)
@@ -175,7 +175,7 @@ class Steps:
         return self._over_batches(step, lambda logs: logs[-1])
 
     def predict_function(self) -> Callable[[Any, Iterator[Any]], Any]:
-        """As train_function, with the outputs of all its batches."""
+        """Return a function as train_function does, with the outputs of all its batches."""
 
         def step(state: Any, data: Any) -> Any:
             data, rows, layout = self._pull(state, data)
@@ -207,7 +207,7 @@ class Steps:
         return function
 
     def _put_back(self, state: Any) -> None:
-        """Gives the model the state before a step that failed: Keras took it out of the model's variables."""
+        """Give the model the state before a failed step, which Keras took out of its variables."""
         names = ["trainable_variables", "non_trainable_variables", "metrics_variables"][: len(state)]
         if len(state) == 4:
             names.insert(2, "optimizer_variables")
@@ -233,7 +233,7 @@ class Steps:
 def _train(
     model: Any, state: Any, layout: _Layout, rows: Any, once: Any, numbers: Any, data: Any
 ) -> tuple[Any, Any, Any, Any]:
-    """Returns (logs, the new state, the learning rate, gradients for `one_by_one.push`)."""
+    """Return (logs, the new state, the learning rate, gradients for `one_by_one.push`)."""
     trainable, _, optimizer_variables, metrics = state
     optimizer, n = model.optimizer, layout.trained
 
@@ -260,7 +260,7 @@ def _train(
 
 
 def _test(model: Any, state: Any, layout: _Layout, rows: Any, once: Any, data: Any) -> tuple[Any, Any]:
-    """Returns (logs, the new state)."""
+    """Return (logs, the new state)."""
     trainable, _, metrics = state
     loss, (y_pred, others, metrics) = _loss(model, state, metrics, layout, rows, once, data, training=False)
     logs, metrics = _logs(model, metrics, loss, y_pred, data)
@@ -268,7 +268,7 @@ def _test(model: Any, state: Any, layout: _Layout, rows: Any, once: Any, data: A
 
 
 def _predict(model: Any, state: Any, layout: _Layout, rows: Any, data: Any) -> tuple[Any, Any]:
-    """Returns (outputs, the new state)."""
+    """Return (outputs, the new state)."""
     trainable, others = state
     with feeding(_supply(layout, rows)):
         outputs, others = model.stateless_call(trainable, others, data[0], training=False)
@@ -276,17 +276,9 @@ def _predict(model: Any, state: Any, layout: _Layout, rows: Any, data: Any) -> t
 
 
 def _loss(
-    model: Any,
-    state: Any,
-    metrics: Any,
-    layout: _Layout,
-    rows: Any,
-    once: Any,
-    data: Any,
-    *,
-    training: bool,
+    model: Any, state: Any, metrics: Any, layout: _Layout, rows: Any, once: Any, data: Any, *, training: bool
 ) -> Any:
-    """Keras's loss and that of the tables' regularizers; (outputs, other variables, metrics)."""
+    """Return Keras's loss plus that of the tables' regularizers, and (outputs, other variables, metrics)."""
     x, y, sample_weight = data
     with feeding(_supply(layout, rows)):
         loss, (_, y_pred, others, metrics) = model.compute_loss_and_updates(
@@ -303,7 +295,7 @@ def _loss(
 
 
 def _supply(layout: _Layout, rows: Any) -> Supply:
-    return Supply(layout.layers, one_by_one.of_lookups(layout.lookups, rows, len(layout.layers)))
+    return Supply(layout.layers, one_by_one.split_by_lookup(layout.lookups, rows, len(layout.layers)))
 
 
 def _logs(model: Any, metrics: Any, loss: Any, y_pred: Any, data: Any) -> Any:
@@ -334,7 +326,7 @@ def pull(layer: Any, ids: Any) -> Any:
 
 
 def _refuse_gradients(layer: str, rows: Any) -> Any:
-    """`rows`: an error where the weights that a stateless call was given are differentiated, now or later."""
+    """Return `rows` with an error where the weights of a stateless call are differentiated."""
     scope = get_stateless_scope()
     values = [] if scope is None else list(scope.state_mapping.values())
     weights = [v for v in values if jnp.issubdtype(jnp.result_type(v), jnp.inexact)]

@@ -1,7 +1,7 @@
-"""One batch after the other: its ids, a pull, a step, a push. For Keras on PyTorch and on JAX.
+"""Sequential batches for Keras on PyTorch and on JAX: ids, a pull, a step, a push.
 
-The rows of a batch go into its step already gathered, one array a group (`Pulled`) of shape (ids, dim), which
-follows from the batch's shape; gradients come out in the same shape, and the client sums them by row.
+A step takes the rows of a batch already gathered, one array per group (`Pulled`) of shape (ids, dim), which
+follows from the batch's shape. Gradients come out in the same shape, and the client sums them by row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from oe_runtime.client import Client, Pulled
 from oe_runtime.keras.feed import check_order
 from oe_runtime.keras.translate import clip_tables, clips
 
-# Of each group, the lookups that it has the rows of, and how many ids each has.
+# Per group: the lookups whose rows it has, with their numbers of ids.
 Layout = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def check(what: str, *, several_workers: bool, staleness: int, micro_batches: int) -> None:
-    """Raises ValueError for what needs TensorFlow; `what` is the backend."""
+    """Raise ValueError for options that need TensorFlow; `what` is the backend."""
     for wanted, option in (
         (several_workers, "several workers, whose dense gradients TensorFlow sums,"),
         (staleness, "staleness=1"),
@@ -35,7 +35,7 @@ def check(what: str, *, several_workers: bool, staleness: int, micro_batches: in
 
 
 def all_inputs(x: Any) -> list[Any]:
-    """The flat inputs; ValueError if one is missing."""
+    """Return the flat inputs. Raises ValueError if one is missing."""
     flat = list(keras.tree.flatten(x))
     if any(v is None for v in flat):
         raise ValueError(
@@ -45,7 +45,7 @@ def all_inputs(x: Any) -> list[Any]:
 
 
 class Collect:
-    """Writes down the lookups of a model's call, and ends it after the last if `count` says how many."""
+    """Records the lookups of a model's call, and ends it after the last one if `count` is given."""
 
     def __init__(self, count: int | None = None) -> None:
         self.layers: list[Any] = []
@@ -53,7 +53,7 @@ class Collect:
         self._count = count
 
     def lookup(self, layer: Any, ids: Any) -> Any:
-        """Returns zeros: nothing that is computed from them is kept."""
+        """Return zeros; nothing computed from them is kept."""
         self.layers.append(layer)
         self.ids.append(ids)
         if len(self.ids) == self._count:
@@ -62,13 +62,13 @@ class Collect:
 
 
 class AllSeen(BaseException):  # an Exception, Keras would give another message
-    """All lookups of a model's call were seen."""
+    """All lookups of a model's call were recorded."""
 
 
 class Supply:
-    """Answers the lookups, in the order `Collect` saw them, with rows[i] of shape (ids, dim).
+    """Answers the lookups, in the order of `Collect`, with rows[i] of shape (ids, dim).
 
-    `ids` are those that it was asked for.
+    `ids` are the ids asked for.
     """
 
     def __init__(self, layers: Sequence[Any], rows: Sequence[Any]) -> None:
@@ -77,7 +77,7 @@ class Supply:
         self._rows = rows
 
     def lookup(self, layer: Any, ids: Any) -> Any:
-        """Returns the rows of the next lookup in the shape of `ids`."""
+        """Return the rows of the next lookup in the shape of `ids`."""
         number = len(self.ids)
         check_order(self._layers, number, layer)
         self.ids.append(ids)
@@ -96,7 +96,7 @@ class TableIds:
 
 @dataclass(frozen=True)
 class Rows:
-    """What was pulled for a batch, as numpy arrays."""
+    """The pulled rows of a batch, as NumPy arrays."""
 
     layers: Sequence[Any]  # of the lookups
     pulls: Sequence[Pulled]  # of trained tables first, then of frozen ones
@@ -108,9 +108,9 @@ class Rows:
 
 
 def pull(client: Client, optimizer: Any, layers: Sequence[Any], ids: Any, sources: Sequence[int]) -> Rows:
-    """The rows of lookups: `layers[i]` looks up `ids[sources[i]]`, flat int64 arrays."""
+    """Pull the rows of lookups: `layers[i]` looks up `ids[sources[i]]`, flat int64 arrays."""
     lookups = range(len(layers))
-    # Frozen tables are pulled by themselves, because all that a pull brought is pushed.
+    # Frozen tables have a pull of their own, because a push covers all rows of its pull.
     trained = [i for i in lookups if layers[i].trainable]
     parts = [part for part in (trained, [i for i in lookups if not layers[i].trainable]) if part]
     pulls = [client.pull(ids, [(layers[i].table.number, sources[i]) for i in part]) for part in parts]
@@ -155,8 +155,8 @@ def _tables(number: int, group: Any, layers: Sequence[Any], layout: Any) -> list
     return tables
 
 
-def of_lookups(layout: Layout, groups: Sequence[Any], count: int) -> list[Any]:
-    """From tensors of groups, (ids, n), to those of the lookups."""
+def split_by_lookup(layout: Layout, groups: Sequence[Any], count: int) -> list[Any]:
+    """Split tensors of groups, (ids, n), into those of the lookups."""
     rows: list[Any] = [None] * count
     for group, values in zip(layout, groups, strict=True):
         begin = 0
@@ -167,14 +167,15 @@ def of_lookups(layout: Layout, groups: Sequence[Any], count: int) -> list[Any]:
 
 
 def regularization(layers: Sequence[Any], layout: Layout, groups: Sequence[Any], once: Sequence[Any]) -> Any:
-    """The regularizers' losses of a batch's rows, each row once; `groups` and `once` are of trained tables.
+    """Return the regularizers' losses of a batch's rows, each row once.
 
-    `once` has 1 for one id of each row and 0 for its others, and L1 and L2 of zeros are zero.
+    `groups` and `once` are of trained tables. `once` has 1 for one id of each row and 0 for its others, and
+    L1 and L2 of zeros are zero.
     """
     if not once:
         return 0.0
     number = len(layers)
-    rows = of_lookups(layout[: len(once)], [r * o for r, o in zip(groups, once, strict=True)], number)
+    rows = split_by_lookup(layout[: len(once)], [r * o for r, o in zip(groups, once, strict=True)], number)
     return sum(
         layer.embeddings_regularizer(part)
         for layer, part in zip(layers, rows, strict=True)
@@ -189,10 +190,10 @@ def clip(
     places: Sequence[tuple[int, tuple[tuple[int, int], ...]]],
     numbers: Sequence[Any],
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Sums the gradients of groups by row of each table, and clips them and the dense ones.
+    """Sum the gradients of groups by row of each table, and clip them and the dense ones.
 
-    `places` and `numbers` are of `Rows.tables`. Of a table the result has a row for each of its ids, of which
-    the first are those of its rows.
+    `places` and `numbers` are of `Rows.tables`. The result of a table has one row per id, of which the first
+    ones belong to its rows.
     """
     if not clips(optimizer):
         return dense, gradients
@@ -204,7 +205,7 @@ def clip(
 
 
 def push(client: Client, rows: Rows, gradients: Sequence[NDArray[Any]], rate: float) -> None:
-    """Brings the servers what a step gave: of each trained group, or of each table if they were clipped."""
+    """Push a step's gradients: one array per trained group, or per table if they were clipped."""
     if not rows.trained:
         return
     pulled = rows.pulls[0]
@@ -218,5 +219,5 @@ def push(client: Client, rows: Rows, gradients: Sequence[NDArray[Any]], rate: fl
 
 
 def flat_ids(ids: Any) -> NDArray[np.int64]:
-    """An array of integers as the client takes it."""
+    """Return an array of integers as the client takes it."""
     return np.ascontiguousarray(ids).astype(np.int64, copy=False).reshape(-1)

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: a step is a graph, and the rows of the next batch are pulled while one computes."""
+"""Keras on TensorFlow: a step is a graph, and the rows of the next batch are prefetched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record  # whether a tape records has no public name
 
 from oe_runtime.keras import bodies, by_row, step
-from oe_runtime.keras.arrays import not_dense, to_numpy, to_tensor
+from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.pipeline import Pipeline
 from oe_runtime.keras.served import Served
 
@@ -25,18 +25,18 @@ def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
     if tf.distribute.has_strategy() and not (one and strategy.num_replicas_in_sync == 1):
         raise ValueError(
             f"distributed_model does not work inside a {type(strategy).__name__} over "
-            f"{strategy.num_replicas_in_sync} replicas, but only where it is one on one device: run one "
-            "process a device, with workers=TensorFlowWorkers(endpoints, rank)"
+            f"{strategy.num_replicas_in_sync} replicas, but only with one replica on one device: run one "
+            "process per device, with workers=TensorFlowWorkers(endpoints, rank)"
         )
 
 
 def adapt(model: Any) -> None:
     """See Backend."""
-    by_row.take_over(model)
+    by_row.use_fast_layers(model)
 
 
 def check_compile(served: Served, *, jit_compile: Any) -> Any:
-    """See Backend: what XLA compiles is a part of the step (`Served.xla`), which Keras does not know."""
+    """See Backend. Keras compiles nothing: XLA is used for a part of the step (`Served.xla`)."""
     del served, jit_compile
     return False
 
@@ -54,7 +54,7 @@ class Steps(step.Steps):
         self.training = self.pipeline(bodies.TRAIN, served.settings.staleness)
 
     def pipeline(self, body: bodies.Body, staleness: int = 0) -> Pipeline:
-        """A new one, with the rows of the next batch ahead if the model wants that."""
+        """Return a new pipeline, which prefetches rows if the model wants that."""
         ahead = self._served.settings.pipeline and not self._eager
         return Pipeline(self, self._client, body, ahead=ahead, staleness=staleness if ahead else 0)
 
@@ -63,15 +63,15 @@ class Steps(step.Steps):
         self.training.announce(data)
 
     def train_function(self) -> Callable[[Any], Any]:
-        """Of an iterator over batches."""
+        """Return a function of an iterator over batches."""
         return self._over_batches(self.training)
 
     def test_function(self) -> Callable[[Any], Any]:
-        """Of an iterator over batches."""
+        """Return a function of an iterator over batches."""
         return self._over_batches(self.pipeline(bodies.TEST))
 
     def predict_function(self) -> Callable[[Any], Any]:
-        """Of a list of batches."""
+        """Return a function of a list of batches."""
 
         def predict(batches: Iterable[Any]) -> Any:
             outputs = [self.predict(batch) for batch in batches]
@@ -97,7 +97,7 @@ class Steps(step.Steps):
 def integer_ids(ids: Any, layer: str) -> Any:
     """See Backend."""
     if isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
-        raise not_dense(f"layer '{layer}': what it looks up is", ids)
+        raise not_dense_error(f"layer '{layer}': what it looks up is", ids)
     ids = tf.convert_to_tensor(ids)
     if ids.dtype == tf.uint64:
         return tf.bitcast(ids, tf.int64)
@@ -105,7 +105,7 @@ def integer_ids(ids: Any, layer: str) -> Any:
 
 
 def pull(layer: Any, ids: Any) -> Any:
-    """See Backend: under a tape that records, whatever it is for, because tapes do not say it."""
+    """See Backend. Refuses any recording tape, because tapes do not tell their purpose."""
     if layer.trainable and record.could_possibly_record():
         raise RuntimeError(
             f"Embedding '{layer.name}' is called under a tf.GradientTape, which does not train rows on "
@@ -119,7 +119,7 @@ def pull(layer: Any, ids: Any) -> Any:
 
 
 def _refuse_gradients(layer: str, rows: Any) -> Any:
-    """`rows` in a tf.function: an error where it is called under a tape after it was traced without one."""
+    """Return `rows` in a tf.function, with an error for a tape that was entered outside of it."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def refusing(rows: Any, _trigger: Any) -> Any:
@@ -138,16 +138,16 @@ def _refuse_gradients(layer: str, rows: Any) -> Any:
 
 @functools.cache
 def trigger() -> Any:
-    """A variable, because a tape that is entered later asks only for gradients of those.
+    """Return a variable, because a tape that is entered later asks only for gradients of those.
 
-    What saves a graph with rows saves it too.
+    A saved graph with rows must save it too.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.Variable(0.0)
 
 
 def rows_of(table: Any, ids: Any, dtype: str) -> Any:
-    """The rows of ids as a tensor, now or when the graph runs."""
+    """Return the rows of ids as a tensor, now or when the graph runs."""
     if tf.executing_eagerly():
         return to_tensor(table.rows(to_numpy(ids)))
     rows = tf.numpy_function(table.rows, [ids], dtype, stateful=True)

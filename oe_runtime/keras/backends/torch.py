@@ -13,7 +13,7 @@ from keras import ops
 
 from oe_runtime.keras.backends import one_by_one
 from oe_runtime.keras.backends.one_by_one import Collect, Rows, Supply
-from oe_runtime.keras.feed import dependent_ids, feeding, skeleton
+from oe_runtime.keras.feed import dependent_ids_error, feeding, skeleton
 from oe_runtime.keras.served import Served
 
 
@@ -25,7 +25,7 @@ def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
 
 
 def adapt(model: Any) -> None:
-    """See Backend: there are none."""
+    """See Backend: nothing to replace."""
     del model
 
 
@@ -52,18 +52,18 @@ class Steps:
         self._counts: dict[Any, int] = {}  # lookups of a call, by the structure of its inputs
 
     def announce(self, data: Any) -> None:
-        """Nothing is pulled ahead."""
+        """Ignored: nothing is prefetched."""
 
     def train_function(self) -> Callable[[Sequence[Any]], Any]:
-        """Of a list of batches."""
+        """Return a function of a list of batches."""
         return lambda batches: [self._train(batch) for batch in batches][-1]
 
     def test_function(self) -> Callable[[Sequence[Any]], Any]:
-        """Of a list of batches."""
+        """Return a function of a list of batches."""
         return lambda batches: [self._test(batch) for batch in batches][-1]
 
     def predict_function(self) -> Callable[[Sequence[Any]], Any]:
-        """Of a list of batches."""
+        """Return a function of a list of batches."""
 
         def predict(batches: Sequence[Any]) -> Any:
             outputs = [self._predict(batch) for batch in batches]
@@ -121,12 +121,12 @@ class Steps:
         return self._call(x, rows, [ops.convert_to_tensor(array) for array in rows.arrays], training=False)
 
     def _call(self, x: Any, rows: Rows, leaves: Sequence[Any], *, training: bool) -> Any:
-        supply = Supply(rows.layers, one_by_one.of_lookups(rows.layout, leaves, len(rows.layers)))
+        supply = Supply(rows.layers, one_by_one.split_by_lookup(rows.layout, leaves, len(rows.layers)))
         with feeding(supply):
             y_pred = self._model(x, training=training)
         for layer, asked, pulled in zip(rows.layers, supply.ids, self._looked_up, strict=True):
             if asked.data_ptr() != pulled.data_ptr() and not torch.equal(asked, pulled):
-                raise dependent_ids(layer.name)
+                raise dependent_ids_error(layer.name)
         return y_pred
 
     def _loss(
@@ -149,7 +149,7 @@ class Steps:
         return loss
 
     def _pull(self, x: Any) -> Rows:
-        """The rows of a batch. The model is called as far as its last lookup for their ids."""
+        """Pull the rows of a batch. To learn the ids, calls the model up to its last lookup."""
         key = skeleton(x)
         collect = Collect(self._counts.get(key))
         with torch.no_grad(), feeding(collect), contextlib.suppress(one_by_one.AllSeen):
@@ -186,7 +186,7 @@ def integer_ids(ids: Any, layer: str) -> Any:
 
 
 def pull(layer: Any, ids: Any) -> Any:
-    """See Backend. A backward pass through rows that are to be trained raises RuntimeError."""
+    """See Backend. A backward pass through trainable rows raises RuntimeError."""
     if ids.is_meta:  # Keras asks for shapes only
         return ops.zeros((*ids.shape, layer.output_dim), layer.rows_dtype)
     rows = ops.convert_to_tensor(layer.table.rows(ids.detach().cpu().numpy()))

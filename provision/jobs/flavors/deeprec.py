@@ -99,7 +99,9 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
             "much with "
             "parameter_server_storage_size"
         )
-    return replace(wanted, training=training.model_copy(update={"export": False}))
+    return replace(
+        wanted, training=training.model_copy(update={"export": False, "steps": training.steps or 0})
+    )
 
 
 def check_data(inventory: Inventory, wanted: Request) -> None:
@@ -133,7 +135,7 @@ def place(
         for word in (flag, str(values[name]))
     ]
     if script.optimizers:
-        argv += ["--optimizer", script.optimizers[training.optimizer]]
+        argv += ["--optimizer", script.optimizers[str(training.optimizer)]]
     if training.precision == "bfloat16":
         argv.append("--bf16")
     where = units.Place()

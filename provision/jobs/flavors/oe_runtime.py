@@ -24,7 +24,7 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
 def data_check(host: Host, wanted: Request) -> list[str]:
     """See ``Flavor``."""
     training = wanted.training
-    flags = ["--max-bad-rows", str(training.max_bad_rows)]
+    flags = placement.arguments({"max_bad_rows": training.max_bad_rows})
     python = placement.python_of(host)
     if wanted.on:  # containers have a Python of their own, and TensorFlow, which this one may lack
         python, flags = sys.executable, [*flags, "--without-tensorflow"]

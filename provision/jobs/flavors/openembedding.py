@@ -96,7 +96,7 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
         raise TrainingError(
             f"{total} workers: runtime_variant {name} is one process; use horovod or mpi, or --workers 1"
         )
-    if training.batch_size % total:
+    if (training.batch_size or 0) % total:
         raise TrainingError(
             f"--batch-size: {training.batch_size} rows cannot be shared out evenly to {total} workers"
         )
@@ -222,8 +222,8 @@ def _worker(
     host, training, total = hosts[0], wanted.training, sum(counts)
     values = {
         "data": training.data,
-        "batch_size": str(training.batch_size // total),
-        "optimizer": OPTIMIZERS[training.optimizer],
+        "batch_size": str((training.batch_size or 0) // total),
+        "optimizer": OPTIMIZERS[str(training.optimizer)],
         "model": MODELS[training.model],
         "epochs": str(training.epochs),
         "dim": str(training.dim),

@@ -93,5 +93,7 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
             f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"
             + ("; oe_runtime has all four" if flavor else "")
         )
-    training = wanted.training.model_copy(update={"server_wait": 0, "restarts": 0, "on_worker_lost": "stop"})
+    # Their scripts have defaults of their own; they train as our trainer does.
+    ours = {"server_wait": 0, "restarts": 0, "on_worker_lost": "stop"}
+    training = wanted.training.decided().model_copy(update=ours)
     return replace(wanted, training=training)

@@ -9,8 +9,8 @@ from provision.jobs.kubernetes.plan import Plan
 Document = dict[str, Any]
 
 WORKER_PORT = 7702  # on which workers of one job find each other
-SECRET_DIR = "/etc/oeprov"  # noqa: S105 - a place, not a password
-PRIVATE_DIR = "/run/oeprov"
+SECRET_DIR = "/etc/oeprov"  # noqa: S105 - in pods: where the token is mounted
+PRIVATE_DIR = "/run/oeprov"  # in pods: the copy of the token, in memory
 POOL_DIR = "/pool"
 TOKEN = f"{PRIVATE_DIR}/token"
 

@@ -16,7 +16,6 @@ from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
-from provision.cluster.settings import Kind
 from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences
 from provision.jobs.request import LaunchOptions, Request
@@ -102,7 +101,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
     if wanted.servers and settings.servers:
         servers = wanted.servers
     cache = wanted.storage_cache or servers_as["storage_cache"] or settings.server_memory // 2
-    named = () if settings.server_nodes else tuple(h.name for h in hosts if h.kind is not Kind.local)
+    named = () if settings.server_nodes else tuple(h.name for h in hosts if h.platform.managed)
     return Plan(
         name=name,
         settings=settings,
@@ -183,7 +182,7 @@ def _local(
                 f"kubernetes_storage_size is missing: a volume of class {settings.storage_class} has a size"
             )
         return ()
-    if any(host.kind is Kind.local for host in hosts) or settings.server_nodes:
+    if not all(host.platform.managed for host in hosts) or settings.server_nodes:
         raise TrainingError(
             "kubernetes_storage_class is missing: without one, each server's volume is the mount point of a "
             "host of parameter_servers (not of kind local, and without kubernetes_server_nodes)"

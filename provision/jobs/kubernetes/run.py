@@ -50,10 +50,10 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
     """Make the objects of a job that was stopped or failed again: it goes on from its last checkpoint."""
     found = record.read(job)
     for what in ("epochs", "steps"):
-        if getattr(options, what) is not None:
+        if what in options.settings:
             raise TrainingError(f"--{what}: a job on Kubernetes cannot be trained longer; launch a new one")
     for what in ("servers", "workers"):
-        if getattr(options, what) is not None:
+        if what in options.settings:
             raise TrainingError(f"--{what}: a job on Kubernetes goes on with as many {what} as it had")
     if found.phase == "done":
         raise TrainingError(f"job {job.id} is done; there is nothing to resume")
@@ -85,7 +85,9 @@ def _words() -> Iterator[None]:
 def _create(inventory: Inventory, options: LaunchOptions, cluster: Api, state_dir: Path) -> Job:
     """The job's directory, once all that can be checked was."""
     now = datetime.now()
-    job = store.create(state_dir, options.run_name or options.model or inventory.training.model, now)
+    job = store.create(
+        state_dir, options.run_name or options.settings.get("model") or inventory.training.model, now
+    )
     try:
         plan = settle(inventory, options, job.id)
         documents = checks.check(cluster, plan, manifests.build(plan, _token(job)))

@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from oe_runtime.data import DataError, check, holdout_batches, open_source, split_of, training_batches
+from oe_runtime.data import DataError, check, holdout_batches, make_split, open_source, training_batches
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, Batch, concatenate
@@ -356,7 +356,7 @@ def test_the_evaluation_of_deeprecs_data_is_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_bytes(b"".join(lines[:150]))
     (tmp_path / "eval.csv").write_bytes(b"".join(lines[150:]))
     source = open_source(str(tmp_path))
-    split = split_of(source, 0.1)
+    split = make_split(source, 0.1)
     assert sum(batch.rows for batch in training_batches(source, split, 32)) == 150
     assert sum(batch.rows for batch in holdout_batches(source, split, 32)) == 50
     assert [part.file for part in source.ranges()] == [str(tmp_path / "train.csv")]
@@ -366,4 +366,4 @@ def test_the_evaluation_of_deeprecs_data_is_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "train.csv").rename(tmp_path / "day.csv")
     (tmp_path / "eval.csv").write_bytes(b"".join(lines[150:]))
     source = open_source(str(tmp_path))  # any other directory: all files are rows to train on
-    assert sum(batch.rows for batch in training_batches(source, split_of(source, 0.0), 32)) == 200
+    assert sum(batch.rows for batch in training_batches(source, make_split(source, 0.0), 32)) == 200

@@ -59,7 +59,7 @@ def test_what_a_lost_worker_had_comes_back_from_its_last_report() -> None:
     assert queue.lost("lost") == 0
     again = queue.take("kept")
     assert again == lost._replace(done=30)
-    with pytest.raises(DataError, match="worker lost has not range 0"):
+    with pytest.raises(DataError, match="worker lost does not hold range 0"):
         queue.finish("lost", lost)
     for work in (again, kept, queue.take("kept")):
         assert work is not None
@@ -115,7 +115,7 @@ def test_a_queue_that_an_earlier_version_saved_goes_on() -> None:
     queue = WorkQueue(RANGES, epochs=2, seed=1)
     queue.restore(old)
     assert queue.reports == 3
-    with pytest.raises(DataError, match="and the same epochs too, if an earlier version wrote it"):
+    with pytest.raises(DataError, match="and the same epochs, if an earlier version wrote it"):
         WorkQueue(RANGES, epochs=3, seed=1).restore(old)
 
 

@@ -341,7 +341,7 @@ def test_what_is_not_offered(tmp_path):
         wide = embed.distributed_model(
             keras.Sequential([keras.Input((1,)), embed.Embedding(-1, 2, name="w")])
         )
-        with pytest.raises(ValueError, match="'w' takes any 64-bit id, but JAX cuts numbers to 32 bits"):
+        with pytest.raises(ValueError, match="'w' takes any 64-bit id, but JAX truncates numbers to 32 bits"):
             wide.compile("sgd", "mse")
 
 

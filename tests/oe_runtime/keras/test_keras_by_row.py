@@ -68,8 +68,8 @@ def test_clipped_gradients_are_those_of_ordinary_layers(monkeypatch):
     """Keras itself takes the norm of a gradient for each id, so it is not what to compare with."""
     x, y = _data(300)
     losses = []
-    for take_over in (by_row.take_over, lambda _model: None):
-        monkeypatch.setattr(by_row, "take_over", take_over)
+    for use_fast_layers in (by_row.use_fast_layers, lambda _model: None):
+        monkeypatch.setattr(by_row, "use_fast_layers", use_fast_layers)
         keras.utils.set_random_seed(1)
         model = embed.distributed_model(_model(pairwise=True, shared=False), Client.in_process())
         model.compile(keras.optimizers.SGD(0.2, global_clipnorm=0.05), "binary_crossentropy")

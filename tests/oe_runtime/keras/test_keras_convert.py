@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_models import ROWS, copy_rows, pair, permutations, random_ids, same, two_fields
 
 import oe_runtime.keras as embed
+from oe_runtime import Client
 
 Stock = keras.layers.Embedding
 
@@ -188,7 +189,7 @@ def test_a_subclassed_model_with_steps_of_its_own_is_refused(step):
 
     embed.distributed_model(Model())
     setattr(Model, step, lambda self, *args, **kwargs: getattr(keras.Model, step)(self, *args, **kwargs))
-    with pytest.raises(ValueError, match=f"Model has a {step} of its own"):
+    with pytest.raises(ValueError, match=f"Model overrides {step}"):
         embed.distributed_model(Model())
 
 
@@ -429,3 +430,16 @@ def test_ragged_and_sparse_inputs_are_refused_in_one_sentence():
         batches = tf.data.Dataset.from_tensor_slices(({"tags": data}, y)).batch(2)
         with pytest.raises(ValueError, match=r"input 'tags' is a .*Dataset.padded_batch .*mask_zero=True"):
             model.fit(batches, verbose=0)
+
+
+def test_the_former_names_of_a_workers_stop_requests_work_with_a_notice():
+    class Two:
+        rank, count = 0, 2
+        wish, wishes = "mine", "all"
+
+    workers = Two()
+    ids = keras.Input((1,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Embedding(100, 4, name="here")(ids))
+    with pytest.warns(UserWarning, match=r"Workers\.wish and \.wishes are now"):
+        embed.distributed_model(model, Client.in_process(), workers=workers)
+    assert (workers.stop_request, workers.stop_requests) == ("mine", "all")

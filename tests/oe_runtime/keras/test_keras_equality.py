@@ -17,7 +17,9 @@ from keras_models import (
 )
 
 import oe_runtime.keras as embed
+from oe_runtime import spec
 from oe_runtime.client import Client
+from oe_runtime.keras.translate import table_optimizer
 from oe_runtime.spec import StorageSpec
 
 
@@ -54,6 +56,10 @@ def test_repeated_ids_and_shared_layers_have_their_gradients_summed(optimizer):
 
     x, _ = batches[0]
     np.testing.assert_allclose(model(x), stock(x), atol=1e-4)
+
+
+def test_every_optimizer_of_tables_is_compared_with_keras():
+    assert {table_optimizer(make())["name"] for make in OPTIMIZERS.values()} == set(spec.OPTIMIZERS)
 
 
 def test_rows_outside_the_batch_stay():

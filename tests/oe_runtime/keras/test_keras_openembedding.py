@@ -149,7 +149,7 @@ def test_subclasses_with_steps_of_their_own_are_refused():
         def train_step(self, data):
             return {}
 
-    with pytest.raises(ValueError, match="Own has a train_step"):
+    with pytest.raises(ValueError, match="Own overrides train_step"):
         embed.distributed_model(Own())
 
 
@@ -299,7 +299,7 @@ def test_the_best_epoch_comes_back_with_its_rows(tmp_path, monkeypatch):
 def test_constraints_are_left_out_with_a_warning():
     x = keras.Input((1,), dtype="int64")
     stock = keras.Model(x, keras.layers.Embedding(100, 2, embeddings_constraint="non_neg", name="here")(x))
-    with pytest.warns(UserWarning, match="embeddings_constraint of layer 'here' is left out"):
+    with pytest.warns(UserWarning, match="embeddings_constraint of layer 'here' is ignored"):
         embed.distributed_model(stock)
 
 
@@ -324,12 +324,12 @@ def test_mirrored_strategies_of_several_devices_are_refused_with_the_way_to_go(m
     monkeypatch.setattr(type(strategy.extended), "_num_replicas_in_sync", 2)
     with (
         strategy.scope(),
-        pytest.raises(ValueError, match=r"MirroredStrategy over 2 .* one process a device"),
+        pytest.raises(ValueError, match=r"MirroredStrategy over 2 .* one process per device"),
     ):
         embed.distributed_model(two_fields())
     monkeypatch.undo()
     with (
         tf.distribute.experimental.CentralStorageStrategy(["CPU:0"]).scope(),
-        pytest.raises(ValueError, match="one process a device"),
+        pytest.raises(ValueError, match="one process per device"),
     ):
         embed.distributed_model(two_fields())

@@ -163,13 +163,13 @@ def test_saves_restores_and_other_models_between_steps(tmp_path):
         model.client.save(directory)
         other = _model(model.client)  # on the same tables
 
-        def go_back(model=model, directory=directory):
+        def roll_back(model=model, directory=directory):
             model.client.restore(directory)
 
         def train_other(other=other):
             other.train_on_batch([v[:BATCH] for v in x], y[:BATCH])
 
-        callbacks = [_BetweenSteps(3, train_other), _BetweenSteps(5, go_back)]
+        callbacks = [_BetweenSteps(3, train_other), _BetweenSteps(5, roll_back)]
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=callbacks)
     _assert_equal(*models)
 

@@ -51,7 +51,9 @@ def test_a_second_run_says_that_it_goes_on(servers):
         model.compile("adam", "mse")  # meant
     with Client(servers.endpoints) as client:
         model = embed.distributed_model(one_table(), client)
-        with pytest.warns(UserWarning, match=r"table e exists with 640 rows, going on.*fresh=True") as said:
+        with pytest.warns(
+            UserWarning, match=r"table e exists with 640 rows, which are kept.*fresh=True"
+        ) as said:
             model.compile("adam", "mse")
         assert said[0].filename == __file__
         assert rows(client) == 640

@@ -8,37 +8,19 @@ import pytest
 import tensorflow as tf
 from keras_models import ROWS, permutations, random_ids, shared_field, two_fields
 from server_processes import Servers
+from warm_starts import TABLES, WarmStarts
 
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.spec import StorageSpec
 
-TABLES = ("table_a", "table_b", "linear_a")
-
-
-def trained():
-    """A stock model after some steps, and data."""
-    x, y = permutations(batches=4)
-    stock = two_fields()
-    stock.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    stock.fit(x, y, batch_size=ROWS, epochs=3, verbose=0)
-    return stock, x, y
-
-
-def converted(stock, client=None, **options):
-    model = embed.distributed_model(stock, client, **options)
-    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    return model
+cases = WarmStarts(keras, embed, two_fields, permutations, random_ids)
+trained, converted, assert_rows_of = cases.trained, cases.converted, cases.assert_rows_of
 
 
 def rows(model, name):
     return model.get_layer(name).table.rows(np.arange(ROWS))
-
-
-def assert_rows_of(model, stock):
-    for name in TABLES:
-        np.testing.assert_allclose(rows(model, name), stock.get_layer(name).get_weights()[0], atol=1e-7)
 
 
 def test_a_trained_model_goes_on_from_its_rows():
@@ -47,10 +29,7 @@ def test_a_trained_model_goes_on_from_its_rows():
     model = converted(stock)
     assert_rows_of(model, stock)
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-6)
-    stock.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    for one in (model, stock):
-        one.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
-    np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
+    cases.assert_equal_training([model], stock, x, y)
 
 
 def test_rows_are_those_of_the_conversion():
@@ -185,23 +164,7 @@ def test_files_of_stock_models(kind, tmp_path):
     """Before and after compile; training then goes on as in the stock model."""
     stock, x, y = trained()
     path = write(stock, kind, tmp_path)
-    late = converted(two_fields())
-    late.load_weights(path)
-    early = embed.distributed_model(two_fields())
-    early.load_weights(path)
-    early.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    expected = stock.predict(x, verbose=0)
-    for model in (late, early):
-        assert_rows_of(model, stock)
-        assert [w.path for w in model.weights] == [
-            f"{n}/{p}" for n in ("hidden", "logit") for p in ("kernel", "bias")
-        ]
-        np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
-    stock.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
-    for one in (late, early, stock):
-        one.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
-    for model in (late, early):
-        np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
+    cases.assert_equal_training(cases.loaded(path, stock, x), stock, x, y)
 
 
 @pytest.mark.parametrize("kind", [".weights.h5", ".keras", ".h5", ""])
@@ -210,17 +173,11 @@ def test_files_of_other_models_change_nothing(kind, tmp_path):
     """Neither rows nor dense weights, though some of the file may fit."""
     other = two_fields(rows=ROWS + 1)
     path = write(other, kind, tmp_path)
-    model = converted(two_fields())
-    x, y = random_ids(64)
-    model.fit(x, y, verbose=0)
-    before = model.predict(x, verbose=0)
-    with pytest.raises(CheckpointError, match=r"stock.*81, 4"):
-        model.load_weights(path)
-    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+    model = cases.refusing(path, r"stock.*81, 4")
     shared = converted(shared_field())
     with pytest.raises(CheckpointError, match="stock"):
         shared.load_weights(path)
-    with pytest.raises(ValueError, match="skip_mismatch=True is not offered"):
+    with pytest.raises(ValueError, match="skip_mismatch=True is not supported"):
         model.load_weights(path, skip_mismatch=True)
 
 
@@ -305,7 +262,7 @@ def test_summary_shows_what_the_servers_hold():
     text = "\n".join(lines)
     assert "Params on the servers: 400" in text
     assert "table table_a: 80 rows × 4, float32" in text
-    assert "table table_b: rows made on demand × 4, float32" in text
+    assert "table table_b: rows created on demand × 4, float32" in text
     assert "320" in next(line for line in text.splitlines() if "table_a (" in line)
 
 

@@ -74,7 +74,7 @@ def test_what_needs_the_gradients_of_all_is_refused():
     with pytest.raises(ValueError, match="meet at the servers only"):
         model.compile(keras.optimizers.Adagrad(0.1, clipnorm=1.0), "mse")
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
-    with pytest.raises(ValueError, match="each of 2 workers sees metrics of its own"):
+    with pytest.raises(ValueError, match="each of 2 workers has its own metrics"):
         model.fit(callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
 
 

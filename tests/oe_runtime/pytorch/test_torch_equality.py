@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 import oe_runtime.torch as embed  # noqa: E402
 from oe_runtime import Client  # noqa: E402
+from oe_runtime.torch.optimizer import _OPTIMIZERS  # noqa: E402
 
 ROWS = 70
 
@@ -76,22 +77,29 @@ def assert_alike(stock, ours, tolerance=2e-4):
         torch.testing.assert_close(b, a, atol=tolerance, rtol=tolerance)
 
 
+MAKE = [
+    lambda p: torch.optim.SGD(p, 0.1),
+    lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.01),
+    lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    lambda p: torch.optim.Adagrad(p, 0.05),
+    lambda p: torch.optim.Adagrad(p, 0.05, initial_accumulator_value=0.1),
+    lambda p: torch.optim.Adadelta(p, 1.0),
+    lambda p: torch.optim.Adam(p, 0.01),
+    lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+    lambda p: torch.optim.RMSprop(p, 0.005, eps=1e-12),
+    lambda p: torch.optim.RMSprop(p, 0.002, momentum=0.5, centered=True),
+]
+
+
+def test_every_optimizer_of_torch_is_compared():
+    assert {type(make([torch.zeros(1)])) for make in MAKE} == set(_OPTIMIZERS)
+
+
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda p: torch.optim.SGD(p, 0.1),
-        lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.01),
-        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
-        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
-        lambda p: torch.optim.Adagrad(p, 0.05),
-        lambda p: torch.optim.Adagrad(p, 0.05, initial_accumulator_value=0.1),
-        lambda p: torch.optim.Adadelta(p, 1.0),
-        lambda p: torch.optim.Adam(p, 0.01),
-        lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
-        lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
-        lambda p: torch.optim.RMSprop(p, 0.005, eps=1e-12),
-        lambda p: torch.optim.RMSprop(p, 0.002, momentum=0.5, centered=True),
-    ],
+    MAKE,
     ids=lambda make: str(make([torch.zeros(1)])).split("\n")[0],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

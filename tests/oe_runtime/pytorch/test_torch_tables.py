@@ -256,7 +256,7 @@ def test_a_second_run_says_that_rows_are_there():
         return len(client.keys("e"))
 
     assert run() == 5
-    with pytest.warns(UserWarning, match="table e exists with 5 rows, going on") as said:
+    with pytest.warns(UserWarning, match="table e exists with 5 rows, which are kept") as said:
         run()
     assert said[0].filename == __file__
     with warnings.catch_warnings():

@@ -119,7 +119,7 @@ def test_rows_on_servers_stay():
         kept = client.pull_rows(first.users.table.number, np.arange(ROWS))
         again = Net()
         again = embed.distributed_model(again, client)
-        with pytest.warns(UserWarning, match="table users exists with 70 rows, going on"):
+        with pytest.warns(UserWarning, match="table users exists with 70 rows, which are kept"):
             embed.distributed_optimizer(sgd(again), again)
         np.testing.assert_array_equal(client.pull_rows(again.users.table.number, np.arange(ROWS)), kept)
         anew = Net()

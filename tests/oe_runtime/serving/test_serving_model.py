@@ -157,7 +157,7 @@ def test_what_cannot_be_loaded(training, export, tmp_path):
         Model.load(export, tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         Model.load(export, export)
-    with pytest.raises(ServingError, match="has no rows inside"):
+    with pytest.raises(ServingError, match="includes no rows"):
         Model.load(export)
     checkpoint.publish(training.checkpoints, 1, lambda path: {"pool": {}})
     with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints .* has its rows in files"):
@@ -184,7 +184,7 @@ def test_what_cannot_be_loaded(training, export, tmp_path):
             Model.load(export, path)
     description = export / "oe_runtime.json"
     fields = json.loads(description.read_text())
-    for text, message in (("{", "is damaged"), (json.dumps(fields | {"format": 9}), "format is another")):
+    for text, message in (("{", "is damaged"), (json.dumps(fields | {"format": 9}), "reads format")):
         description.write_text(text)
         with pytest.raises(ServingError, match=message):
             Model.load(export, path)

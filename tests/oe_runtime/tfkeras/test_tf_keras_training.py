@@ -14,7 +14,7 @@ from tf_keras_models import ROWS, keras, pair, permutations, random_ids, rows, t
 
 import oe_runtime.tf_keras as embed
 from oe_runtime import Client, TableSpec
-from oe_runtime.tf_keras.translate import table_optimizer
+from oe_runtime.tf_keras.translate import _OPTIMIZERS, table_optimizer
 
 
 def same(model, plain, x):
@@ -69,25 +69,29 @@ def test_schedule_clipping_and_regularizer():
     same(model, plain, x)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("SGD", {"momentum": 0.9, "nesterov": True}),
-        ("Adagrad", {"initial_accumulator_value": 0.2, "epsilon": 1e-3}),
-        ("Adadelta", {"rho": 0.9, "epsilon": 1e-4}),
-        ("Adam", {"beta_1": 0.8, "epsilon": 1e-3}),
-        ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
-        ("AdamW", {"weight_decay": 0.1}),
-        ("Adamax", {"epsilon": 1e-3}),
-        ("RMSprop", {"momentum": 0.5, "epsilon": 1e-3}),
-        ("RMSprop", {"centered": True, "epsilon": 1e-3}),
-        ("Lion", {}),
-        (
-            "Ftrl",
-            {"l1_regularization_strength": 0.01, "l2_shrinkage_regularization_strength": 0.01, "beta": 0.1},
-        ),
-    ],
-)
+RULES = [
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("Adagrad", {"initial_accumulator_value": 0.2, "epsilon": 1e-3}),
+    ("Adadelta", {"rho": 0.9, "epsilon": 1e-4}),
+    ("Adam", {"beta_1": 0.8, "epsilon": 1e-3}),
+    ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
+    ("AdamW", {"weight_decay": 0.1}),
+    ("Adamax", {"epsilon": 1e-3}),
+    ("RMSprop", {"momentum": 0.5, "epsilon": 1e-3}),
+    ("RMSprop", {"centered": True, "epsilon": 1e-3}),
+    ("Lion", {}),
+    (
+        "Ftrl",
+        {"l1_regularization_strength": 0.01, "l2_shrinkage_regularization_strength": 0.01, "beta": 0.1},
+    ),
+]
+
+
+def test_every_optimizer_of_tf_keras_is_compared():
+    assert {name for name, _ in RULES} == set(_OPTIMIZERS)
+
+
+@pytest.mark.parametrize(("name", "options"), RULES)
 def test_rules_are_those_of_dense_variables(name, options):
     """A row that is in every batch is updated as a variable of tf-keras is."""
     optimizer = getattr(keras.optimizers, name)(0.05, **options)

@@ -18,9 +18,8 @@ from provision.node import daxctl, pmem
 from provision.node.apply import apply
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.observe import observe
-from provision.node.part import Part
 from provision.node.state import State
-from provision.node.step import Desired, Step
+from provision.node.step import Desired, Part, Step
 
 GIB = 1 << 30
 MIB = 1 << 20

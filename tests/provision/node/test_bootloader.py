@@ -215,7 +215,7 @@ def test_a_menu_without_entries_is_not_put_in_place(machine: Machine) -> None:
 def test_arguments_that_do_not_arrive_are_noticed(machine: Machine) -> None:
     menu = machine.read("/boot/grub/grub.cfg")
     machine.grub_mkconfig = lambda words: machine.put(words[1], menu)  # type: ignore[method-assign]
-    with pytest.raises(CommandError, match="not so in boot entry 'Debian GNU/Linux' afterwards"):
+    with pytest.raises(CommandError, match="boot entry 'Debian GNU/Linux' did not get them"):
         change(machine, ["a=1"], [])
 
 

@@ -8,8 +8,19 @@ import pytest
 from provision.cluster import systems
 from provision.cluster.errors import OeprovError
 from provision.converge import fresh
-from provision.node import build, families, observe, openembedding, packages, repositories, runtime
+from provision.node import (
+    build,
+    families,
+    family_el8,
+    gpu,
+    observe,
+    openembedding,
+    packages,
+    repositories,
+    runtime,
+)
 from provision.node.command import System
+from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State
 from provision.node.step import Desired
 
@@ -32,11 +43,10 @@ SYSTEMS = {
     'ID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="21"': ("Ubuntu", "python3", "linuxmint-21-"),
 }
 ALL = [
-    OsInfo(name, release, family.lineage, architecture="x86_64", package_manager=manager)
+    OsInfo(name, release, family.lineage, "", "x86_64", family.package_manager)
     for family in families.known()
     for name in family.ids
     for release in family.releases
-    for manager in ("apt" if family.lineage == "debian" else family.managers[0],)
 ]
 
 
@@ -159,9 +169,15 @@ def test_systems_that_cannot_be_named(text: str, piece: str) -> None:
     assert piece in str(caught.value)
 
 
-def test_names_of_systems_are_taken_in_any_case() -> None:
+def test_names_of_systems_are_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert systems.parse("Debian-12") == systems.parse("debian-12-x86_64")
     assert systems.parse("ROCKY-8.10-aarch64").architecture == "aarch64"
+    euler = family_el8.FAMILY._replace(
+        name="openEuler", ids=["openEuler"], releases=["22.03"], by_major=False
+    )
+    monkeypatch.setattr(families, "known", lambda: [euler])
+    assert systems.parse("openeuler-22.03") == systems.parse("openEuler-22.03")
+    assert systems.parse("openEuler-22.03").id == "openEuler"
 
 
 def test_packages_of_the_inventory_come_from_the_repositories_that_it_names_too() -> None:
@@ -184,7 +200,9 @@ def test_each_release_can_be_planned_for_offline(os: OsInfo) -> None:
         state = fresh.state(Desired(kind=kind, parameter_server=True, runtime_venv="/v"), os)
         assert (state.os.id, state.os.version) == (os.id, os.version)
         assert state.kernel.running
-        assert state.bootloader.has_grubby == (state.os.family == "rhel")
+        assert state.bootloader.has_grubby == (state.os.package_manager != "apt")
+        assert state.runtime.venv == "/v"
+        assert make_plan(state, Desired(kind=kind, runtime_venv="/v")).steps
 
 
 def test_what_is_no_linux_of_ours_has_no_family() -> None:
@@ -205,7 +223,10 @@ def test_each_release_names_all_that_any_host_needs(os: OsInfo) -> None:
     assert set(family.comes_from) <= set(family.packages)
     for names in family.comes_from.values():
         assert set(names) <= set(family.repositories)
-    assert all(release in family.releases for release in [*family.lacks, *family.pythons, *family.daxctl])
+    for table in (family.fresh, family.pythons, family.glibc):
+        assert set(table) == set(family.releases)
+    assert all(release in family.releases for release in [*family.lacks, *family.daxctl])
+    assert gpu.kernel_packages(os)
     assert families.names(os, "build")
     # Every need without a package is explained, or stops the plan.
     unexplained = set(family.lacks.get(families.release(family, os), [])) - set(packages._WITHOUT)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from recorded import Programs
 
-from provision.node import firewall
+from provision.node import health
 from provision.node.command import System
 
 FIREWALLD = """\
@@ -38,9 +38,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def test_no_firewall(programs: Programs) -> None:
-    assert firewall.look(System(), [7700]) == ("", {})
+    assert health.observe_firewall(System(), [7700]) == ("", {})
     programs.add("ufw", 'print("Status: inactive")')
-    assert firewall.look(System(), [7700]) == ("", {})
+    assert health.observe_firewall(System(), [7700]) == ("", {})
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_no_firewall(programs: Programs) -> None:
 )
 def test_firewalld(programs: Programs, zone: str, rules: str, second: bool) -> None:
     programs.add("firewall-cmd", FIREWALLD.replace("ZONE", zone).replace('"RULES"', repr(rules)))
-    assert firewall.look(System(), [7700, 7701]) == ("firewalld", {"7700": True, "7701": second})
+    assert health.observe_firewall(System(), [7700, 7701]) == ("firewalld", {"7700": True, "7701": second})
 
 
 def test_ufw(programs: Programs) -> None:
     programs.add("ufw", UFW)
-    found = firewall.look(System(), [22, 443, 7701, 7703, 7800])
+    found = health.observe_firewall(System(), [22, 443, 7701, 7703, 7800])
     assert found == ("ufw", {"22": True, "443": True, "7701": True, "7703": False, "7800": False})
     programs.add("ufw", UFW + 'print("Anywhere               ALLOW       10.0.0.0/8")')
-    assert firewall.look(System(), [7703]) == ("ufw", {"7703": True})
+    assert health.observe_firewall(System(), [7703]) == ("ufw", {"7703": True})

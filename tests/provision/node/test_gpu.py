@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provision.converge import fresh
-from provision.node import cuda, gpu, gpubundle, gpucheck, gpufabric, packages, roles, secureboot
+from provision.node import cuda, gpu, gpucheck, gpufabric, packages, secureboot
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan
 from provision.node.state import Gpu, OsInfo
@@ -151,7 +151,7 @@ def test_the_way_from_nouveau_to_training() -> None:
     )
 
     def doable(role: str) -> list[str]:
-        return [step.id for step in roles.doable(make_plan(state, desired), role, False)]
+        return [step.id for step in make_plan(state, desired).ready_steps(role, False)]
 
     def destroyed() -> list[str]:
         return make_plan(state, desired).destroys
@@ -385,7 +385,7 @@ def test_the_fabric_manager_is_brought_to_the_drivers_version(tmp_path: Path) ->
 
     there.update(version="580.65.06", up=True)
     machine.answers["dnf install"] = (1, "", "Error: Unable to find a match: nvidia-fabric-manager-580.95.05")
-    with pytest.raises(CommandError, match="no repository has that any more, update the driver"):
+    with pytest.raises(CommandError, match="no repository has that, update the driver"):
         act(machine, args)
     (tmp_path / "sys/module/nvidia/version").unlink()
     with pytest.raises(CommandError, match="driver is not loaded"):
@@ -395,13 +395,13 @@ def test_the_fabric_manager_is_brought_to_the_drivers_version(tmp_path: Path) ->
 def test_bundles_have_drivers_for_new_and_old_gpus() -> None:
     rocky = OsInfo("rocky", "8.10", "rhel", architecture="x86_64", package_manager="dnf")
     wanted = Desired(kind="gpu", gpu_driver="newest", kernel_version="newest")
-    assert gpubundle.drivers(rocky, wanted) == [
-        gpubundle.Driver(
+    assert gpu.bundle_drivers(rocky, wanted) == [
+        gpu.BundledDriver(
             ["kernel-devel", "nvidia-open", "nvidia-fabric-manager"],
             ["nvidia-driver:open-dkms"],
             ["nvidia", "epel"],
         ),
-        gpubundle.Driver(
+        gpu.BundledDriver(
             ["kernel-devel", "cuda-drivers", "nvidia-fabric-manager"],
             ["nvidia-driver:580-dkms"],
             ["nvidia", "epel"],
@@ -410,10 +410,10 @@ def test_bundles_have_drivers_for_new_and_old_gpus() -> None:
     pinned = wanted._replace(
         gpu_driver="590", kernel_version="5.4.278-1.el8.elrepo.x86_64", kernel_source="elrepo-lt"
     )
-    [driver] = gpubundle.drivers(rocky, pinned._replace(gpu_fabric_manager=False))
+    [driver] = gpu.bundle_drivers(rocky, pinned._replace(gpu_fabric_manager=False))
     assert driver.names == ["kernel-lt-devel-5.4.278-1.el8.elrepo", "nvidia-open"]
     ubuntu = OsInfo("ubuntu", "22.04", "debian", architecture="x86_64", package_manager="apt")
-    for item in gpubundle.drivers(ubuntu, wanted):
+    for item in gpu.bundle_drivers(ubuntu, wanted):
         assert not item.streams
         assert "nvidia-fabricmanager-580" in item.names
         assert not any("newest" in name for name in item.names)

@@ -105,7 +105,7 @@ def test_a_firmware_fixed_to_1lm_is_seen_after_the_boot(tmp_path: Path) -> None:
     state = State(boot_id="boot-2", dimms=ipmctl.observe(host), owned=owned.observe(host))
     part = pmem.plan(state, Desired(kind="bare_metal_pmem", pmem_mode="memory"))
     assert len(part.problems) == 1
-    assert "did not take" in part.problems[0]
+    assert "had no effect" in part.problems[0]
 
 
 def test_a_socket_without_a_goal_is_said(tmp_path: Path) -> None:

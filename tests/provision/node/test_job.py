@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.node import job, jobfiles, memory, port, systemd
+from provision.node import job, jobfiles, numa, port, systemd
 from provision.node.command import CommandError, Result, System
 from provision.node.systemd import Unit
 
@@ -127,7 +127,7 @@ def test_memory_by_node() -> None:
         "7f80 bind:1 anon=2 N1=2 kernelpagesize_kB=2048\n"
         "7ff0 default stack\n"
     )
-    assert memory.parse_numa_maps(text) == {0: 4 * 4096, 1: 512 * 4096 + 2 * 2048 * 1024}
+    assert numa.parse_numa_maps(text) == {0: 4 * 4096, 1: 512 * 4096 + 2 * 2048 * 1024}
 
 
 def test_port_that_is_taken_and_by_whom() -> None:

@@ -80,7 +80,7 @@ def test_a_boot_that_fills_up_leaves_no_half_installed_package(machine: Machine)
     machine.full = True
     with pytest.raises(
         CommandError,
-        match=rf"No space left on device .*/boot had \d+ MiB free\).*taken away: linux-image-{NEW}",
+        match=rf"No space left on device .*/boot had \d+ MiB free\).*were removed: linux-image-{NEW}",
     ):
         install(machine)
     assert machine.half == []

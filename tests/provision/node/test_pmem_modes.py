@@ -230,7 +230,7 @@ def test_media_errors_stop_what_would_write_over_them(mode: str, tmp_path: Path)
     host = re6p(tmp_path, spaces={0: Ns("fsdax", uuid="n", content=theirs, error=errno.EIO)})
     _, part = look(host, wanted("re6p", mode))
     assert len(part.problems) == 1
-    assert part.problems[0].startswith("/dev/pmem0 cannot be read at byte 0: Input/output error; what lies")
+    assert part.problems[0].startswith("/dev/pmem0 cannot be read at byte 0: Input/output error; its content")
     with pytest.raises(CommandError, match="/dev/pmem0 cannot be read"):
         carry_out(host, part.after, ["pmem0/unreadable/no-uuid"])
     host.spaces[0].error, host.spaces[0].bad_blocks = 0, 8  # type: ignore[union-attr]
@@ -267,12 +267,12 @@ def test_a_stop_of_the_instance_takes_what_was_there(tmp_path: Path) -> None:
     host.boot()
     (step,) = [step for step in steps_of(host, desired) if step.destroys]
     assert "no file system is recognised there" in step.why
-    with pytest.raises(CommandError, match="which was not there when the plan was made"):
+    with pytest.raises(CommandError, match="which appeared after the plan was made"):
         carry_out(host, [step._replace(destroys=[], args={**step.args, "lose": []})], [])
     host.spaces = {0: Ns("fsdax")}
     host.boot()
     steps = steps_of(host, desired)
-    assert "did not outlive a stop of the instance" in steps[0].why
+    assert "was lost in a stop of the instance" in steps[0].why
     converge(host, desired, [])
     assert_mode(host, "re7p", "fsdax")
 
@@ -324,12 +324,12 @@ def test_what_came_after_the_plan_is_not_lost(action: str, tmp_path: Path) -> No
     step = Step("id", "what", "why", action=action, args=args)
     host.spaces[0].data = "theirs"  # type: ignore[union-attr]
     with pytest.raises(
-        CommandError, match=r"pmem0 holds data \w{16}, which was not there when the plan was made"
+        CommandError, match=r"pmem0 holds data \w{16}, which appeared after the plan was made"
     ):
         apply(step, host)
     assert host.spaces[0] == Ns("fsdax", uuid="n", data="theirs")
     host.spaces[0] = Ns("fsdax", uuid="n", content=Content("xfs", "new"))
-    with pytest.raises(CommandError, match="pmem0 holds xfs new, which was not there when the plan was made"):
+    with pytest.raises(CommandError, match="pmem0 holds xfs new, which appeared after the plan was made"):
         apply(step, host)
     assert host.spaces[0] == Ns("fsdax", uuid="n", content=Content("xfs", "new"))
     host.mounts = [("pmem0", "/srv")]
@@ -401,7 +401,7 @@ def test_a_firmware_that_takes_no_goal_is_said_once(tmp_path: Path) -> None:
     host.boot()
     _, part = look(host, desired)
     assert len(part.problems) == 1
-    assert "memorymode=100 was set before the last boot and did not take: 4 GiB of 4 GiB" in part.problems[0]
+    assert "memorymode=100 was set before the last boot and had no effect: 4 GiB of 4 GiB" in part.problems[0]
     # The way out that it names.
     host.firmware_fixed = False
     owned.change(host, [], owned.observe(host))

@@ -62,7 +62,7 @@ def test_names_are_read_as_engines_read_them(image: str, expected: Reference) ->
 def test_what_a_registry_says(there: str) -> None:
     assert registry.missing(f"{there}/team/deeprec:py36") == ""
     assert registry.missing(f"{there}/team/deeprec:py311") == f"{there} has no team/deeprec:py311"
-    assert "wants a login for secret, or does not have it" in registry.missing(f"{there}/secret")
+    assert "requires a login for secret, or does not have it" in registry.missing(f"{there}/secret")
     # What is wrong with the registry, or with the way there, says nothing of the image.
     assert registry.missing(f"{there}/broken") == ""
     assert registry.missing("127.0.0.1:1/x") == ""

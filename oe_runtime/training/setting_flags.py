@@ -1,0 +1,47 @@
+"""Flags of the trainer that are settings of an inventory too (``training_*``).
+
+``setting_flags.json`` says their types, bounds and meaning; ``make generate`` writes it from the settings.
+The trainer says what it decides, above all the default, where it adds the flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from oe_runtime.training.argument_types import count, number
+
+_SETTINGS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+)
+
+
+def add(
+    group: argparse._ActionsContainer, name: str, default: Any = None, *, more: str = "", **own: Any
+) -> None:
+    """Add the flag of a setting; ``more`` is said after its description, ``own`` goes to ``add_argument``."""
+    setting = _SETTINGS[name]
+    kind = setting["type"]
+    said: dict[str, Any] = {"default": setting.get("default", default)}
+    if "enum" in setting:
+        said["choices"] = setting["enum"]
+    elif kind == "integer":
+        said |= {"type": count(setting["minimum"]), "metavar": "N"}
+    elif kind == "number":
+        bounds = setting.get("minimum"), setting.get("maximum")
+        said["type"] = number(*bounds, above=setting.get("exclusiveMinimum"))
+    elif kind == "boolean":
+        said["action"] = argparse.BooleanOptionalAction
+    said |= own
+    action = group.add_argument("--" + name.replace("_", "-"), **said)
+    action.help = " ".join(part for part in (setting["description"], more, _default(said["default"])) if part)
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, bool):
+        value = "on" if value else "off"
+    elif isinstance(value, (tuple, list)):
+        value = ",".join(map(str, value))
+    return "" if value in (None, "") else f"(default {value})"

@@ -1,0 +1,112 @@
+"""What a host is: one ``Platform`` per file ``platform_*.py``; ``platforms.py`` lists them.
+
+A platform says which modes its memory has, what of the machine is observed, how a mode is reached, and how a
+new host looks. No other module asks which platform a host is.
+"""
+
+from typing import Dict, List, NamedTuple, Tuple
+
+from . import fsdax, system_ram
+from .command import System
+from .state import NumaNode, OsInfo, State
+from .step import Desired, Part
+
+GIB = 1 << 30
+MIB = 1 << 20
+EL8 = OsInfo("rocky", "8.10", "rhel", "Rocky Linux 8.10", "x86_64", "dnf")
+UBUNTU = OsInfo("ubuntu", "22.04", "debian", "Ubuntu 22.04 LTS", "x86_64", "apt")
+# Why guests with persistent memory have no memory mode.
+GUEST_REFUSAL = (
+    "{} is a guest: memory mode is set by ipmctl in the firmware of the physical machine, which a guest "
+    "cannot reach; use system-ram (a memory node of its own) or fsdax"
+)
+
+
+class KernelOption(NamedTuple):
+    """An option that a mode needs, and the first kernel series that has it; (): all supported kernels."""
+
+    name: str
+    since: Tuple[int, ...] = ()
+
+
+KMEM = KernelOption("CONFIG_DEV_DAX_KMEM", (5, 1))
+
+
+class Platform:
+    """A managed host whose memory, if it has modes, shows as regions and namespaces; others override that."""
+
+    name = ""  # what oeprov_kind says
+    modes: Tuple[str, ...] = ("none",)  # the first is what pmem_mode auto means
+    managed = True  # False: a user's own machine, of which oeprov changes a directory and an environment only
+    has_gpus = False
+    memory = "persistent"  # the kind of memory, for messages
+    packages: Tuple[str, ...] = ()  # needs beyond those of the mode, in the words of family.py
+    handed_out_by_firmware = False  # the memory may be a node without CPUs from the start
+    regions: Tuple[str, ...] = ()  # types of regions of which the memory consists; (): it has none
+    no_region: Tuple[str, ...] = ()  # what `oeprov doctor` says without one, and its advice; (): the usual
+    takes_memmap = False  # pmem_memmap may name its range
+    instance_types: Tuple[str, ...] = ()  # patterns of Alibaba Cloud's instance families, without "ecs."
+    refusals: Dict[str, str] = {}  # mode -> why the platform does not have it, where there is more to say
+
+    @property
+    def has_memory(self) -> bool:
+        """There is memory with a mode."""
+        return self.modes != ("none",)
+
+    def refuse(self, mode: str) -> str:
+        """Why the platform does not have ``mode``, and what to use instead; empty when it has."""
+        if mode == "auto" or mode in self.modes:
+            return ""
+        if mode in self.refusals:
+            return self.refusals[mode].format(self.name)
+        if mode == "directory":
+            return "directory stands in for persistent memory on kind local only; {} can do {}".format(
+                self.name, ", ".join(self.modes)
+            )
+        return "kind {} has no persistent memory; use none, or correct oeprov_kind".format(self.name)
+
+    def observe(self, system: System, state: State, desired: Desired) -> State:
+        """``state`` with what only this platform's plans depend on."""
+        return state
+
+    def plan(self, state: State, desired: Desired) -> Part:
+        """The way to ``desired.pmem_mode``, which is one of ``modes`` and not none."""
+        nodes = self.handed_out(state, desired)
+        if nodes:
+            return system_ram.plan_handed_out(state, desired, nodes, self.memory)
+        absent = self.explain_absence(state, desired)
+        if desired.pmem_mode == "system-ram":
+            return system_ram.plan_namespaces(state, desired, absent)
+        return fsdax.plan(state, desired, absent)
+
+    def handed_out(self, state: State, desired: Desired) -> List[NumaNode]:
+        """For mode system-ram: nodes without CPUs that the firmware made of the memory."""
+        wanted = self.handed_out_by_firmware and desired.pmem_mode == "system-ram"
+        return system_ram.handed_out(state) if wanted else []
+
+    def kernel_options(self, state: State, desired: Desired) -> List[KernelOption]:
+        """Kernel options that the mode depends on; the last one with a series decides how new it must be."""
+        if self.handed_out(state, desired):
+            return []  # the firmware has made the memory a node already
+        found = {"system-ram": [KMEM], "fsdax": [KernelOption("CONFIG_FS_DAX")]}
+        return found.get(desired.pmem_mode, [])
+
+    def find_mode(self, state: State) -> str:
+        """The mode that the memory is in now; empty when it is in none."""
+        if any(item.mode == "system-ram" for item in state.dax):
+            return "system-ram"
+        if any(item.mode == "fsdax" for item in state.namespaces):
+            return "fsdax"
+        if self.handed_out(state, Desired(pmem_mode="system-ram")):
+            return "system-ram"
+        return "memory" if state.dimms.volatile and not state.dimms.app_direct else ""
+
+    def explain_absence(self, state: State, desired: Desired) -> str:
+        """Why there is no memory to use, and what to check."""
+        if any(region.type == "ram" for region in state.regions):
+            return "the CXL region is volatile (ram) and cannot hold namespaces; use pmem_mode: system-ram"
+        return "there is no persistent memory region: are the modules installed and enabled in the firmware?"
+
+    def fresh(self, desired: Desired) -> State:
+        """A new host's hardware and system, for plans without observation; figures are the vendors'."""
+        return State(os=UBUNTU)

@@ -1,0 +1,68 @@
+"""CXL memory: a volatile or persistent region, or a node without CPUs that the firmware hands out."""
+
+from typing import List
+
+from . import numa, system_ram
+from .command import System
+from .directory import human
+from .platform_base import GIB, MIB, UBUNTU, KernelOption, Platform
+from .state import DaxDevice, NumaNode, Region, State
+from .step import Desired, Part
+
+_RAM_REGIONS = KernelOption("CONFIG_DEV_DAX_CXL", (6, 3))
+
+
+class _Cxl(Platform):
+    name = "cxl"
+    modes = ("system-ram", "fsdax", "none")
+    memory = "CXL"
+    packages = ("cxl",)
+    handed_out_by_firmware = True
+    regions = ("pmem", "volatile", "ram")
+    no_region = (
+        "there is no region of CXL memory",
+        "`cxl list -M` shows whether the expander is seen; `cxl create-region` makes a region of it",
+    )
+    refusals = {"memory": "CXL memory has no memory mode; use system-ram"}
+
+    def observe(self, system: System, state: State, desired: Desired) -> State:
+        return state._replace(numa=numa.told_apart(system, state.numa))
+
+    def plan(self, state: State, desired: Desired) -> Part:
+        if desired.pmem_mode == "system-ram" and not self.handed_out(state, desired):
+            return system_ram.plan_devices(state, desired, self.explain_absence(state, desired))
+        return super().plan(state, desired)
+
+    def kernel_options(self, state: State, desired: Desired) -> List[KernelOption]:
+        found = super().kernel_options(state, desired)
+        ram = not state.regions or any(region.type == "ram" for region in state.regions)
+        return found + [_RAM_REGIONS] if found and ram and desired.pmem_mode == "system-ram" else found
+
+    def explain_absence(self, state: State, desired: Desired) -> str:
+        if any(region.type == "ram" for region in state.regions):
+            return super().explain_absence(state, desired)
+        why = "there is no CXL region; create one with `cxl create-region` (it needs to know the decoder)"
+        return why + "".join(_not_taken(state, node, desired) for node in numa.cpuless(state))
+
+    def fresh(self, desired: Desired) -> State:
+        # From kernel 6.3 on, a volatile CXL region goes to kmem, and Ubuntu brings such memory online.
+        return State(
+            os=UBUNTU._replace(version="24.04", name="Ubuntu 24.04 LTS"),
+            numa=[
+                NumaNode(0, 256 * GIB, 250 * GIB, list(range(64)), [10, 20]),
+                NumaNode(1, 252 * GIB, 252 * GIB, [], [20, 10]),
+            ],
+            regions=[Region("region0", 256 * GIB, 0, "ram", 1, "", "cxl")],
+            dax=[DaxDevice("dax0.0", 256 * GIB, "system-ram", 1, 2 * MIB, False, 2048, 2048, "region0")],
+        )
+
+
+def _not_taken(state: State, node: NumaNode, desired: Desired) -> str:
+    """Why a node without CPUs is not the memory that is looked for."""
+    why = numa.other_memory(state, node)
+    if not why and desired.pmem_mode == "fsdax":
+        why = "the firmware hands it out like any other memory: use pmem_mode: system-ram"
+    return "; node {} has {} and no CPUs, but {}".format(node.id, human(node.size), why) if why else ""
+
+
+PLATFORM = _Cxl()
