@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
+.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
 	@echo 'make test-kubernetes  training on a real Kubernetes (as root; KUBERNETES=DIRECTORY, or built first)'
+	@echo 'make test-collection  ansible-test sanity on the Ansible collection (it downloads its tools)'
 	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make docs      serve the documentation site on 127.0.0.1:8000 (DOCS_ADDRESS)'
@@ -76,6 +77,9 @@ test-kubernetes: setup
 	@tools/setup.sh test
 	tools/kubernetes.sh
 	$(BIN)/python -m pytest -m kubernetes -s tests/cluster
+
+test-collection: setup
+	tools/ansible-sanity.sh
 
 ENGINE ?= podman
 images:
@@ -133,7 +137,7 @@ lint-node:
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.6- provision/node
 
 lint-ansible:
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/ansible-lint --offline --profile production -q playbooks roles
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/ansible-lint --offline --profile production -q playbooks roles meta
 
 lint-cxx:
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)

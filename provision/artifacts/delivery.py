@@ -72,7 +72,10 @@ def _build(
             "desired": dict(desired),
         }
         result = action._execute_module(
-            module_name="oeprov_wheel", module_args=arguments, task_vars=dict(variables), tmp=scratch.path
+            module_name="oeprov.oeprov.oeprov_wheel",
+            module_args=arguments,
+            task_vars=dict(variables),
+            tmp=scratch.path,
         )
         if result.get("failed"):
             log.write_text(str(result.get("log", "")) or str(result.get("msg", "")))

@@ -35,6 +35,7 @@ _SOURCES = (
     "ansible.cfg",
     "inventory",
     "playbooks",
+    "plugins",
     "provision",
     "roles",
 )

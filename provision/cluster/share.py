@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def root() -> Path:
-    """The directory that holds ``playbooks/``, ``roles/``, ``inventory/`` and ``ansible.cfg``."""
+    """The directory of ``playbooks/``, ``roles/``, ``plugins/``, ``inventory/`` and ``ansible.cfg``."""
     repository = _PACKAGE.parent
     if (repository / "pyproject.toml").is_file() and (repository / "playbooks").is_dir():
         return repository
@@ -35,9 +35,9 @@ def inventory(name: str) -> Path:
     return root() / "inventory" / f"{name}.yml"
 
 
-def inventory_plugins() -> Path:
-    """Path of the inventory plugins directory."""
-    return root() / "inventory" / "plugins"
+def plugins() -> Path:
+    """Path of the directory that holds Ansible's modules and plugins."""
+    return root() / "plugins"
 
 
 def node_package() -> Path:

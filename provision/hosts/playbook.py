@@ -25,6 +25,7 @@ _STATUS: dict[str, Status] = {
     "runner_on_skipped": "skipped",
     "runner_on_unreachable": "unreachable",
 }
+_USERS_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"  # Ansible's default
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def run(
             extravars=dict(variables),
             envvars={
                 **_environment(),
-                "ANSIBLE_MODULE_UTILS": str(_module_utils(private)),
+                "ANSIBLE_COLLECTIONS_PATH": _collections(private),
                 "OEPROV_STATE_DIR": str(state_dir.absolute()),
                 **passwords,
             },
@@ -136,12 +137,18 @@ def run(
         shutil.rmtree(private, ignore_errors=True)
 
 
-def _module_utils(private: Path) -> Path:
-    """A directory with nothing but ``node`` in it, for Ansible to pack into modules."""
-    directory = private / "module_utils"
-    directory.mkdir()
-    (directory / "node").symlink_to(share.node_package())
-    return directory
+def _collections(private: Path) -> str:
+    """The run's collections path: our collection, made of links to where it lies, then the user's own."""
+    collection = private / "collections" / "ansible_collections" / "oeprov" / "oeprov"
+    plugins = collection / "plugins"
+    plugins.mkdir(parents=True)
+    for name in ("action", "inventory", "modules"):
+        (plugins / name).symlink_to(share.plugins() / name)
+    (plugins / "module_utils").mkdir()
+    (plugins / "module_utils" / "node").symlink_to(share.node_package())
+    (collection / "roles").symlink_to(share.roles())
+    users = os.environ.get("ANSIBLE_COLLECTIONS_PATH") or _USERS_COLLECTIONS
+    return f"{private / 'collections'}:{users}"
 
 
 def _interpreter(host: Host) -> dict[str, str]:
@@ -154,11 +161,10 @@ def _interpreter(host: Host) -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    """What Ansible needs to find our roles and modules from any working directory."""
+    """What Ansible needs to find our configuration and inventory plugin from any working directory."""
     return {
         "ANSIBLE_CONFIG": str(share.ansible_config()),
-        "ANSIBLE_ROLES_PATH": str(share.roles()),
-        "ANSIBLE_INVENTORY_PLUGINS": str(share.inventory_plugins()),
+        "ANSIBLE_INVENTORY_PLUGINS": str(share.plugins() / "inventory"),
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",

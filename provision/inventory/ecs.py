@@ -1,7 +1,7 @@
 """Hosts from Alibaba Cloud: ECS instances by tag, through the official SDK.
 
 A file such as ``ecs.yml`` names plugin ``oeprov_ecs`` and what to look for; it stands wherever an inventory
-does, for Ansible too (``inventory/plugins/oeprov_ecs.py``). Credentials are found by the SDK alone:
+does, for Ansible too (``plugins/inventory/oeprov_ecs.py``). Credentials are found by the SDK alone:
 environment, profile, RAM role. They never stand in the file, and nothing here prints them.
 """
 
@@ -24,7 +24,6 @@ from provision.cluster.errors import InventoryError
 from provision.cluster.settings import Kind
 from provision.node import platforms
 
-PLUGIN = "oeprov_ecs"
 PARAMETER_SERVERS, WORKERS = "parameter_servers", "workers"
 _PAGE = 100  # the most that DescribeInstances gives
 _LOGGERS = ("credentials", "alibabacloud-tea", "darabonba-core")  # the SDK's
@@ -36,7 +35,7 @@ class Query(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    plugin: Literal["oeprov_ecs"]
+    plugin: Literal["oeprov_ecs", "oeprov.oeprov.oeprov_ecs"]  # the latter from the installed collection
     regions: list[str] = Field(min_length=1)
     tags: dict[str, str] = Field(min_length=1)
     address: Literal["private", "public"] = "private"

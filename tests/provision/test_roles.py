@@ -88,7 +88,7 @@ def test_role_defaults_mean_what_the_inventory_means(kind: Kind, tmp_path: Path)
     )
 
 
-@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("roles/*/library/*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("plugins/modules/*.py")), ids=lambda path: path.stem)
 def test_modules_run_on_the_nodes_own_python(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 6))
 

@@ -53,12 +53,12 @@ options:
     description: Seconds to wait for servers to listen, or for processes to end.
     type: int
     default: 600
-author: oeprov
+author: oeprov (@oeprov)
 """
 
 EXAMPLES = r"""
 - name: Stop the worker of the job once its checkpoint is written
-  oeprov_job:
+  oeprov.oeprov.oeprov_job:
     directory: /var/lib/oeprov/jobs/deepfm-20261121-121500
     role: worker
     state: stopped
@@ -83,8 +83,8 @@ import stat
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node import job, jobfiles, process
-from ansible.module_utils.node.command import CommandError, System
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node import job, jobfiles, process
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.command import CommandError, System
 
 FOLDERS = {"worker": ["", "logs", "run"], "parameter_server": ["", "logs", "ready", "metrics"]}
 

@@ -26,12 +26,12 @@ options:
     description: What is wanted of the host; its flavor, interpreter and repositories count.
     type: dict
     required: true
-author: oeprov
+author: oeprov (@oeprov)
 """
 
 EXAMPLES = r"""
 - name: Build the runtime
-  oeprov_wheel:
+  oeprov.oeprov.oeprov_wheel:
     packed: /root/build.tar.gz
     into: /root/build
     desired: "{{ oeprov_plan.desired }}"
@@ -51,10 +51,10 @@ log:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node import flavors
-from ansible.module_utils.node.command import CommandError, System
-from ansible.module_utils.node.observe import observe_os
-from ansible.module_utils.node.step import Desired
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node import flavors
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.command import CommandError, System
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.observe import observe_os
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.step import Desired
 
 
 def main():

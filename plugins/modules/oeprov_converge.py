@@ -48,12 +48,12 @@ options:
     description: Who is changing the host - C(id) of the run, its C(owner), and C(where) it runs.
     type: dict
     default: {}
-author: oeprov
+author: oeprov (@oeprov)
 """
 
 EXAMPLES = r"""
 - name: Bring persistent memory to the mode that the inventory asks for
-  oeprov_converge:
+  oeprov.oeprov.oeprov_converge:
     part: pmem
 """
 
@@ -84,11 +84,11 @@ state:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node import apply as node_apply
-from ansible.module_utils.node import lease, plan, trial
-from ansible.module_utils.node import observe as node_observe
-from ansible.module_utils.node.command import CommandError, System
-from ansible.module_utils.node.step import Desired
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node import apply as node_apply
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node import lease, plan, trial
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node import observe as node_observe
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.command import CommandError, System
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.step import Desired
 
 
 def refusal(step, consent):

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-from provision.artifacts import delivery
-from provision.cluster import settings
-from provision.cluster.errors import OeprovError
-from provision.inventory.loader import host_of
+# The collection carries the package `provision`; it fits the modules better than an installed one.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+try:
+    from provision.artifacts import delivery
+    from provision.cluster import settings
+    from provision.cluster.errors import OeprovError
+    from provision.inventory.loader import host_of
+except ImportError as error:
+    MISSING = str(error)
+else:
+    MISSING = ""
 
 STATE_DIR = Path(os.environ.get("OEPROV_STATE_DIR", ".oeprov"))
 CONNECTION = ("ansible_connection", "ansible_host", "ansible_port", "ansible_user")
 
 
 class ActionModule(ActionBase):
-    """Runs on the controller, where `provision` is installed; the module needs nothing on the host."""
+    """Runs on the controller, with `provision` and pydantic; the module needs nothing on the host."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Add `desired`, and the plan that `oeprov` got agreement for (`oeprov_plan`), to the arguments."""
+        if MISSING:
+            raise AnsibleActionFail(f"{sys.executable}: {MISSING}; install pydantic there with pip")
         variables = task_vars or {}
         name = str(variables["inventory_hostname"])
         arguments = dict(self._task.args)
@@ -36,7 +46,10 @@ class ActionModule(ActionBase):
 
         def module() -> dict[str, Any]:
             return self._execute_module(
-                module_name="oeprov_converge", module_args=arguments, task_vars=task_vars, tmp=tmp
+                module_name="oeprov.oeprov.oeprov_converge",
+                module_args=arguments,
+                task_vars=task_vars,
+                tmp=tmp,
             )
 
         return delivery.with_wheel(self, variables, STATE_DIR, arguments["desired"], module)

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from ansible.errors import AnsibleParserError
-from ansible.plugins.inventory import BaseInventoryPlugin
-
-from provision.cluster.errors import OeprovError
-from provision.inventory import ecs
-
 DOCUMENTATION = r"""
 name: oeprov_ecs
 short_description: Alibaba Cloud ECS instances by tag
@@ -21,7 +12,7 @@ options:
   plugin:
     description: This plugin.
     required: true
-    choices: [oeprov_ecs]
+    choices: [oeprov_ecs, oeprov.oeprov.oeprov_ecs]
   regions:
     description: Where to look.
     type: list
@@ -59,14 +50,31 @@ options:
     description: Variables by group (C(all), C(parameter_servers), C(workers)).
     type: dict
     default: {}
-author: oeprov
+author: oeprov (@oeprov)
 """
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleParserError
+from ansible.plugins.inventory import BaseInventoryPlugin
+
+# The collection carries the package `provision`; it fits the plugin better than an installed one.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+try:
+    from provision.cluster.errors import OeprovError
+    from provision.inventory import ecs
+except ImportError as error:
+    MISSING = str(error)
+else:
+    MISSING = ""
 
 
 class InventoryModule(BaseInventoryPlugin):
     """Everything is in ``provision.inventory.ecs``; this hands it on."""
 
-    NAME = ecs.PLUGIN
+    NAME = "oeprov_ecs"
 
     def verify_file(self, path: str) -> bool:
         """Any YAML file; Ansible asks only for those that name this plugin."""
@@ -74,6 +82,8 @@ class InventoryModule(BaseInventoryPlugin):
 
     def parse(self, inventory: Any, loader: Any, path: str, cache: bool = True) -> None:
         """Fill the inventory."""
+        if MISSING:
+            raise AnsibleParserError(f"{sys.executable}: {MISSING}; install pydantic there with pip")
         super().parse(inventory, loader, path, cache)
         try:
             query, hosts = ecs.read_query(Path(path)), ecs.find(Path(path))
