@@ -178,7 +178,7 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
             workers[turn % 2].hold()
             counts[turn % 2] += batch.rows
             assert workers[turn % 2].report(work, done) == turn + 1
-        with workers[0].paused() as found:
+        with workers[0].paused_queue() as found:
             state = found
         for worker in workers:
             worker.close()

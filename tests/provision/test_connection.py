@@ -70,7 +70,7 @@ def test_host_keys_are_checked_unless_the_inventory_says_otherwise(tmp_path: Pat
         ("ansible_ssh_pass: hunter2", "ansible_ssh_pass: oeprov logs in with keys only"),
         ("ansible_become_password: hunter2", "becomes root by `sudo -n`, without a password"),
         ("ansible_become_method: su", "becomes root by `sudo -n`"),
-        ("ansible_become_user: admin", "becomes root and nobody else"),
+        ("ansible_become_user: admin", "becomes root only"),
         ("ansible_become_flags: -i", "becomes root by `sudo -n`"),
         ("ansible_ssh_executable: /opt/ssh", "runs the `ssh` that is on the PATH"),
         ("ansible_ssh_host: 10.0.0.1", "is an old name; use ansible_host"),

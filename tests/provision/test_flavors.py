@@ -210,7 +210,7 @@ class TestOpenEmbeddingJobs:
         job = made(tmp_path, replace(found, hosts=mpi), LaunchOptions(workers=4), **{"gpu-1": rocky})
         assert program(job, "worker-0")[0] == "/usr/lib64/mpich/bin/mpirun", "EL has it on no PATH"
         (unit,) = placed.hosts["pm-1"]["units"]
-        assert unit["files"]["adapter.py"].startswith('"""Makes a program')
+        assert unit["files"]["adapter.py"].startswith('"""Run a foreign program')
         assert "mnt-pmem0.mount" in unit["text"]
         begun = placement.worker_start(job.id, placed.processes[1], placed.processes[1].argv)
         assert set(begun["files"]) == {"adapter.py"}
