@@ -352,7 +352,7 @@ def test_a_training_loop_of_ones_own_is_refused():
     x = [keras.ops.convert_to_tensor(a) for a in random_ids(8)[0]]
     assert array(model(x)).shape == (8, 1)
     if BACKEND == "torch":
-        with pytest.raises(RuntimeError, match=r"'table_.' is in a backward pass outside of fit"):
+        with pytest.raises(RuntimeError, match=r"'(table|linear)_a' is in a backward pass outside of fit"):
             model(x).sum().backward()
         model.trainable = False
         assert not model.get_layer("table_a")(x[0]).requires_grad
