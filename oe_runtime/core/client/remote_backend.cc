@@ -502,7 +502,8 @@ class RemoteBackend : public Backend {
                  std::to_string(pushes(all.front()));
         }
       }
-    } catch (const json::exception&) {  // a table that another client is just making is not everywhere
+    } catch (const json::exception&) {
+      return "";  // a table that another client is just making is not everywhere
     }
     return "";
   }
