@@ -94,7 +94,7 @@ std::vector<std::pair<std::string, std::string>> FrameSeeds() {
       {Op::kKeys, EncodeKeysRequest({1, 2})},
       {Op::kReadFile, EncodeFileChunk({"server-0-of-1.t.oet", 4096, 512})},
       {Op::kWriteFile, EncodeFileChunk({"server-0-of-1.t.oet", 0, 4}) + "data"},
-      {Op::kAssign, TextOf(rows) + std::string(3 * 4 * sizeof(float), '\1')},
+      {Op::kAssign, TextOf(rows) + std::string(size_t{3} * 4 * sizeof(float), '\1')},
   };
   std::vector<std::pair<std::string, std::string>> seeds;
   for (const auto& [op, body] : frames) {

@@ -65,7 +65,8 @@ void MemoryBudget::GiveBack(const void* owner, uint64_t amount, bool beyond) noe
     const std::lock_guard<std::mutex> lock(mutex_);
     used_ -= amount;
     const auto job = jobs_.find(owner);
-    if ((job->second -= amount) == 0) jobs_.erase(job);
+    job->second -= amount;
+    if (job->second == 0) jobs_.erase(job);
     if (beyond) beyond_ = false;
     while (!waiters_.empty()) {
       const auto next = Next();
