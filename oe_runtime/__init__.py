@@ -3,6 +3,9 @@
 Nothing here imports TensorFlow; ``oe_runtime.keras`` does.
 """
 
+from oe_runtime.support import interrupt as interrupt  # first: what follows takes time, and Ctrl-C may come
+
+# isort: split
 from oe_runtime.client import Client, Group, Pulled
 from oe_runtime.errors import (
     AuthError,
@@ -21,7 +24,6 @@ from oe_runtime.errors import (
     WorkerLost,
 )
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
-from oe_runtime.support import interrupt as interrupt  # first: what follows takes time, and Ctrl-C may come
 
 __all__ = [
     "AuthError",

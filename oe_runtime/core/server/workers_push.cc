@@ -127,12 +127,13 @@ bool Workers::Apply(const Batch& batch, Pass* pass) {
   try {
     std::vector<std::vector<PushPart>> tables;
     for (const auto& [id, all] : batch.tables) {
-      tables.emplace_back();
+      tables.emplace_back().reserve(all.size());
       for (const Held& held : all) {
         if (held.body != nullptr) tables.back().push_back(held.part);
       }
     }
     std::vector<uint32_t> ids;
+    ids.reserve(batch.tables.size());
     for (const auto& [id, all] : batch.tables) ids.push_back(id);
     if (!fence_->Change(batch.seen, pass) || !store_->LockPush(ids, pass)) return false;
     try {
