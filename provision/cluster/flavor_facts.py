@@ -1,7 +1,7 @@
 """What each flavor means for a host's settings: its environment, its storage, what the planner is told.
 
-The other parts of a flavor: ``provision/flavors`` places its processes, ``provision/node/flavors.py`` says
-what it needs on hosts.
+The other parts of a flavor: ``provision/jobs/flavors`` places its processes, ``provision/node/flavors.py``
+says what it needs on hosts.
 """
 
 from __future__ import annotations
@@ -60,9 +60,14 @@ class _OeRuntime:
         return found
 
 
-class _OpenEmbedding:
+class _Foreign:
     own_wheel = False
 
+    def desired(self, _kind: Kind, _settings: RuntimeSettings) -> dict[str, Any]:
+        return {"runtime_extra": "", "runtime_requirements": []}
+
+
+class _OpenEmbedding(_Foreign):
     def venv(self, local: bool, state_dir: Path) -> str:
         return str((state_dir / "openembedding").absolute()) if local else "/opt/oeprov/openembedding"
 
@@ -73,13 +78,8 @@ class _OpenEmbedding:
     def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
         return parameter_server or worker
 
-    def desired(self, _kind: Kind, _settings: RuntimeSettings) -> dict[str, Any]:
-        return {"runtime_extra": "", "runtime_requirements": []}
 
-
-class _DeepRec:
-    own_wheel = False
-
+class _DeepRec(_Foreign):
     def venv(self, local: bool, state_dir: Path) -> str:
         return str((state_dir / "deeprec").absolute()) if local else "/opt/oeprov/deeprec"
 
@@ -88,9 +88,6 @@ class _DeepRec:
 
     def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
         return worker
-
-    def desired(self, _kind: Kind, _settings: RuntimeSettings) -> dict[str, Any]:
-        return {"runtime_extra": "", "runtime_requirements": []}
 
 
 _FLAVORS: dict[str, FlavorFacts] = {

@@ -67,7 +67,9 @@ class JobSpec(_Record):
     cluster: str
     inventory: str
     settings: dict[str, Any]
-    hosts: dict[str, dict[str, Any]] = {}  # how hosts of units are reached, as provision.placement reads it
+    hosts: dict[
+        str, dict[str, Any]
+    ] = {}  # how hosts of units are reached, as provision.jobs.placement reads it
     processes: list[ProcessSpec]
 
 
