@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "oe_runtime/core/common/copy_row.h"
 #include "oe_runtime/core/common/unique.h"
@@ -20,6 +22,10 @@ constexpr unsigned kMostThreads = 8;
 // Of rows by key that go out at once, so that pushes of others never wait for long.
 constexpr size_t kPieceBytes = size_t{32} << 20;
 constexpr size_t kPieceKeys = size_t{256} << 10;
+
+// Of connecting to servers that have no room: between the tries, doubled each time, and at most.
+constexpr auto kFirstPause = std::chrono::milliseconds(20);
+constexpr auto kLastPause = std::chrono::milliseconds(640);
 
 unsigned ThreadsOr(unsigned threads) {
   if (threads != 0) return threads;
@@ -113,7 +119,17 @@ std::unique_ptr<Client> Client::InProcess(const StorageSpec& storage, uint32_t s
 
 std::unique_ptr<Client> Client::Connect(const RemoteOptions& options, unsigned threads) {
   std::unique_ptr<Client> client(new Client(threads));
-  client->backend_ = NewRemoteBackend(options, &client->pool_);
+  // Under a flood of connections a server closes the oldest that has not said hello yet, even if it is about
+  // to: it says so, and the next try has a place of its own.
+  for (auto pause = kFirstPause; client->backend_ == nullptr; pause *= 2) {
+    try {
+      client->backend_ = NewRemoteBackend(options, &client->pool_);
+    } catch (const TooManyConnections&) {
+      if (pause > kLastPause) throw;
+      if (options.check_interrupt) options.check_interrupt();
+      std::this_thread::sleep_for(pause);
+    }
+  }
   client->several_workers_ = options.worker.of > 1;
   client->servers_ = client->backend_->servers();
   return client;

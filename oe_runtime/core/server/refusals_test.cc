@@ -285,7 +285,7 @@ TEST(RefusalsTest, MoreConnectionsThanTheServerTakes) {
                 "start it with more --max-connections (server " +
                     cluster.remote.endpoints[0] + ")");
     }
-    EXPECT_EQ(cluster.servers[0]->Stats()["connections"]["refused"]["connections"], 1);
+    EXPECT_GE(cluster.servers[0]->Stats()["connections"]["refused"]["connections"], 1) << "for each try";
   }
   EXPECT_EQ(AwaitLess(*cluster.servers[0], "/connections/open", 1), 1U);
   EXPECT_FALSE(Train(Client::Connect(cluster.remote, 1).get(), 1).empty());
