@@ -26,7 +26,12 @@ from provision.cluster.training_settings import TRAINER_DEFAULTS, TrainingSettin
 from provision.inventory import schema  # noqa: E402
 
 TRAINER_FLAGS = "oe_runtime/training/setting_flags.json"
-LAUNCHERS_OWN = ("export", "restarts")  # settings of the training job that the trainer has no flag of
+LAUNCHERS_OWN = (
+    "export",
+    "restarts",
+    "script",
+    "script_arguments",
+)  # settings of the training job that the trainer has no flag of
 LAUNCH_FLAGS = "provision/cli/setting_flags.json"
 MARK = "# Generated from the settings by `make generate`; edit above this line only."
 WIDTH, COLUMN = 110, 41  # of the sample: its lines, and where comments begin

@@ -35,6 +35,7 @@ from provision.cli.options import (
     Limit,
     StateDir,
     System,
+    WithScriptArguments,
     add_vault_options,
     changes_hosts,
     open_inventory,
@@ -258,8 +259,10 @@ def doctor(
     return examining.run(open_inventory(inventory, limit, state_dir), as_json=as_json)
 
 
-app.command(rich_help_panel=_TRAIN, epilog=training.LAUNCH_EXAMPLES)(training.launch_training)
-app.command(rich_help_panel=_TRAIN, epilog=training.RESUME_EXAMPLES)(training.resume)
+app.command(rich_help_panel=_TRAIN, epilog=training.LAUNCH_EXAMPLES, cls=WithScriptArguments)(
+    training.launch_training
+)
+app.command(rich_help_panel=_TRAIN, epilog=training.RESUME_EXAMPLES, cls=WithScriptArguments)(training.resume)
 app.command(rich_help_panel=_TRAIN, epilog=training.STATUS_EXAMPLES)(training.status)
 app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs)
 app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.state_directory import (
@@ -141,6 +142,29 @@ def _flag(name: str, own: dict[str, Any]) -> inspect.Parameter:
         said["metavar"] = "SIZE"
     option = Annotated[_TYPES[kind] | None, typer.Option(word, **{**said, **own})]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+
+
+class WithScriptArguments(typer.core.TyperCommand):
+    """A command that leaves the words after the first ``--`` to a training script: see ``script_words``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the script's words away before the command's own are parsed."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_SCRIPT_WORDS] = args[end + 1 :] if end < len(args) else None
+        return super().parse_args(ctx, args[:end])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The command's own pieces, and the script's arguments."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS…]"]
+
+
+_SCRIPT_WORDS = "oeprov.script_words"
+
+
+def script_words(context: typer.Context) -> list[str] | None:
+    """What the command line has after ``--``; None without one."""
+    found: list[str] | None = context.meta.get(_SCRIPT_WORDS)
+    return found
 
 
 @dataclass(frozen=True)

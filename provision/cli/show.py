@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +29,11 @@ def inventory(found: Inventory, *, as_json: bool = False) -> int:
             f"{host.runtime.extra} in {host.runtime.venv}",
         )
     console.print(table)
+    if found.training.script:
+        words = shlex.join([found.training.script, *found.training.script_arguments])
+        data = f" on {found.training.data}" if found.training.data else ""
+        console.print(f"training: {words}{data}", highlight=False, soft_wrap=True, markup=False)
+        return 0
     job = found.training.decided()
     length = f"{job.steps} steps" if job.steps and not found.training.epochs else f"{job.epochs} epoch(s)"
     rate = "" if job.learning_rate is None else f" {job.learning_rate:g}"

@@ -15,12 +15,14 @@ from provision.cli.options import (
     Limit,
     StateDir,
     open_inventory,
+    script_words,
     takes_settings,
 )
 
 LAUNCH_EXAMPLES = (
     "Examples:  oeprov launch-training -i inventory/local.yml  |  oeprov launch-training --data criteo.tsv "
-    "--model deepfm --storage pmem_libpmem  |  oeprov launch-training --resume"
+    "--model deepfm --storage pmem_libpmem  |  oeprov launch-training --resume  |  "
+    "oeprov launch-training --script train.py --data /data/clicks -- --epochs 3"
 )
 STATUS_EXAMPLES = "Examples:  oeprov status  |  oeprov status JOB --json  |  oeprov status -i inventory.yml"
 LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-0 --lines 100"
@@ -33,6 +35,7 @@ _JOB = "Which job: its name, its id or how the id begins; default: the running o
 
 @takes_settings()
 def launch_training(
+    context: typer.Context,
     given: dict[str, Any],
     job: Annotated[
         str | None,
@@ -56,6 +59,8 @@ def launch_training(
 ) -> int:
     """Train a model: start parameter servers and workers, show progress, export what was learned.
 
+    With --script FILE it trains your own script, which gets all words after a lone -- as its arguments.
+
     Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
     there. No process is left behind, however it ends.
     """
@@ -71,6 +76,7 @@ def launch_training(
         given,
         run_name=name,
         on=on if on in containers.ENGINES else None,
+        script_arguments=script_words(context),
         resume=named if resume else None,
         detach=detach,
         as_json=as_json,
@@ -91,6 +97,7 @@ def launch_training(
     steps={"min": 1, "metavar": "N", "help": "Train until step N, whatever the number of epochs."},
 )
 def resume(
+    context: typer.Context,
     given: dict[str, Any],
     job: Annotated[
         str | None, typer.Argument(metavar="[JOB]", help="The job to go on with; default: the last.")
@@ -112,13 +119,20 @@ def resume(
 
     The servers restore their rows from the checkpoint. It does not matter how the job ended, whether hosts
     were rebooted, or how many servers wrote it. --epochs or --steps replace both limits of the job; with
-    either, a finished job can go on too. The same as launch-training --resume.
+    either, a finished job can go on too. Words after a lone -- replace the arguments of a job's script. The
+    same as launch-training --resume.
     """
     from provision.jobs import launching, store
     from provision.jobs.request import LaunchOptions
 
     found = store.find(state_dir, job)
-    options = LaunchOptions(given, resume=found.id, detach=detach, as_json=as_json)
+    options = LaunchOptions(
+        given,
+        resume=found.id,
+        script_arguments=script_words(context),
+        detach=detach,
+        as_json=as_json,
+    )
     if found.on_kubernetes:
         from provision.jobs.kubernetes import run
 

@@ -16,6 +16,13 @@ from pydantic import Field
 from provision.cluster.setting_types import Flag, Settings, Switch, Text
 
 _WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
+# What a script of the user's own decides itself: with training_script these are refused.
+OF_THE_SCRIPT = (
+    *("model", "max_bad_rows", "dim", "batch_size", "epochs", "steps", "hidden", "cin", "bottom"),
+    *("interaction", "precision", "row_precision", "index", "admission", "eviction", "jit", "micro_batch"),
+    *("pipeline", "workqueue", "staleness", "optimizer", "learning_rate", "seed", "max_cardinality"),
+    *("holdout", "timeline", "export"),
+)
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
 Optimizer = Literal[
@@ -42,6 +49,17 @@ class TrainingSettings(Settings):
     prefix: ClassVar[str] = "training_"
     model: Annotated[Literal["deepfm", "dlrm", "wdl", "xdeepfm"], Flag()] = Field(
         default="deepfm", description="Model to train."
+    )
+    script: Annotated[Text, Flag()] = Field(
+        default="",
+        description="Training script of your own (a .py file) instead of a built-in model. Its directory "
+        "travels to workers on other hosts, except what .oeprovignore there names; packages of its "
+        "requirements.txt or pyproject.toml get an environment of their own. The script decides model, "
+        "optimizer, batch size and length; it is told training_data as it is.",
+    )
+    script_arguments: list[Text] = Field(
+        default=[],
+        description="Arguments of training_script. On the command line they follow a lone -- at the end.",
     )
     data: Annotated[Text, Flag()] = Field(
         default="",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.jobs import units
+from provision.jobs import script, units
 from provision.jobs.request import Request
 from provision.jobs.store import Job, ProcessSpec
 
@@ -76,6 +76,9 @@ def wrapped(job: Job, inventory: Inventory, wanted: Request, spec: ProcessSpec) 
         mounts.append(f"{spec.storage}:{spec.storage}")
     if not server:
         mounts += _data_mounts(wanted.training.data)
+        if wanted.training.script:
+            place = Path(wanted.training.script).parent
+            mounts.append(f"{place}:{place}")
     words = [
         *_engine_words(wanted.on),
         *[f"--volume={item}" for item in mounts],
@@ -119,7 +122,7 @@ def _binds_memory(spec: ProcessSpec) -> bool:
 
 def _data_mounts(data: str) -> list[str]:
     """The training data, to read: a file, a directory, or the directory of a pattern."""
-    if data.startswith("generate:"):
+    if not script.is_path(data):
         return []
     path = Path(data)
     place = path if path.exists() else path.parent

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
-from provision.jobs import flavors, placement, units
+from provision.jobs import flavors, placement, script, units
 from provision.jobs.request import Request
 
 SECONDS = 300  # that it may take: directories of thousands of files, and TensorFlow for TFRecord
@@ -24,7 +24,7 @@ _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
 def check(inventory: Inventory, wanted: Request) -> None:
     """TrainingError names the first worker's host that cannot read the data, and why."""
     data = wanted.training.data
-    if data.startswith("generate:"):
+    if not script.is_path(data):
         return
     flavor = flavors.of(inventory.flavor)
     hosts = {host.name: host for host in placement.worker_hosts(inventory)}

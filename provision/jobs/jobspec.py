@@ -21,7 +21,7 @@ from provision.cluster.setting_types import parse_size
 from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
 from provision.inventory.loader import explain
-from provision.jobs import flavors, placement, units
+from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, flag
 from provision.jobs.storage import storage_directory, storage_of
@@ -39,6 +39,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     cache = given.pop("storage_cache", None)
     name, on = given.pop("run_name", None), given.pop("on", "")
     base = inventory.training.model_dump()
+    script.check_settings(inventory, given)
     try:
         training = TrainingSettings.model_validate({**base, **given})
     except ValidationError as error:
@@ -52,11 +53,13 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
             "dots, dashes and underscores"
         )
-    if training.data and not training.data.startswith("generate:"):
+    training = script.settled(training)
+    if script.is_path(training.data):
         path = Path(training.data).expanduser()
         if not units.on_host(placement.worker_hosts(inventory)[0]):
             training = training.model_copy(update={"data": str(path.absolute())})
-    wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name or training.model, on)
+    name = name or script.job_name(training)
+    wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name, on)
     if cache is not None:
         wanted = replace(wanted, storage_cache=_cache(inventory, wanted, cache))
     return flavors.of(inventory.flavor).settle(inventory, wanted)

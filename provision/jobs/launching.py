@@ -34,6 +34,7 @@ from provision.jobs import (
     placement,
     readiness,
     request,
+    script,
     store,
 )
 from provision.jobs.background import start_detached
@@ -107,6 +108,7 @@ def _old(
     given = options.given()
     # Any number of servers can restore a checkpoint, and any number of workers go on from it.
     servers, workers = given.pop("servers", None), given.pop("workers", None)
+    arguments = given.pop("script_arguments", None)
     end: dict[str, int] = {name: given.pop(name) for name in ("epochs", "steps") if name in given}
     request.check_counts(servers, workers)
     if given:
@@ -119,10 +121,11 @@ def _old(
     spec, state = job.spec(), job.state()
     if state.phase in ACTIVE:
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
-    if state.phase == "done" and not end:
+    if state.phase == "done" and not end and arguments is None:
+        how = "-- ARGUMENTS" if spec.settings.get("script") else "--epochs N (or --steps N)"
         raise TrainingError(
             f"job {job.id} is done: it has trained {longer.trained(job)}; to train it longer: oeprov resume "
-            f"{job.id} --epochs N (or --steps N)"
+            f"{job.id} {how}"
         )
     if spec.cluster != inventory.cluster:
         raise TrainingError(
@@ -141,7 +144,8 @@ def _old(
             f"job {job.id} still has servers on host {gone[0]}, which {inventory.path} no longer has; "
             f"stop them first: oeprov stop {job.id}"
         )
-    wanted = longer.extended(job, Request.of_job(spec), end, inventory.flavor)
+    wanted = script.resumed(job, Request.of_job(spec), arguments)
+    wanted = longer.extended(job, wanted, end, inventory.flavor)
     if workers is not None:
         wanted = replace(wanted, workers=workers)
     if servers is not None:
@@ -163,7 +167,7 @@ def _old(
     except HostError as error:
         # It may have a checkpoint that is not known here, whose rows are in the servers' pools.
         raise TrainingError(f"{error}; nothing was started") from None
-    if job.is_done() and not end:
+    if job.is_done() and not end and arguments is None:
         left = [item for item in state.processes if item.unit and item.alive]
         and_stop = f"; to take its servers away: oeprov stop {job.id}" if left else ""
         raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")

@@ -31,6 +31,8 @@ def trained(job: Job) -> Trained:
     facts = summary(job.metrics_file)
     step = saved(job, facts)[0] or 0
     settings = job.spec().settings
+    if settings.get("script"):
+        return Trained(step, facts.epoch or 0)
     limit = int(settings.get("steps") or 0)
     if job.state().phase == "done" and not (limit and step >= limit):
         epochs = settings.get("epochs")  # they were its end
@@ -59,6 +61,11 @@ def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> 
     flags = " and ".join(f"--{name} {value}" for name, value in end.items())
     if flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"{flags}: flavor {flavor} does not go on from a checkpoint; start a new job")
+    if wanted.training.script:
+        raise TrainingError(
+            f"{flags}: the script of job {job.id} decides how long it trains; give it other arguments: "
+            f"oeprov resume {job.id} -- ARGUMENTS"
+        )
     done = trained(job)
     steps, epochs = end.get("steps", 0), end.get("epochs", 0)
     if "steps" in end and "epochs" not in end and not steps:

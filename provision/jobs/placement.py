@@ -14,8 +14,8 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.settings import Kind
-from provision.cluster.training_settings import TrainingSettings
-from provision.jobs import containers, units
+from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
+from provision.jobs import containers, script, units
 from provision.jobs.request import Request
 from provision.jobs.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
 from provision.jobs.store import SERVERS, WORKERS, Job, ProcessSpec
@@ -290,11 +290,12 @@ def _worker(
     together: Sequence[str],
 ) -> ProcessSpec:
     directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
-    words = training_words(training, directory / "run")
+    path = script.path_on(directory, host, training) if training.script else None
+    words = training_words(training, directory / "run", path)
     options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
-    if host.platform.has_gpus and training.device == "auto":
+    if host.platform.has_gpus and training.device == "auto" and not training.script:
         options["device"] = "gpu"
     environment = worker_environment(host, threads)
     argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
@@ -303,7 +304,7 @@ def _worker(
         name=name,
         role="worker",
         host=host.name,
-        argv=argv if on_host(host) else [*argv, "--exit-with-parent"],
+        argv=[*argv, *([] if on_host(host) else ["--exit-with-parent"]), *script.words(training)],
         environment=environment,
         unit=units.unit_name(job.id, name) if on_host(host) else "",
     )
@@ -318,9 +319,13 @@ def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
     return environment
 
 
-def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
+def training_words(training: TrainingSettings, run_dir: Path, script: Path | None = None) -> list[str]:
     """The part of a worker's command line that says what is trained and where the run's files go."""
-    own = {"restarts", "tls"} | (set() if training.workqueue else {"on_worker_lost"})
+    own = {"restarts", "tls", "script", "script_arguments"}
+    own |= set() if training.workqueue else {"on_worker_lost"}
+    if script is not None:
+        options = training.model_dump(mode="json", exclude={*own, *OF_THE_SCRIPT, "device"})
+        return arguments({"script": script, **options, "run_dir": run_dir})
     options = training.model_dump(mode="json", exclude=own)
     options["epochs"], options["steps"] = training.epochs or None, training.steps or None
     options["device"] = None if training.device == "auto" else training.device

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
 from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
-from provision.cluster.training_settings import TrainingSettings
+from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
 from provision.inventory.loader import explain
 from provision.jobs import units
 from provision.jobs.store import JobSpec
@@ -33,6 +33,7 @@ class LaunchOptions:
     settings: Mapping[str, Any]  # by the flag's name; what is not here is the inventory's
     run_name: str | None = None
     on: str | None = None  # an engine of containers; None: processes
+    script_arguments: Sequence[str] | None = None  # None: the inventory's, or those of the job
     resume: str | None = None
     detach: bool = False
     as_json: bool = False
@@ -48,12 +49,14 @@ class LaunchOptions:
 
     def given(self) -> dict[str, Any]:
         """The options that change what is trained, by name, as far as they were given."""
-        own = {"run_name": self.run_name, "on": self.on}
+        own = {"run_name": self.run_name, "on": self.on, "script_arguments": self.script_arguments}
         return {**self.settings, **{name: value for name, value in own.items() if value is not None}}
 
 
 def flag(name: str) -> str:
     """The command-line flag of an option or setting."""
+    if name == "script_arguments":
+        return "arguments after --"
     return "--name" if name == "run_name" else "--" + name.replace("_", "-")
 
 
@@ -79,7 +82,9 @@ class Request:
         }
         if self.on:
             own["on"] = self.on
-        return {**self.training.model_dump(mode="json"), **own}
+        # Of a job with a script, what the script decides is not known here.
+        unknown = set(OF_THE_SCRIPT if self.training.script else ("script", "script_arguments"))
+        return {**self.training.model_dump(mode="json", exclude=unknown), **own}
 
     @classmethod
     def of_job(cls, spec: JobSpec) -> Request:

@@ -168,9 +168,10 @@ class Supervisor:
         # back: so each start is of a higher generation, also when another supervisor began the one before.
         self.generation = max(self.generation + 1, int(time.time()))
         for spec, argv in zip(self.group, worker_group.commands(self.group, everyone, words), strict=True):
-            if len(everyone) > 1 and not spec.adapted:
-                argv = [*argv, "--generation", str(self.generation)]
-            worker = self._start_worker(spec, [*argv, "--resume"] if resume else argv, fresh=not resume)
+            several = len(everyone) > 1 and not spec.adapted
+            more = ["--generation", str(self.generation)] if several else []
+            argv = worker_group.with_words(spec, argv, [*more, *(["--resume"] if resume else [])])
+            worker = self._start_worker(spec, argv, fresh=not resume)
             self._emit({"event": "worker", "pid": worker.pid, "name": spec.name, "host": spec.host})
         self._write("running")
 

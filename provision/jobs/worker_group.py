@@ -52,10 +52,27 @@ def commands(
 ) -> list[list[str]]:
     """The command lines of `specs`, which are some of `everyone`; `words` are replaced where they stand."""
     ranks = [everyone.index(spec) for spec in specs]
-    return [
-        [words.get(word, word) for word in _of_rank(spec.argv, rank, ranks)]
-        for rank, spec in enumerate(specs)
-    ]
+    found = []
+    for rank, spec in enumerate(specs):
+        own, scripts = _parts(spec)
+        found.append([*(words.get(word, word) for word in _of_rank(own, rank, ranks)), *scripts])
+    return found
+
+
+def with_words(spec: ProcessSpec, argv: Sequence[str], more: Sequence[str]) -> list[str]:
+    """The command line with more words of the trainer's own, before the arguments of a script."""
+    scripts = _parts(spec)[1]
+    own = argv[: len(argv) - len(scripts)]
+    return [*own, *more, *scripts]
+
+
+def _parts(spec: ProcessSpec) -> tuple[list[str], list[str]]:
+    """The trainer's own words, and what follows from ``--`` on: the script's, which stay as they are."""
+    argv = spec.argv
+    if spec.adapted or "--script" not in argv:
+        return argv, []
+    end = argv.index("--", argv.index("--script")) if "--" in argv[argv.index("--script") :] else len(argv)
+    return argv[:end], argv[end:]
 
 
 def _of_rank(argv: Sequence[str], rank: int, ranks: Sequence[int]) -> list[str]:

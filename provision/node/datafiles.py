@@ -2,10 +2,12 @@
 
 KIND is ``header`` (HINT COLUMN …: a .csv whose first line names the columns), ``records`` (HINT: a directory
 of TFRecords with a file ``meta``), ``tables`` (NUMBER FILE …: a directory with the files, of so many columns
-with commas) or ``any`` (something is there). Ends with 0, or with 1 and one line ``error: PATH …``. It is
-one file for any Python 3.6 and later.
+with commas), ``any`` (something is there) or ``match`` (the same,
+also for a pattern). Ends with 0, or with 1 and one line ``error: PATH …``. It is one file for any Python 3.6
+and later.
 """
 
+import glob
 import os
 import sys
 from typing import List
@@ -18,8 +20,10 @@ def problem(kind: str, path: str, *more: str) -> str:
     try:
         if kind == "header":
             return header(path, more[0], list(more[1:]))
+        if kind == "match" and glob.has_magic(path) and not os.path.exists(path):
+            return "" if glob.glob(path, recursive=True) else "no file matches {}".format(path)
         os.stat(path)
-        if kind == "any" or (kind == "records" and os.path.isfile(os.path.join(path, "meta"))):
+        if kind in ("any", "match") or (kind == "records" and os.path.isfile(os.path.join(path, "meta"))):
             return ""
         if kind == "records":
             return "{}: neither a .csv nor a directory of TFRecords with a file `meta`; {}".format(

@@ -88,6 +88,11 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
         raise TrainingError(
             f"--on {wanted.on} is for oe_runtime; flavor {flavor} runs on hosts: leave it out"
         )
+    if wanted.training.script:
+        raise TrainingError(
+            f"--script: flavor {flavor} trains with its own scripts; leave --script out, or set "
+            "runtime_flavor: oe_runtime"
+        )
     if wanted.training.model not in models:
         raise TrainingError(
             f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"

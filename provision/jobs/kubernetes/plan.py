@@ -74,6 +74,11 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
             "--on away, or set runtime_flavor: oe_runtime"
         )
     wanted = jobspec.request(inventory, options)
+    if wanted.training.script:
+        raise TrainingError(
+            "--script: on Kubernetes there are built-in models only as yet; leave --script out, or use --on "
+            "hosts, docker or podman"
+        )
     settings = inventory.kubernetes
     if wanted.workers:
         settings = settings.model_copy(update={"workers": wanted.workers})

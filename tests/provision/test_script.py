@@ -1,0 +1,150 @@
+"""A training script of the user's own: what is refused beside it, and what its worker is told."""
+
+from pathlib import Path
+
+import pytest
+from test_training_launch import inventory, planned
+
+from provision.cli import main
+from provision.cluster.errors import TrainingError
+from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
+from provision.jobs import jobspec, script, store, worker_group
+from provision.jobs.request import LaunchOptions, Request
+from provision.jobs.store import Job, JobSpec, ProcessSpec
+from provision.node import datafiles
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    (tmp_path / "state" / "pmem0").mkdir(parents=True)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "mine" / "train-me.py"
+    path.parent.mkdir()
+    path.write_text("print('hello')\n")
+    return path
+
+
+def job_of(state_dir: Path, options: LaunchOptions, more: str = "") -> tuple[Job, JobSpec]:
+    job = store.create(state_dir, "mine", jobspec.datetime(2026, 11, 23))
+    spec = planned(inventory(state_dir, more), job, options)
+    job.write_spec(spec)
+    return job, spec
+
+
+def worker(spec: JobSpec) -> ProcessSpec:
+    return next(item for item in spec.processes if item.role == "worker")
+
+
+class TestSettings:
+    def test_that_the_script_decides_are_settings_that_are_not_the_job_s(self) -> None:
+        assert set(OF_THE_SCRIPT) <= set(TrainingSettings.model_fields)
+
+    @pytest.mark.parametrize("name", ["model", "optimizer", "batch_size", "epochs", "steps", "dim", "seed"])
+    def test_flags_beside_it_are_refused_by_name(self, state_dir: Path, program: Path, name: str) -> None:
+        value = {"model": "wdl", "optimizer": "sgd"}.get(name, 3)
+        flag = "--" + name.replace("_", "-")
+        with pytest.raises(TrainingError, match=f"^{flag}: with --script .* the script decides that"):
+            jobspec.request(inventory(state_dir), LaunchOptions({name: value}, script=str(program)))
+
+    def test_variables_beside_it_are_refused_by_name(self, state_dir: Path, program: Path) -> None:
+        more = "training_dim: 3\n      training_holdout: 0.2"
+        with pytest.raises(TrainingError, match="training_dim, training_holdout: with script"):
+            jobspec.request(inventory(state_dir, more), LaunchOptions(script=str(program)))
+
+    def test_arguments_need_a_script(self, state_dir: Path) -> None:
+        with pytest.raises(TrainingError, match=r"arguments after --: found --epochs 3; .* add --script"):
+            jobspec.request(inventory(state_dir), LaunchOptions(script_arguments=["--epochs", "3"]))
+        more = "training_script_arguments: [--epochs, '3']"
+        with pytest.raises(TrainingError, match="set training_script too"):
+            jobspec.request(inventory(state_dir, more), LaunchOptions())
+
+    def test_of_the_inventory_are_taken(self, state_dir: Path, program: Path) -> None:
+        more = f"training_script: {program}\n      training_script_arguments: [--epochs, '3']"
+        wanted = jobspec.request(inventory(state_dir, more), LaunchOptions())
+        assert (wanted.training.script, wanted.training.script_arguments) == (str(program), ["--epochs", "3"])
+        assert wanted.name == "train-me"
+
+    def test_a_script_that_is_not_there(self, state_dir: Path, program: Path) -> None:
+        with pytest.raises(TrainingError, match=r"--script: there is no file /nowhere/train.py"):
+            jobspec.request(inventory(state_dir), LaunchOptions(script="/nowhere/train.py"))
+        with pytest.raises(TrainingError, match="is a directory; name the program in it"):
+            jobspec.request(inventory(state_dir), LaunchOptions(script=str(program.parent)))
+
+    def test_flavors_of_others_have_their_own_scripts(self, state_dir: Path, program: Path) -> None:
+        found = inventory(state_dir, "runtime_flavor: openembedding")
+        with pytest.raises(TrainingError, match="--script: flavor openembedding"):
+            jobspec.request(found, LaunchOptions(script=str(program)))
+
+
+class TestWorker:
+    def test_runs_it_in_place_with_its_arguments_at_the_end(self, state_dir: Path, program: Path) -> None:
+        words = ["--rank", "{servers}", "--", "--workers", "a"]
+        options = LaunchOptions(script=str(program), script_arguments=words, data="s3://clicks/day")
+        argv = worker(job_of(state_dir, options)[1]).argv
+        assert argv[2:5] == ["oe_runtime.train", "--script", str(program)]
+        assert argv[argv.index("--data") + 1] == "s3://clicks/day"
+        assert argv[-6:] == ["--", *words]
+        of_the_script = {"--" + name.replace("_", "-") for name in OF_THE_SCRIPT}
+        assert of_the_script & set(argv[: -len(words)]) == set()
+
+    def test_script_s_arguments_stay_as_they_are(self, state_dir: Path, program: Path) -> None:
+        words = ["--rank", "7", "--workers", "a,b", "{servers}"]
+        options = LaunchOptions(script=str(program), script_arguments=words, workers=2)
+        specs = [item for item in job_of(state_dir, options)[1].processes if item.role == "worker"]
+        known = {store.SERVERS: "127.0.0.1:7000", store.WORKERS: "127.0.0.1:7500,127.0.0.1:7501"}
+        lines = worker_group.commands(specs, specs, known)
+        lines = [
+            worker_group.with_words(spec, argv, ["--generation", "4", "--resume"])
+            for spec, argv in zip(specs, lines, strict=True)
+        ]
+        for rank, argv in enumerate(lines):
+            own, scripts = argv[: -len(words) - 1], argv[-len(words) - 1 :]
+            assert scripts == ["--", *words]
+            assert own[-3:] == ["--generation", "4", "--resume"]
+            assert own[own.index("--rank") + 1] == str(rank)
+            assert known[store.SERVERS] in own
+
+    def test_no_arguments(self, state_dir: Path, program: Path) -> None:
+        spec = worker(job_of(state_dir, LaunchOptions(script=str(program)))[1])
+        assert "--" not in spec.argv
+        assert worker_group.with_words(spec, spec.argv, ["--resume"]) == [*spec.argv, "--resume"]
+
+
+def test_the_job_file_says_nothing_of_what_the_script_decides(state_dir: Path, program: Path) -> None:
+    options = LaunchOptions(script=str(program), script_arguments=["--epochs", "3"])
+    job, spec = job_of(state_dir, options)
+    assert set(OF_THE_SCRIPT) & spec.settings.keys() == set()
+    again = Request.of_job(job.spec())
+    assert (again.training.script, again.training.script_arguments) == (str(program), ["--epochs", "3"])
+    _, built_in = job_of(state_dir, LaunchOptions())
+    assert {"script", "script_arguments"} & built_in.settings.keys() == set()
+
+
+def test_resume_takes_other_arguments(state_dir: Path, program: Path) -> None:
+    job, spec = job_of(state_dir, LaunchOptions(script=str(program), script_arguments=["a"]))
+    same = script.resumed(job, Request.of_job(spec), None)
+    other = script.resumed(job, Request.of_job(spec), ["b"])
+    assert (same.training.script_arguments, other.training.script_arguments) == (["a"], ["b"])
+    job, spec = job_of(state_dir, LaunchOptions())
+    with pytest.raises(TrainingError, match="trains a built-in model"):
+        script.resumed(job, Request.of_job(spec), ["b"])
+
+
+def test_words_after_the_dashes_are_the_script_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "state").mkdir()
+    path = inventory(tmp_path / "state").path
+    words = ["launch-training", "-i", str(path), "--state-dir", str(tmp_path), "--", "--help", "JOB"]
+    assert main.run(words) == 1
+    assert "arguments after --: found --help JOB" in capsys.readouterr().err
+
+
+def test_data_is_looked_for_and_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a[1].bin").write_bytes(b"\0")
+    assert datafiles.problem("match", str(tmp_path / "a[1].bin")) == ""
+    assert datafiles.problem("match", str(tmp_path / "*.bin")) == ""
+    assert datafiles.problem("match", str(tmp_path / "*.txt")) == f"no file matches {tmp_path}/*.txt"
+    assert "No such file" in datafiles.problem("match", str(tmp_path / "none"))
