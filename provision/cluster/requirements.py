@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Any
 
 from provision.cluster import share
 from provision.cluster.errors import OeprovError
@@ -37,11 +39,17 @@ def _from_pyproject(extra: str) -> tuple[str, ...]:
     """A checkout that runs without having been installed."""
     path = share.root() / "pyproject.toml"
     try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        from pip._vendor import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
-    try:
-        extras = tomllib.loads(path.read_text())["project"]["optional-dependencies"]
+        extras = read_toml(path)["project"]["optional-dependencies"]
     except OSError as error:
         raise OeprovError(f"oeprov is not installed and {path} cannot be read: {error.strerror}") from None
     return tuple(extras[extra])
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says; ValueError says in which line it is none."""
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        from pip._vendor import tomli as tomllib  # type: ignore[no-redef,import-not-found,unused-ignore]
+    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -13,7 +13,7 @@ from provision.cluster.inventory import Host
 from provision.hosts import payload, remote
 from provision.node.job import MARKER
 
-Errand = Literal["look", "stop", "start", "send", "remove_pools", "remove", "check_data"]
+Errand = Literal["look", "stop", "start", "send", "remove_pools", "remove", "check_data", "deliver_script"]
 CONNECT_TIMEOUT = 10
 MOST_AT_ONCE = 64
 

@@ -35,6 +35,7 @@ from provision.jobs import (
     readiness,
     request,
     script,
+    script_delivery,
     store,
 )
 from provision.jobs.background import start_detached
@@ -95,7 +96,7 @@ def _new(
     now = datetime.now()
     job = store.create(state_dir, wanted.name, now)
     try:
-        return job, _place(job, inventory, states, wanted, state_dir, now, fresh=True)
+        return job, _place(job, inventory, states, wanted, state_dir, now, console, fresh=True)
     except TrainingError:
         shutil.rmtree(job.directory)
         raise
@@ -184,7 +185,7 @@ def _old(
             job.remove_pools(item)
         _remove_pools(known, planned, console)
     fresh = others or not saved
-    placed = _place(job, inventory, states, wanted, state_dir, datetime.now(), fresh=fresh)
+    placed = _place(job, inventory, states, wanted, state_dir, datetime.now(), console, fresh=fresh)
     return job, placed, saved
 
 
@@ -244,11 +245,15 @@ def _place(
     wanted: Request,
     state_dir: Path,
     now: datetime,
+    console: Console,
     *,
     fresh: bool,
 ) -> Placement:
-    """Decide what runs where and write the job file."""
+    """Decide what runs where, bring its script there and write the job file."""
+    delivery = script_delivery.prepare(inventory, wanted, state_dir)
     placed = flavors.of(inventory.flavor).place(job, inventory, states, wanted, fresh=fresh)
+    placed = script_delivery.placed(delivery, placed)
+    script_delivery.deliver(delivery, inventory, state_dir, console)
     spec = jobspec.build(job, inventory, placed, wanted, now)
     jobspec.check_storage_is_free(spec, state_dir)
     job.write_spec(spec)

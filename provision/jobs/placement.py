@@ -346,6 +346,7 @@ def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]
         "mount": spec.storage,
         "needs": [argv[0]],
         "files": _files(spec),
+        "script": spec.script,
         "address": "",
         "port": 0,
     }

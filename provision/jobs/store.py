@@ -55,6 +55,7 @@ class ProcessSpec(_Record):
     storage: str = ""  # directory or mount point that holds its rows; empty for dram
     pools: str = ""  # directory of its own there; empty for dram
     cpus: str = ""  # that it is bound to, as the kernel lists them; empty: any
+    script: str = ""  # digest of the script's directory that its host needs
     adapted: bool = False  # a program of others, run by provision/node/adapter.py beside the job
 
 

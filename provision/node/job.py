@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import jobfiles, numa, port, process, systemd
+from . import jobfiles, jobscript, numa, port, process, systemd
 from .command import CommandError, System
 
 STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
@@ -26,11 +26,11 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
     ``args``: ``directory`` of the job; ``user`` that its processes run as; ``token``, or empty to leave it;
     ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
-    (files that must be there), files (to write: name in the job's directory -> text), address and port (of a
-    server; port 0: any, which it keeps when systemd starts it again), fresh (what an earlier run left in its
-    directories goes first), forget_events (so does the trainer's metrics.jsonl). Gives ``servers``, the ready
-    files' content with each server's name, and ``workers``, their pids by name. CommandError says why not;
-    then nothing of them is left behind.
+    (files that must be there), files (to write: name in the job's directory -> text), script
+    (digest of its directory; empty: none), address and port (of a server; port 0: any, which it keeps when
+    systemd starts it again), fresh (what an earlier run left in its directories goes first), forget_events
+    (so does the trainer's metrics.jsonl). Gives ``servers``, the ready files' content with each server's
+    name, and ``workers``, their pids by name. CommandError says why not; then nothing of them is left behind.
     """
     with _alone(system):
         return _start(system, args)
@@ -52,6 +52,9 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         more = [path for item in units for path in item["directories"]]
         jobfiles.prepare(system, directory, args["user"], args["token"], more)
         jobfiles.record(system, directory, units)
+        for item in units:
+            if item.get("script"):
+                jobscript.unpack(system, directory, args["user"], item["script"])
         servers = _start_units(system, args)
         workers = {item["unit"]: item["name"] for item in units if item["role"] == "worker"}
         pids = {workers[unit.name]: unit.pid for unit in systemd.show(system, list(workers)).values()}
@@ -380,6 +383,7 @@ _ERRANDS = {
     "remove_pools": remove_pools,
     "remove": remove,
     "check_data": check_data,
+    "deliver_script": jobscript.deliver,
 }
 
 

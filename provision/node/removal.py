@@ -20,6 +20,7 @@ from . import (
     grubdefaults,
     job,
     jobfiles,
+    jobscript,
     kernel,
     memmap,
     mount,
@@ -41,6 +42,7 @@ USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
 _OFFLINE = "memhp_default_state="
 _FILES = [repositories.YUM, repositories.APT, repositories.BUNDLE, kernel.FAILED, build.WHEELS]
+_FILES += [jobscript.SCRIPTS, jobscript.ENVIRONMENTS]
 # The link that enables the unit goes first: without the unit it would not be found.
 _FILES += [gpucheck.CHECKED, gpucheck.ENABLED, gpucheck.UNIT]
 

@@ -1,0 +1,122 @@
+"""Brings a job's training script, and the packages that it asks for, to where its workers run."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from provision.cluster.errors import HostError, TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.hosts import errands
+from provision.jobs import placement, script_files, script_packages, store, units
+from provision.jobs.placement import Placement
+from provision.jobs.request import Request
+from provision.jobs.script_files import ScriptFiles
+from provision.jobs.script_packages import Packages
+from provision.node import jobscript
+from provision.node.command import CommandError, System
+
+_SECONDS = 120  # that a host may take for an archive
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What workers need of the script: its files on other hosts, and its packages everywhere."""
+
+    files: ScriptFiles | None
+    packages: Packages | None
+    environments: Mapping[str, dict[str, object]]  # by host
+
+
+def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery | None:
+    """Read the script's directory; None for a built-in model. TrainingError names what cannot travel."""
+    if not wanted.training.script:
+        return None
+    path = Path(wanted.training.script)
+    hosts = placement.worker_hosts(inventory)
+    files = script_files.collect(path) if any(map(units.on_host, hosts)) else None
+    packages = script_packages.collect(path.parent)
+    if packages is not None and wanted.on:
+        raise TrainingError(
+            f"--on {wanted.on}: {path.parent / packages.source} asks for packages, which come with the image "
+            "there; build an image with them (container_worker_image), and remove the file or use --on hosts"
+        )
+    environments = {}
+    for host in hosts if packages is not None else ():
+        python, index = placement.python_of(host), host.runtime.index
+        top = jobscript.ENVIRONMENTS if units.on_host(host) else str(_environments(state_dir))
+        place = f"{top}/{packages.key(python, index)}" if packages is not None else ""
+        environments[host.name] = packages.environment(place, python, index) if packages is not None else {}
+    return Delivery(files, packages, environments)
+
+
+def placed(delivery: Delivery | None, found: Placement) -> Placement:
+    """The placement with the workers' interpreters and the digest of the files that they need."""
+    if delivery is None:
+        return found
+    processes = []
+    for spec in found.processes:
+        if spec.role == "worker":
+            environment = delivery.environments.get(spec.host)
+            argv = [f"{environment['path']}/bin/python", *spec.argv[1:]] if environment else spec.argv
+            digest = delivery.files.digest if delivery.files is not None and spec.unit else ""
+            spec = spec.model_copy(update={"argv": argv, "script": digest})
+        processes.append(spec)
+    return replace(found, processes=processes)
+
+
+def deliver(delivery: Delivery | None, inventory: Inventory, state_dir: Path, console: Console) -> None:
+    """Send the files to hosts that lack them, and make environments; TrainingError names a failure."""
+    if delivery is None:
+        return
+    hosts = placement.worker_hosts(inventory)
+    words = "sending the script to its workers' hosts"
+    if delivery.packages is not None:
+        words = f"installing the packages of {delivery.packages.source}"
+    with console.status(words), ThreadPoolExecutor(max_workers=errands.MOST_AT_ONCE) as pool:
+        lines = list(pool.map(lambda host: _to(host, delivery), hosts))
+    for line in filter(None, lines):
+        console.print(f"[green]✓[/] {line}", highlight=False, soft_wrap=True)
+    if delivery.packages is not None and delivery.files is None:
+        running = [job for job in store.all_jobs(state_dir) if job.state().phase in store.ACTIVE]
+        programs = [spec.argv[0] for job in running for spec in job.spec().processes]
+        directory = str(_environments(state_dir))
+        jobscript.clean(System(), directory, lambda path: f"{path}/bin/python" in programs)
+
+
+def _environments(state_dir: Path) -> Path:
+    """Where environments of scripts lie on this machine."""
+    return state_dir.absolute() / "environments"
+
+
+def _to(host: Host, delivery: Delivery) -> str:
+    """A line that says what was done for one host; empty if nothing was to be done."""
+    environment = delivery.environments.get(host.name, {})
+    packages = f"packages of {delivery.packages.source}" if delivery.packages is not None else ""
+    if not units.on_host(host):
+        try:
+            made = bool(environment) and jobscript.make_environment(System(), environment)
+        except CommandError as error:
+            raise TrainingError(f"--script: {error}; nothing was started") from None
+        return f"{host.name}: {packages} installed in {environment['path']}" if made else ""
+    assert delivery.files is not None  # noqa: S101 - collected for such hosts
+    args = {"digest": delivery.files.digest, "environment": environment, "user": units.USER}
+    seconds = _SECONDS + (jobscript.PIP_SECONDS if environment else 0)
+    sent = ""
+    try:
+        answer = errands.run(host, "deliver_script", {**args, "archive": ""}, seconds)
+        if answer["missing"]:
+            archive = base64.b64encode(zlib.compress(delivery.files.archive, 1)).decode()
+            answer = errands.run(host, "deliver_script", {**args, "archive": archive}, seconds)
+            sent = f"the script's directory was sent ({decimal(delivery.files.size)})"
+    except HostError as error:
+        raise TrainingError(f"host {host.name}: {error.reason}; nothing was started") from None
+    done = [sent, f"{packages} installed in {environment['path']}" if answer["made"] else ""]
+    return f"{host.name}: {', '.join(filter(None, done))}" if any(done) else ""

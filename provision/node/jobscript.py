@@ -1,0 +1,220 @@
+"""Training scripts of the user's own on one host: their archives, a job's copy, and their environments.
+
+An archive is kept by its digest, so that a second job with the same script sends nothing. An environment has
+the packages that a script asks for, over the runtime's; jobs that ask for the same share it. Both are made
+again where they are missing, so old ones may go at any time that no job uses them.
+"""
+
+import base64
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import zlib
+from typing import Any, Callable, Dict, List
+
+from . import jobfiles, systemd
+from .command import CommandError, Result, System
+
+SCRIPTS = jobfiles.HOME + "/scripts"
+ENVIRONMENTS = jobfiles.HOME + "/environments"
+KEPT = 5  # archives, and environments that no job uses
+STAMP = "oeprov-environment.json"
+PIP_SECONDS = 3000
+_UNREACHABLE = re.compile(
+    r"NewConnectionError|Name or service not known|Temporary failure in name resolution|Connection refused|"
+    r"Network is unreachable|ConnectTimeoutError|Max retries exceeded",
+)
+
+
+def deliver(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Keep a script's archive, make its environment, and remove old ones; idempotent.
+
+    ``args``: ``digest``; ``archive`` (zlib, base64), or empty to ask whether it is there; ``environment`` as
+    for ``make_environment``, or empty; ``user`` that jobs run as. Gives ``missing``, whether the archive must
+    be sent, and ``made``, whether the environment was made.
+    """
+    path = archive_path(args["digest"])
+    if not system.exists(path):
+        if not args["archive"]:
+            return {"missing": True, "made": False}
+        _keep(system, path, args["digest"], zlib.decompress(base64.b64decode(args["archive"])))
+    _touch(system, path)
+    made = False
+    if args["environment"]:
+        jobfiles.ensure_user(system, args["user"])
+        made = make_environment(system, args["environment"], args["user"])
+    units = "".join(system.read(systemd.path(name)) for name in systemd.ours(system))
+    clean(system, SCRIPTS, lambda path: False)
+    clean(system, ENVIRONMENTS, lambda path: path + "/" in units)
+    return {"missing": False, "made": made}
+
+
+def archive_path(digest: str) -> str:
+    """Where a host keeps the archive of that digest."""
+    return os.path.join(SCRIPTS, digest + ".tar")
+
+
+def _keep(system: System, path: str, digest: str, archive: bytes) -> None:
+    if hashlib.sha256(archive).hexdigest() != digest:
+        raise CommandError("the script's archive did not come whole")
+    temporary = system.path(path + ".new")
+    try:
+        os.makedirs(os.path.dirname(temporary), 0o755, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(archive)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, system.path(path))
+    except OSError as error:
+        raise CommandError("{}: {}".format(path, error.strerror))
+
+
+def unpack(system: System, directory: str, user: str, digest: str) -> None:
+    """Give the job its copy of the script, writable for its processes; one of the same digest stays."""
+    there, stamp = os.path.join(directory, "script"), os.path.join(directory, "script.digest")
+    if system.read(stamp) == digest and system.exists(there):
+        return
+    archive = archive_path(digest)
+    if not system.exists(archive):
+        raise CommandError("{} is missing: launch the job again".format(archive))
+    uid, gid = jobfiles.ensure_user(system, user)
+    real = system.path(there)
+    try:
+        shutil.rmtree(real, ignore_errors=True)
+        os.mkdir(real, 0o700)
+        with tarfile.open(system.path(archive)) as packed:
+            packed.extractall(real)  # noqa: S202 - it is what the controller has packed
+        os.chown(real, uid, gid)
+        for place, folders, files in os.walk(real):
+            for name in folders + files:
+                os.lchown(os.path.join(place, name), uid, gid)
+    except (OSError, tarfile.TarError) as error:
+        raise CommandError("{}: {}".format(there, getattr(error, "strerror", None) or error))
+    system.write(stamp, digest)
+
+
+def make_environment(system: System, wanted: Dict[str, Any], user: str = "") -> bool:
+    """Make an environment over that of ``python``, with packages; False if it is there already.
+
+    ``wanted``: ``path``; ``python`` of the runtime's environment; ``files``, name -> text, and ``arguments``
+    that make pip read them; ``index`` as runtime_index says. ``user``: who runs pip, for scripts of packages
+    are other people's; empty: this process's. CommandError says which package, or that there is no network.
+    """
+    path = wanted["path"]
+    parent = system.path(os.path.dirname(path))
+    os.makedirs(parent, 0o755, exist_ok=True)
+    with open(os.path.join(parent, ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another launch may be making the same one
+        return _make(system, wanted, user)
+
+
+def _make(system: System, wanted: Dict[str, Any], user: str) -> bool:
+    path = wanted["path"]
+    sites = _sites(system, wanted["python"], user)
+    stamp = json.dumps({"sites": sites, "packages": _installed(system, sites)}, sort_keys=True)
+    if system.read(os.path.join(path, STAMP)) == stamp:
+        _touch(system, path)
+        return False
+    real = system.path(path)
+    try:
+        shutil.rmtree(real, ignore_errors=True)
+        os.makedirs(real, 0o755)
+        if user:
+            os.chown(real, *jobfiles.ensure_user(system, user))
+        _fill(system, wanted, sites, user)
+    except OSError as error:
+        shutil.rmtree(real, ignore_errors=True)
+        raise CommandError("{}: {}".format(error.filename or path, error.strerror))
+    except CommandError:
+        shutil.rmtree(real, ignore_errors=True)
+        raise
+    system.write(os.path.join(path, STAMP), stamp)
+    return True
+
+
+def _fill(system: System, wanted: Dict[str, Any], sites: List[str], user: str) -> None:
+    path = wanted["path"]
+    done = system.run(_as(user, [wanted["python"], "-m", "venv", "--without-pip", path]), timeout=600)
+    if not done.ok:
+        raise CommandError("no environment for the script's packages could be made: " + done.explain())
+    (own,) = glob.glob(system.path(os.path.join(path, "lib", "python*", "site-packages")))
+    # What the runtime has comes after what the script brings; pip leaves it alone.
+    lines = ["import site; site.addsitedir({!r})\n".format(site) for site in sites]
+    with open(os.path.join(own, "oeprov-runtime.pth"), "w") as file:
+        file.writelines(lines)
+    for name, text in wanted["files"].items():
+        system.write(os.path.join(path, "asked", name), text)
+    index = wanted.get("index", "")
+    words = ["--no-index", "--find-links", index] if index.startswith("/") else []
+    words = ["--index-url", index] if index and not words else words
+    pip = [os.path.join(path, "bin", "python"), "-m", "pip", "install", "--disable-pip-version-check"]
+    pip += ["--no-input", "--no-cache-dir", "--quiet"] + words + wanted["arguments"]
+    # pip reads files that name others from their directory.
+    shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', os.path.join(path, "asked")] + pip
+    done = system.run(_as(user, shell), timeout=PIP_SECONDS, environment={"HOME": path})
+    if not done.ok:
+        raise CommandError(_why(done, wanted))
+
+
+def _as(user: str, argv: List[str]) -> List[str]:
+    return ["runuser", "-u", user, "--"] + argv if user else argv
+
+
+def _why(done: Result, wanted: Dict[str, Any]) -> str:
+    said = [line.strip() for line in (done.err + "\n" + done.out).splitlines() if line.strip()]
+    errors = [line for line in said if line.startswith("ERROR: ")]
+    if _UNREACHABLE.search("\n".join(said)):
+        return (
+            "the packages of {} cannot be installed: pip reaches no index from here; set runtime_index to a "
+            "mirror, or to a directory of wheels on the host".format(wanted["source"])
+        )
+    last = (errors[0][len("ERROR: ") :] if errors else said[-1]) if said else done.explain()
+    return "the packages of {} cannot be installed: {}".format(wanted["source"], last)
+
+
+def _sites(system: System, python: str, user: str) -> List[str]:
+    """The directories of packages that an interpreter uses."""
+    program = (
+        "import json, sys; print(json.dumps([p for p in sys.path "
+        "if p.rstrip('/').endswith(('site-packages', 'dist-packages'))]))"
+    )
+    found: List[str] = json.loads(system.check(_as(user, [python, "-I", "-c", program]), timeout=120))
+    return found
+
+
+def _installed(system: System, sites: List[str]) -> str:
+    """Stands for the packages with their versions in these directories."""
+    names = [name for site in sites for name in system.list(site)]
+    found = [name for name in names if name.endswith((".dist-info", ".egg-info"))]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+def clean(system: System, directory: str, is_used: Callable[[str], bool]) -> None:
+    """Remove all but the newest archives or environments of a directory, and those that jobs use."""
+    paths = [os.path.join(directory, name) for name in system.list(directory) if name != ".lock"]
+    for path in sorted(paths, key=lambda path: -_modified(system, path))[KEPT:]:
+        if is_used(path):
+            continue
+        if os.path.isdir(system.path(path)):
+            shutil.rmtree(system.path(path), ignore_errors=True)
+        else:
+            system.remove(path)
+
+
+def _touch(system: System, path: str) -> None:
+    try:
+        os.utime(system.path(path))
+    except OSError:
+        pass  # it only says when it was last used
+
+
+def _modified(system: System, path: str) -> float:
+    try:
+        return os.stat(system.path(path)).st_mtime
+    except OSError:
+        return 0.0

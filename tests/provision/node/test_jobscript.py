@@ -1,0 +1,140 @@
+"""Training scripts on a host: their archives, a job's copy, and the environment of their packages."""
+
+import base64
+import os
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.jobs import script_files, script_packages
+from provision.jobs.script_files import ScriptFiles
+from provision.node import jobfiles, jobscript
+from provision.node.command import CommandError, System
+
+DIRECTORY = jobfiles.HOME + "/jobs/mine"
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+    monkeypatch.setattr(jobfiles, "ensure_user", lambda system, user: (os.getuid(), os.getgid()))
+    system = System(str(tmp_path / "host"))
+    os.makedirs(system.path(DIRECTORY))
+    return system
+
+
+def files_of(directory: Path, text: str) -> ScriptFiles:
+    directory.mkdir(exist_ok=True)
+    (directory / "train.py").write_text(text)
+    return script_files.collect(directory / "train.py")
+
+
+def deliver(host: System, files: ScriptFiles, *, ask: bool = False) -> dict[str, Any]:
+    archive = "" if ask else base64.b64encode(zlib.compress(files.archive)).decode()
+    args = {"digest": files.digest, "archive": archive, "environment": {}, "user": "oeprov"}
+    return jobscript.deliver(host, args)
+
+
+class TestArchive:
+    def test_is_sent_once(self, host: System, tmp_path: Path) -> None:
+        files = files_of(tmp_path / "mine", "print(1)\n")
+        assert deliver(host, files, ask=True) == {"missing": True, "made": False}
+        assert deliver(host, files) == {"missing": False, "made": False}
+        assert deliver(host, files, ask=True) == {"missing": False, "made": False}
+
+    def test_that_did_not_come_whole_is_not_kept(self, host: System, tmp_path: Path) -> None:
+        files, other = files_of(tmp_path / "mine", "print(1)\n"), files_of(tmp_path / "other", "print(2)\n")
+        args = {"digest": other.digest, "archive": base64.b64encode(zlib.compress(files.archive)).decode()}
+        with pytest.raises(CommandError, match="did not come whole"):
+            jobscript.deliver(host, {**args, "environment": {}, "user": ""})
+        assert not host.exists(jobscript.archive_path(other.digest))
+
+    def test_old_ones_go(self, host: System, tmp_path: Path) -> None:
+        digests = []
+        for number in range(jobscript.KEPT + 2):
+            files = files_of(tmp_path / "mine", f"print({number})\n")
+            deliver(host, files)
+            os.utime(host.path(jobscript.archive_path(files.digest)), (number, number))
+            digests.append(files.digest)
+        files = files_of(tmp_path / "mine", "print(0)\n")
+        deliver(host, files)
+        left = [digest for digest in digests if host.exists(jobscript.archive_path(digest))]
+        assert left == [files.digest, *digests[-jobscript.KEPT + 1 :]]
+
+
+class TestCopy:
+    def test_of_the_job_is_its_own(self, host: System, tmp_path: Path) -> None:
+        files = files_of(tmp_path / "mine", "print(1)\n")
+        deliver(host, files)
+        jobscript.unpack(host, DIRECTORY, "oeprov", files.digest)
+        copy = Path(host.path(DIRECTORY)) / "script"
+        assert (copy / "train.py").read_text() == "print(1)\n"
+        (copy / "written.txt").touch()
+        jobscript.unpack(host, DIRECTORY, "oeprov", files.digest)
+        assert (copy / "written.txt").exists(), "a worker that starts again finds what the script wrote"
+        changed = files_of(tmp_path / "mine", "print(2)\n")
+        deliver(host, changed)
+        jobscript.unpack(host, DIRECTORY, "oeprov", changed.digest)
+        assert sorted(os.listdir(copy)) == ["train.py"]
+        assert (copy / "train.py").read_text() == "print(2)\n"
+
+    def test_without_an_archive(self, host: System) -> None:
+        with pytest.raises(CommandError, match=r"00\.tar is missing"):
+            jobscript.unpack(host, DIRECTORY, "oeprov", "00")
+
+
+def wheel(directory: Path, name: str, version: str, value: int) -> None:
+    directory.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    texts = {
+        f"{name}.py": f"VALUE = {value}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*texts, f"{info}/RECORD"])
+    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        for path, text in {**texts, f"{info}/RECORD": record}.items():
+            file.writestr(path, text)
+
+
+class TestEnvironment:
+    @pytest.fixture
+    def wanted(self, tmp_path: Path) -> dict[str, Any]:
+        wheel(tmp_path / "wheels", "oeprov_sample", "1.0", 7)
+        packages = script_packages.Packages("requirements.txt", {"requirements.txt": "oeprov-sample\n"})
+        path = str(tmp_path / "environments" / "key")
+        return packages.environment(path, sys.executable, str(tmp_path / "wheels"))
+
+    def test_has_the_runtime_s_packages_and_its_own(self, wanted: dict[str, Any]) -> None:
+        assert jobscript.make_environment(System(), wanted)
+        program = "import oeprov_sample, numpy, provision; print(oeprov_sample.VALUE, numpy.__file__)"
+        python = f"{wanted['path']}/bin/python"
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+        value, numpy = done.stdout.split()
+        assert value == "7"
+        assert not numpy.startswith(wanted["path"])
+        assert not jobscript.make_environment(System(), wanted), "it is there already"
+
+    def test_is_made_again_when_the_runtime_s_has_changed(
+        self, wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert jobscript.make_environment(System(), wanted)
+        monkeypatch.setattr(jobscript, "_installed", lambda system, sites: "other")
+        assert jobscript.make_environment(System(), wanted)
+
+    def test_that_cannot_be_made_leaves_nothing(self, wanted: dict[str, Any]) -> None:
+        wanted["files"] = {"requirements.txt": "oeprov-sample==2.0\n"}
+        with pytest.raises(CommandError) as caught:
+            jobscript.make_environment(System(), wanted)
+        assert "the packages of requirements.txt cannot be installed: " in str(caught.value)
+        assert "oeprov-sample==2.0" in str(caught.value)
+        assert not os.path.exists(wanted["path"])
+
+    def test_without_a_network(self, wanted: dict[str, Any]) -> None:
+        wanted["index"] = "http://127.0.0.1:9/simple"
+        with pytest.raises(CommandError, match="pip reaches no index from here; set runtime_index"):
+            jobscript.make_environment(System(), wanted)
