@@ -633,6 +633,58 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     cluster.assert_clean()
 
 
+def test_script_travels_to_its_worker(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = cluster.hosts
+    cluster.servers = [one]
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    script = cluster.directory / "mine" / "train.py"
+    script.parent.mkdir()
+    script.write_text("print('first')\n")
+    (script.parent / "notes").symlink_to("train.py")
+    assert cluster.launch(script=str(script), script_arguments=["--rows", "9"], detach=True) == 0
+    assert f"{two.name}: the script's directory was sent" in capsys.readouterr().out
+    job = cluster.job()
+    assert job.name == "train"
+    there = f"/var/lib/oeprov/jobs/{job.id}"
+    assert cluster.tell(two, f"ls -l {there}/script | grep -c oeprov").strip() == "2"
+    assert cluster.tell(two, f"cat {there}/script/notes") == "print('first')\n"
+    unit = cluster.tell(two, f"cat /etc/systemd/system/oeprov-{job.id}-worker-0.service")
+    assert f"-m oe_runtime.train --script {there}/script/train.py" in unit
+    assert unit.split("ExecStart=")[1].splitlines()[0].endswith(" -- --rows 9")
+    wait_for(lambda: cluster.report()["step"] == 3, 60)
+    assert stopping.stop(cluster.state_dir, None) == 0
+    capsys.readouterr()
+
+    # It goes on with the script as it is now; what has not changed is not sent again.
+    for text, sent in (("print('first')\n", False), ("print('second')\n", True)):
+        script.write_text(text)
+        assert cluster.launch(resume="", script_arguments=["--rows", "10"], as_json=True) == 0
+        printed = capsys.readouterr()
+        assert ("the script's directory was sent" in printed.err) is sent
+        assert json.loads(printed.out)["state"] == "done"
+        assert cluster.tell(two, f"cat {there}/script/train.py") == text
+    cluster.tell(two, f"rm -r {there} /var/lib/oeprov/scripts")
+    cluster.assert_clean()
+
+
+def test_script_that_cannot_travel_starts_nothing(cluster: Cluster) -> None:
+    one, two = cluster.hosts
+    cluster.servers = [one]
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    script = cluster.directory / "mine" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    os.mkfifo(script.parent / "pipe")
+    assert "pipe is a named pipe" in cluster.refused(script=str(script))
+    (script.parent / "pipe").unlink()
+    data = "clicks.tsv"
+    assert f"the script reads it on host {two.name}: give its whole path" in cluster.refused(
+        script=str(script), data=data
+    )
+    missing = cluster.refused(script=str(script), data="/nowhere/*.tsv")
+    assert missing == f"host {two.name}: --data: no file matches /nowhere/*.tsv; nothing was started"
+
+
 @pytest.fixture
 def far_job(cluster: Cluster) -> Iterator[Job]:
     """A job whose worker has ended on the second host, with an export, a report and two checkpoints there."""
