@@ -225,8 +225,8 @@ class WorkerSettings(Settings):
         default=1,
         ge=1,
         le=64,
-        description="Workers per host. All workers of a job train each batch together, a part each, unless "
-        "training_workqueue is set.",
+        description="Workers per host; unset, training_script gets one per GPU. All workers of a job train "
+        "each batch together, a part each, unless training_workqueue is set.",
     )
     port: Port = Field(
         default=0,

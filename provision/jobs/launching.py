@@ -29,6 +29,7 @@ from provision.jobs import (
     data,
     flavors,
     fleet,
+    gpus,
     jobspec,
     longer,
     placement,
@@ -235,6 +236,9 @@ def _check(inventory: Inventory, wanted: Request, console: Console) -> dict[str,
     data.check(inventory, wanted)
     for line in readiness.differences(inventory, wanted):
         console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+    for host in placement.worker_hosts(inventory):
+        if line := gpus.note(host, found.states.get(host.name), wanted):
+            console.print(escape(line), highlight=False, soft_wrap=True)
     return found.states
 
 

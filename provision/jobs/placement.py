@@ -15,7 +15,7 @@ from provision.cluster.inventory import Host, Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.settings import Kind
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.jobs import containers, script, units
+from provision.jobs import containers, gpus, script, units
 from provision.jobs.request import Request
 from provision.jobs.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
 from provision.jobs.store import SERVERS, WORKERS, Job, ProcessSpec
@@ -259,7 +259,7 @@ def _workers(
     wire: bool,
 ) -> list[ProcessSpec]:
     """All workers, in the order of their ranks."""
-    counts = [wanted.workers or host.worker.count for host in hosts]
+    counts = [gpus.worker_count(host, states.get(host.name), wanted) for host in hosts]
     found = WORKERS
     if on_host(hosts[0]):
         found = ",".join(
@@ -272,10 +272,15 @@ def _workers(
     specs: list[ProcessSpec] = []
     for host, count in zip(hosts, counts, strict=True):
         share = max(1, cpu_count(host, states.get(host.name)) // count) if count > 1 else 0
-        for _ in range(count):
+        for number in range(count):
             rank = len(specs)
             together = ["--workers", found, "--rank", str(rank)] if sum(counts) > 1 else []
-            specs.append(_worker(job, host, wanted.training, tls, wire, rank, share, together))
+            spec = _worker(job, host, wanted.training, tls, wire, rank, share, together)
+            if wanted.training.script:
+                own = gpus.environment(host, states.get(host.name), wanted.training, number, count)
+                own |= {"LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(count)}
+                spec = spec.model_copy(update={"environment": {**own, **spec.environment}})
+            specs.append(spec)
     return specs
 
 
