@@ -40,14 +40,8 @@ class Child:
 
     def state(self) -> ProcessState:
         """For ``state.json``."""
-        return ProcessState(
-            name=self.spec.name,
-            role=self.spec.role,
-            host=self.spec.host,
-            pid=self.pid,
-            started=self.started,
-            endpoint=self.endpoint,
-            exit_code=self.poll(),
+        return self.spec.state(
+            pid=self.pid, started=self.started, endpoint=self.endpoint, exit_code=self.poll()
         )
 
     def end(self, seconds: float) -> None:

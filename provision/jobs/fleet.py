@@ -62,7 +62,7 @@ class Fleet:
         """What every errand needs."""
         return {"directory": str(units.job_directory(self.job.id))}
 
-    def look(self) -> dict[str, Answer | HostError]:
+    def observe(self) -> dict[str, Answer | HostError]:
         """What every host says of the job's units; new events of a worker there are taken over."""
         if not self.processes:
             return {}
@@ -222,16 +222,7 @@ class HostServer:
 
     def state(self) -> ProcessState:
         """For ``state.json``; a lost server's unit is still there until it is stopped."""
-        return ProcessState(
-            name=self.spec.name,
-            role=self.spec.role,
-            host=self.spec.host,
-            pid=self.pid,
-            started=self.started,
-            endpoint=self.endpoint,
-            unit=self.spec.unit,
-            boot=self.boot,
-        )
+        return self.spec.state(pid=self.pid, started=self.started, endpoint=self.endpoint, boot=self.boot)
 
 
 class HostWorker:
@@ -260,12 +251,13 @@ class HostWorker:
         """Name, host and pid as far as it is known, for messages."""
         return f"{self.spec.name} on {self.spec.host}" + (f" (pid {self.pid})" if self.pid else "")
 
-    def start(self, argv: list[str], *, fresh: bool) -> None:
+    def start(self, argv: list[str], environment: Mapping[str, str], *, fresh: bool) -> None:
         """Start its unit; HostError says why it did not begin."""
         if self.first and not fresh:
             self.fleet.take_events()
             self._since = self.fleet.mirrored
-        answer = self.fleet.start_worker(self.spec, argv, fresh=fresh and self.first)
+        spec = self.spec.model_copy(update={"environment": dict(environment)})
+        answer = self.fleet.start_worker(spec, argv, fresh=fresh and self.first)
         self.boot, self.pid = answer["boot"], int(answer["workers"].get(self.spec.name, 0))
 
     def poll(self) -> int | None:
@@ -333,16 +325,8 @@ class HostWorker:
 
     def state(self) -> ProcessState:
         """For ``state.json``."""
-        return ProcessState(
-            name=self.spec.name,
-            role=self.spec.role,
-            host=self.spec.host,
-            pid=self.pid,
-            started=0,
-            unit=self.spec.unit,
-            boot=self.boot,
-            exit_code=None if self.silent else self.exit_code,
-        )
+        exit_code = None if self.silent else self.exit_code
+        return self.spec.state(pid=self.pid, started=0, boot=self.boot, exit_code=exit_code)
 
     def end(self) -> None:
         """Its host has stopped its unit."""
@@ -373,8 +357,3 @@ def describe(answers: Mapping[str, Answer | HostError]) -> list[str]:
         words += [f"took away {', '.join(gone)}, which did not run"] if gone else []
         lines.append(f"[green]✓[/] {host}: {'; '.join(words) or 'nothing of the job is left there'}")
     return lines
-
-
-def readopt(spec: ProcessSpec, state: ProcessState, *, waited_for: bool = False) -> HostServer:
-    """A server as ``state.json`` knows it."""
-    return HostServer(spec, state.pid, state.started, state.boot, state.endpoint, waited_for)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import time
@@ -49,7 +48,6 @@ from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.stopping import stop, wait_for_orphans
 from provision.jobs.store import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.jobs.supervisor import Outcome, Supervisor
-from provision.node import process
 from provision.node.state import State
 
 
@@ -276,7 +274,8 @@ def _prepare(
 ) -> None:
     """Directories, the token and servers on the hosts; a job that cannot be prepared leaves nothing there."""
     # Written before the units start: `oeprov stop` must find them even if this process is killed now.
-    units = {item.name: _unit_state(item) for item in placed.processes if item.unit and item.role != "worker"}
+    servers = [item for item in placed.processes if item.unit and item.role != "worker"]
+    units = {item.name: item.state(pid=0, started=0) for item in servers}
     events_from = MetricsTail(job.metrics_file).offset
     _write(job, "prepared", units, events_from)
     begun = time.monotonic()
@@ -326,23 +325,12 @@ def _say_prepared(
         console.print(f"[green]✓[/] {where}", highlight=False, soft_wrap=True)
 
 
-def _unit_state(item: store.ProcessSpec) -> ProcessState:
-    return ProcessState(name=item.name, role=item.role, host=item.host, pid=0, started=0, unit=item.unit)
-
-
 def _write(
     job: Job, phase: store.Phase, units: Mapping[str, ProcessState], events_from: int, message: str = ""
 ) -> None:
-    me = os.getpid()
+    processes = list(units.values())
     job.write_state(
-        JobState(
-            phase=phase,
-            supervisor_pid=me,
-            supervisor_started=process.start_time(me),
-            processes=list(units.values()),
-            message=message,
-            events_from=events_from,
-        )
+        JobState.supervised_here(phase=phase, processes=processes, message=message, events_from=events_from)
     )
 
 

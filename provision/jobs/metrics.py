@@ -111,12 +111,15 @@ def summary(path: Path) -> Summary:
     last: dict[str, Event] = {}
     for event in _events(path):
         if event["event"] in ("start", "resume"):
-            for kind in ("error", "interrupted", "end", "eval", "export", "server_gone"):
+            for kind in ("error", "interrupted", "trained", "end", "eval", "export", "server_gone"):
                 last.pop(kind, None)  # of an earlier run of the same job
         if event["event"] in ("server_back", "error", "interrupted"):
             last.pop("server_gone", None)
         last[event["event"]] = event
     step, start, end = last.get("step", {}), last.get("start", {}), last.get("end", {})
+    done = end.get("steps", step.get("step"))
+    # The trainer estimates its steps while it reads a file; once all are made, their number is known.
+    steps = last.get("trained", {}).get("step", start.get("steps"))
     export = last.get("export", {}).get("path")
     saved = max(
         (event for kind in ("checkpoint", "interrupted") if (event := last.get(kind, {})).get("path")),
@@ -124,8 +127,8 @@ def summary(path: Path) -> Summary:
         default={},
     )
     return Summary(
-        step=end.get("steps", step.get("step")),
-        steps=start.get("steps"),
+        step=done,
+        steps=steps if done is None or steps is None else max(steps, done),
         epoch=step.get("epoch"),
         loss=step.get("loss"),
         auc=step.get("auc"),

@@ -18,7 +18,7 @@ def processes(job: Job, states: list[ProcessState]) -> list[dict[str, Any]]:
     """Every process with its state, counters and memory; ready for JSON."""
     answers: Mapping[str, Answer | HostError] = {}
     if any(item.unit and item.alive for item in states):
-        answers = Fleet(job, job.spec()).look()
+        answers = Fleet(job, job.spec()).observe()
     contained = bool(states) and bool(job.spec().settings.get("on"))
     cpus = {spec.name: spec.cpus for spec in job.spec().processes} if states else {}
     return [

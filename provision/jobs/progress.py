@@ -93,6 +93,8 @@ class TrainingView:
             f"AUC {number(event.get('auc'))}  ETA {duration(event.get('eta_s'))}"
         )
         step = event.get("step", 0)
+        if self.total:  # estimated by the trainer while it reads a file
+            self.total = max(self.total, step)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, total=self.total or None, facts=facts)
             return

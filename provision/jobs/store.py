@@ -58,6 +58,10 @@ class ProcessSpec(_Record):
     script: str = ""  # digest of the script's directory that its host needs
     adapted: bool = False  # a program of others, run by provision/node/adapter.py beside the job
 
+    def state(self, **found: Any) -> ProcessState:
+        """What ``state.json`` says of it; ``found``: all but what is said here."""
+        return ProcessState(name=self.name, role=self.role, host=self.host, unit=self.unit, **found)
+
 
 class JobSpec(_Record):
     """The job file: the seam between provisioning and the runtime."""
@@ -105,6 +109,12 @@ class JobState(_Record):
     message: str = ""
     lost: list[str] = []  # workers that the others go on without, or have gone on without
     events_from: int = 0  # byte of metrics.jsonl at which this run begins: before it, earlier runs had an end
+
+    @classmethod
+    def supervised_here(cls, **fields: Any) -> JobState:
+        """A state with this process as the supervisor."""
+        pid = os.getpid()
+        return cls(supervisor_pid=pid, supervisor_started=process.start_time(pid), **fields)
 
     @property
     def supervised(self) -> bool:

@@ -108,6 +108,22 @@ class TestWorker:
             assert own[own.index("--rank") + 1] == str(rank)
             assert known[store.SERVERS] in own
 
+    def test_local_ranks_are_of_those_that_are_left(self) -> None:
+        def spec(rank: int, host: str, **environment: str) -> ProcessSpec:
+            return ProcessSpec(
+                name=f"worker-{rank}", role="worker", host=host, argv=[], environment=environment
+            )
+
+        specs = [spec(n, "a", LOCAL_RANK=str(n), LOCAL_WORLD_SIZE="3", X="x") for n in range(3)]
+        left = [specs[0], specs[2], spec(3, "b", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")]
+        found = [worker_group.environment_among(item, left) for item in left]
+        assert [(item["LOCAL_RANK"], item["LOCAL_WORLD_SIZE"]) for item in found] == [
+            ("0", "2"), ("1", "2"), ("0", "1")
+        ]  # fmt: skip
+        assert found[1]["X"] == "x"
+        built_in = spec(0, "a")
+        assert worker_group.environment_among(built_in, [built_in]) == {}
+
     def test_no_arguments(self, state_dir: Path, program: Path) -> None:
         spec = worker(job_of(state_dir, LaunchOptions(script=str(program)))[1])
         assert "--" not in spec.argv

@@ -200,6 +200,27 @@ def test_summary_of_a_long_run_reads_both_ends(tmp_path: Path) -> None:
     assert (found.step, found.steps, found.loss) == (12000, 20000, 0.5)
 
 
+def test_steps_beyond_the_estimate_are_counted(tmp_path: Path) -> None:
+    """The trainer tells its steps at the start, estimated from a file's bytes."""
+    path = tmp_path / "metrics.jsonl"
+    output = io.StringIO()
+    events: list[dict[str, object]] = [
+        {"event": "start", "steps": 17},
+        {"event": "step", "step": 16},
+        {"event": "step", "step": 18},
+    ]
+    with TrainingView(Console(file=output), clock=lambda: 0.0) as view:
+        for event, steps in zip(events, (17, 17, 18), strict=True):
+            write(path, event)
+            view.event(event)
+            assert summary(path).steps == steps
+    assert "step 18/18" in output.getvalue()
+    for estimate in (17, 19):
+        write(path, {"event": "start", "steps": estimate}, {"event": "step", "step": 18})
+        write(path, {"event": "trained", "step": 18})
+        assert (summary(path).step, summary(path).steps) == (18, 18)
+
+
 def test_summary_of_a_resumed_run_forgets_the_earlier_end(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, {"event": "start", "steps": 10}, {"event": "error", "message": "lost"})

@@ -67,6 +67,7 @@ def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "")
         launching.launch(inventory(state_dir, more), options, state_dir=state_dir)
     assert words in str(caught.value)
     assert [job for job in store.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
+    assert not list(state_dir.glob("lock-*"))
 
 
 def planned(found: Inventory, job: store.Job, options: LaunchOptions) -> store.JobSpec:

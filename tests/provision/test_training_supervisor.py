@@ -13,16 +13,17 @@ from fake_processes import make_job
 from rich.console import Console
 
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import supervisor, worker_group
+from provision.jobs import server_group, worker_group
 from provision.jobs.background import start_detached
 from provision.jobs.child import Child
 from provision.jobs.ending import last_screen
 from provision.jobs.fleet import Fleet, HostServer, HostWorker
+from provision.jobs.job_run import Limits
 from provision.jobs.jobview import status
 from provision.jobs.metrics import Event
 from provision.jobs.progress import describe
 from provision.jobs.store import Job, JobState, ProcessSpec
-from provision.jobs.supervisor import Limits, Outcome, Supervisor
+from provision.jobs.supervisor import Outcome, Supervisor
 from provision.node import process
 
 QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
@@ -171,14 +172,15 @@ def test_each_start_of_the_workers_is_of_a_higher_generation(
 ) -> None:
     """So that servers need not wait for the end of connections of those before."""
     started: list[tuple[str, int]] = []
-    real = supervisor.start
+    real = server_group.start
 
     def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
         at = argv.index("--generation") + 1 if "--generation" in argv else 0
         started.append((spec.name, int(argv[at]) if at else 0))
         return real(job, spec, argv)
 
-    monkeypatch.setattr(supervisor, "start", start)
+    for module in (server_group, worker_group):
+        monkeypatch.setattr(module, "start", start)
     job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", restarts=1)
     supervise(job)
     assert [name for name, _ in started] == ["server-0", *["worker-0", "worker-1"] * 2]

@@ -18,8 +18,8 @@ from provision.jobs.placement import Placement
 from provision.jobs.request import Request
 from provision.jobs.storage import place_of, storage_of
 from provision.jobs.store import SERVERS, Job, ProcessSpec
-from provision.jobs.supervisor import free_endpoints
 from provision.jobs.units import Place
+from provision.jobs.worker_group import free_endpoints
 from provision.node import families
 from provision.node import openembedding as node
 from provision.node.state import State
