@@ -23,6 +23,7 @@ from provision.cli import (
     lab,
     monitoring,
     operations,
+    servers,
     serving,
     training,
 )
@@ -268,6 +269,7 @@ app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs
 app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
 app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
+app.add_typer(servers.app, name="servers", rich_help_panel=_TRAIN)
 app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
 app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)

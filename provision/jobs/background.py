@@ -10,8 +10,8 @@ from pathlib import Path
 from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs.metrics import Event
+from provision.jobs.servers_run import supervisor_of
 from provision.jobs.store import Job
-from provision.jobs.supervisor import Supervisor
 
 
 def start_detached(job: Job, resume: bool) -> int:
@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
     stop = StopRequest()
     with stop.on_signals():
         try:
-            outcome = Supervisor(Job(Path(argv[0])), _say, stop).run(resume="--resume" in argv[1:])
+            job = Job(Path(argv[0]))
+            outcome = supervisor_of(job)(job, _say, stop).run(resume="--resume" in argv[1:])
         except TrainingError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

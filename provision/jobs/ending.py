@@ -128,7 +128,9 @@ def _within(path: str, job: Job) -> str:
 
 def _report(job: Job) -> str:
     """Where the report of the run is, which only our own trainer writes; empty if there is none."""
-    worker = next(item for item in job.spec().processes if item.role == "worker")
+    worker = next((item for item in job.spec().processes if item.role == "worker"), None)
+    if worker is None:
+        return ""
     if worker.unit and not worker.adapted:
         return str(job_directory(job.id) / "run" / "report.html")
     path = job.run_dir / "report.html"

@@ -34,10 +34,10 @@ STORAGES: tuple[str, ...] = get_args(Storage)
 def request(inventory: Inventory, options: LaunchOptions) -> Request:
     """Settle every setting; TrainingError names the flag or the inventory's key, and what is allowed."""
     given = options.given()
-    storage, servers = given.pop("storage", None), given.pop("servers", None)
-    workers = given.pop("workers", None)
-    cache = given.pop("storage_cache", None)
-    name, on = given.pop("run_name", None), given.pop("on", "")
+    wanted = server_request(inventory, options)
+    for own in ("storage", "servers", "workers", "storage_cache", "run_name"):
+        given.pop(own, None)
+    on = given.pop("on", "")
     base = inventory.training.model_dump()
     script.check_settings(inventory, given)
     try:
@@ -45,6 +45,20 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     except ValidationError as error:
         item = error.errors()[0]
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
+    training = script.settled(training)
+    if script.is_path(training.data):
+        path = Path(training.data).expanduser()
+        if not units.on_host(placement.worker_hosts(inventory)[0]):
+            training = training.model_copy(update={"data": str(path.absolute())})
+    wanted = replace(wanted, training=training, name=wanted.name or script.job_name(training), on=on)
+    return flavors.of(inventory.flavor).settle(inventory, wanted)
+
+
+def server_request(inventory: Inventory, options: LaunchOptions) -> Request:
+    """What is asked of the servers; TrainingError names the flag. The name is empty where none was given."""
+    given = options.given()
+    storage, servers, workers = (given.get(name) for name in ("storage", "servers", "workers"))
+    cache, name = given.get("storage_cache"), given.get("run_name")
     if storage not in (None, *STORAGES):
         raise TrainingError(f"--storage: found {storage!r}; allowed: {', '.join(STORAGES)}")
     check_counts(servers, workers)
@@ -53,16 +67,8 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
             "dots, dashes and underscores"
         )
-    training = script.settled(training)
-    if script.is_path(training.data):
-        path = Path(training.data).expanduser()
-        if not units.on_host(placement.worker_hosts(inventory)[0]):
-            training = training.model_copy(update={"data": str(path.absolute())})
-    name = name or script.job_name(training)
-    wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name, on)
-    if cache is not None:
-        wanted = replace(wanted, storage_cache=_cache(inventory, wanted, cache))
-    return flavors.of(inventory.flavor).settle(inventory, wanted)
+    wanted = Request(inventory.training, storage or "", 0, servers or 0, workers or 0, name or "")
+    return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
 
 
 def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
@@ -111,6 +117,11 @@ def check(inventory: Inventory, wanted: Request) -> None:
             f"--workqueue: the queue is in the job's directory, which workers on {names} do not share; have "
             "all workers on one host (--limit, worker_count), or use --on kubernetes"
         )
+    check_servers(inventory, wanted)
+
+
+def check_servers(inventory: Inventory, wanted: Request) -> None:
+    """Refuse servers whose storage directory or ports cannot be used, as far as this machine knows."""
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
         if units.on_host(host):

@@ -154,6 +154,8 @@ def _job_table(reports: list[dict[str, Any]]) -> Table:
     for item in reports:
         state, running = item["state"], item["state"] in ACTIVE
         step = f"{item['step'] or 0}/{item['steps'] or '?'}"
+        if item["processes"] and all(entry["role"] == "parameter_server" for entry in item["processes"]):
+            step = "–"  # servers alone, or a worker that is still to start
         held_out = (item["eval"] or {}).get("auc")
         table.add_row(
             item["job"],
@@ -166,6 +168,11 @@ def _job_table(reports: list[dict[str, Any]]) -> Table:
             "–" if item["checkpoint_step"] is None else str(item["checkpoint_step"]),
         )
     return table
+
+
+def process_lines(item: dict[str, Any]) -> list[Any]:
+    """What the processes of a job do, and what happened to them; for a console."""
+    return [_process_table(item), *_troubles(item)]
 
 
 def _process_table(item: dict[str, Any]) -> Table:

@@ -67,7 +67,7 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
                     resume = False
                 else:
                     job, placed, resume = _old(inventory, options, state_dir, console, stop_request)
-                _prepare(
+                prepare(
                     job, inventory, placed, state_dir, console, stop_request, fresh=options.resume is None
                 )
         except TrainingError as error:
@@ -119,6 +119,8 @@ def _old(
     else:  # the last on hosts
         job = store.choose(store.all_jobs(state_dir), None, store.jobs_dir(state_dir))
     spec, state = job.spec(), job.state()
+    if spec.is_servers_alone:
+        raise TrainingError(f"{job.id} are parameter servers alone, which have no training to go on with")
     if state.phase in ACTIVE:
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
     if state.phase == "done" and not end and arguments is None:
@@ -221,6 +223,19 @@ def _check(inventory: Inventory, wanted: Request, console: Console) -> dict[str,
     flavors.of(inventory.flavor).check_data(inventory, wanted)
     if wanted.on:
         containers.check(inventory, wanted.on)
+    found = check_hosts(inventory, wanted)
+    jobspec.check(inventory, wanted)
+    data.check(inventory, wanted)
+    for line in readiness.differences(inventory, wanted):
+        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+    for host in placement.worker_hosts(inventory):
+        if line := gpus.note(host, found.get(host.name), wanted):
+            console.print(escape(line), highlight=False, soft_wrap=True)
+    return found
+
+
+def check_hosts(inventory: Inventory, wanted: Request) -> dict[str, State]:
+    """The hosts' states; TrainingError names the first host that does not answer or is not ready."""
     found = survey(readiness.needed(inventory, wanted))
     if found.lost:
         more = f" (and {len(found.lost) - 1} more hosts)" if len(found.lost) > 1 else ""
@@ -230,13 +245,6 @@ def _check(inventory: Inventory, wanted: Request, console: Console) -> dict[str,
         if plan.problems or steps:
             state = found.states.get(name)
             raise TrainingError(readiness.why_not(inventory, wanted, plan, steps, state))
-    jobspec.check(inventory, wanted)
-    data.check(inventory, wanted)
-    for line in readiness.differences(inventory, wanted):
-        console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
-    for host in placement.worker_hosts(inventory):
-        if line := gpus.note(host, found.states.get(host.name), wanted):
-            console.print(escape(line), highlight=False, soft_wrap=True)
     return found.states
 
 
@@ -262,7 +270,7 @@ def _place(
     return placed
 
 
-def _prepare(
+def prepare(
     job: Job,
     inventory: Inventory,
     placed: Placement,

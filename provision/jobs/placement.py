@@ -50,12 +50,17 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
                 f"the worker on {workers[0].name} cannot reach parameter servers on {host.name}, which is "
                 "this machine; put servers on hosts reached over ssh, or the worker on this machine too"
             )
-        if not on_host(host) and host.platform.managed and host.pmem.mode != "none":
-            raise TrainingError(
-                f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
-                "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
-            )
+        check_connection(host)
     return workers
+
+
+def check_connection(host: Host) -> None:
+    """Refuse a server's host whose memory its connection cannot use."""
+    if not on_host(host) and host.platform.managed and host.pmem.mode != "none":
+        raise TrainingError(
+            f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
+            "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
+        )
 
 
 def connection(host: Host) -> dict[str, Any]:
@@ -100,6 +105,22 @@ def place(
     ``fresh``: the job begins, so rows that an attempt of it left are of no use.
     """
     workers = worker_hosts(inventory)
+    alone = place_servers(job, inventory, states, wanted, fresh=fresh)
+    servers = [inventory.hosts[name] for name in inventory.parameter_servers]
+    wire = any(on_host(host) for host in servers)
+    processes = [
+        *alone.processes,
+        *_workers(job, workers, states, wanted, _tls(wanted.training, servers), wire),
+    ]
+    if wanted.on:
+        processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
+    return Placement(processes, alone.hosts)
+
+
+def place_servers(
+    job: Job, inventory: Inventory, states: Mapping[str, State], wanted: Request, *, fresh: bool
+) -> Placement:
+    """Place the servers alone."""
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
     counts = {host.name: wanted.servers or host.server.count for host in servers}
     total = sum(counts.values())
@@ -131,10 +152,6 @@ def place(
                 prepared[host.name]["units"].append(server_start(job, host, spec, where, port, fresh=fresh))
             elif where.mount:
                 prepared[host.name]["storage_directory"] = where.mount
-    wire = any(on_host(host) for host in servers)
-    processes += _workers(job, workers, states, wanted, tls, wire)
-    if wanted.on:
-        processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
     return Placement(processes, prepared)
 
 

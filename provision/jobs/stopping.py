@@ -16,7 +16,7 @@ from provision.jobs import fleet, store
 from provision.jobs.ending import last_screen, result
 from provision.jobs.fleet import Fleet
 from provision.jobs.kubernetes import record
-from provision.jobs.store import ACTIVE, DONE, Job, JobState, Phase
+from provision.jobs.store import ACTIVE, DONE, STOPPED, Job, JobState, Phase
 from provision.jobs.supervisor import Outcome
 from provision.node import process
 
@@ -54,7 +54,7 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
         console.print(f"job {job.id} is not running: it is {job.state().phase}")
     else:
         state = job.state()
-        with console.status(f"stopping {job.id}: worker 0 writes a checkpoint"):
+        with console.status(f"stopping {job.id}"):
             asked = process.send(state.supervisor_pid, state.supervisor_started)
             while job.state().supervised:
                 time.sleep(TICK)
@@ -64,7 +64,10 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
             lines = _stopped_units(job) if asked else _stop_orphans(job)
         for line in lines:
             console.print(line, highlight=False, soft_wrap=True)
-        last_screen(job, _outcome(job.state()), state_dir, console)
+        if job.spec().is_servers_alone:
+            console.print(f"[green]✓[/] {job.id}: parameter servers are down", highlight=False)
+        else:
+            last_screen(job, _outcome(job.state()), state_dir, console)
     if as_json:
         print(json.dumps(result(job)))
     return 1 if any(item.alive for item in job.state().processes) else 0
@@ -96,6 +99,8 @@ def _stop_orphans(job: Job) -> list[str]:
     earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", known.message)
     phase, message = _end(job, known.phase) or (known.phase, earlier)
     left = fleet.message_of(told)
+    if job.spec().is_servers_alone:
+        phase, message = "done", STOPPED
     message = f"{message}; {left}" if left else message
     job.write_state(state.model_copy(update={"phase": phase, "message": message}))
     return lines

@@ -34,6 +34,7 @@ Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
 DONE = "training is done"
+STOPPED = "the servers were stopped"  # of parameter servers alone
 _STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
 _STAMP = re.compile(r"-\d{8}-\d{6}(?:-\d+)?$")  # that `create` puts behind a job's name
 _MOST_NAMED = 5  # jobs in a message
@@ -76,6 +77,11 @@ class JobSpec(_Record):
         str, dict[str, Any]
     ] = {}  # how hosts of units are reached, as provision.jobs.placement reads it
     processes: list[ProcessSpec]
+
+    @property
+    def is_servers_alone(self) -> bool:
+        """Whether these are parameter servers for others (``oeprov servers``), and nothing trains."""
+        return all(item.role == "parameter_server" for item in self.processes)
 
 
 class ProcessState(_Record):
@@ -219,6 +225,10 @@ class Job:
         """
         state = self._written_state()
         if state.phase in ACTIVE and not state.supervised:
+            if state.phase == "running" and all(item.unit for item in state.processes):
+                with contextlib.suppress(TrainingError):
+                    if self.spec().is_servers_alone:
+                        return state  # systemd has them
             if self.is_done():
                 return state.model_copy(update={"phase": "done", "message": DONE})
             return state.model_copy(

@@ -25,7 +25,7 @@ from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Inventory
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
-from provision.jobs import fetching, jobview, launching, placement, serving, stopping, store
+from provision.jobs import fetching, jobview, launching, placement, servers, serving, stopping, store
 from provision.jobs.ending import last_screen
 from provision.jobs.request import LaunchOptions
 from provision.jobs.store import Job, JobSpec, ProcessSpec
@@ -683,6 +683,29 @@ def test_script_that_cannot_travel_starts_nothing(cluster: Cluster) -> None:
     )
     missing = cluster.refused(script=str(script), data="/nowhere/*.tsv")
     assert missing == f"host {two.name}: --data: no file matches /nowhere/*.tsv; nothing was started"
+
+
+def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    options = LaunchOptions(as_json=True)
+    assert servers.up(cluster.inventory(), options, state_dir=cluster.state_dir) == 0
+    found = json.loads(capsys.readouterr().out)
+    job = cluster.job()
+    assert found["state"] == "running"
+    for endpoint, host in zip(found["endpoints"], cluster.hosts, strict=True):
+        assert endpoint.startswith(f"{host.address}:")
+        token = cluster.tell(host, f"cat {found['token_files'][host.name]}")
+        assert token == Path(found["token_file"]).read_text()
+    assert found["tls"] == "on"
+    # Nothing here watches them; what systemd starts again is what status shows.
+    assert not job.state().supervised
+    one = cluster.hosts[0]
+    cluster.tell(one, "pkill -KILL -f '[o]e_runtime.server'")
+    wait_for(lambda: cluster.report()["processes"][0]["state"] == "came back", 60)
+    assert job.state().phase == "running"
+    assert servers.down(cluster.state_dir, None) == 0
+    assert job.state().phase == "done"
+    assert "parameter servers are down" in capsys.readouterr().out
+    cluster.assert_clean()
 
 
 @pytest.fixture

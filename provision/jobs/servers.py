@@ -1,0 +1,146 @@
+"""``oeprov servers``: parameter servers alone, for notebooks and other launchers; see ``servers_run``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from provision.cluster import flavor_facts
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Inventory
+from provision.cluster.state_directory import state_flag
+from provision.hosts.journal import cluster_lock
+from provision.hosts.stop_request import TICK, StopRequest
+from provision.jobs import jobspec, jobview, launching, placement, readiness, stopping, store, units
+from provision.jobs.background import start_detached
+from provision.jobs.request import LaunchOptions
+from provision.jobs.store import ACTIVE, Job, JobSpec, JobState
+
+NAME = "servers"
+_SECONDS = 120.0  # that servers of this machine may take to listen
+
+
+def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
+    """Start the inventory's servers and print where they listen; 0. TrainingError: nothing was started."""
+    console = Console(stderr=True) if options.as_json else Console()
+    if inventory.flavor != flavor_facts.DEFAULT:
+        raise TrainingError(f"runtime_flavor: {inventory.flavor} has no servers that others could use")
+    if not inventory.parameter_servers:
+        raise TrainingError(f"{inventory.path}: there is no host of group parameter_servers")
+    hosts = {name: inventory.hosts[name] for name in inventory.parameter_servers}
+    alone = replace(inventory, hosts=hosts, workers=[])
+    wanted = jobspec.server_request(alone, options)
+    wanted = replace(wanted, name=wanted.name or NAME)
+    for host in hosts.values():
+        placement.check_connection(host)
+    stop_request = StopRequest()
+    with stop_request.on_signals(), cluster_lock(state_dir, alone.cluster):
+        states = launching.check_hosts(alone, wanted)
+        jobspec.check_servers(alone, wanted)
+        alone = readiness.needed(alone, wanted)
+        now = datetime.now()
+        job = store.create(state_dir, wanted.name, now)
+        try:
+            placed = placement.place_servers(job, alone, states, wanted, fresh=True)
+            spec = jobspec.build(job, alone, placed, wanted, now)
+            kept = ("tls", "server_wait", "storage", "storage_cache", "servers")
+            spec = spec.model_copy(update={"settings": {name: spec.settings[name] for name in kept}})
+            jobspec.check_storage_is_free(spec, state_dir)
+            job.write_spec(spec)
+        except TrainingError:
+            shutil.rmtree(job.directory)
+            raise
+        launching.prepare(job, alone, placed, state_dir, console, stop_request, fresh=True)
+    if any(not item.unit for item in spec.processes):
+        start_detached(job, False)
+        _wait(job, stop_request)
+    else:
+        job.write_state(JobState(phase="running", processes=job.state().processes))  # systemd supervises
+    return _show(job, state_dir, as_json=options.as_json)
+
+
+def _wait(job: Job, stop_request: StopRequest) -> None:
+    """Wait until all servers of this machine listen; TrainingError says why they do not."""
+    deadline = time.monotonic() + _SECONDS
+    state = job.state()
+    # Until the supervisor has written its first word, the state is that of this process.
+    while state.phase != "running":
+        if state.phase == "failed":
+            raise TrainingError(state.message)
+        if stop_request.wait(TICK) or time.monotonic() > deadline:
+            raise TrainingError(
+                f"the servers do not listen yet; their logs: {job.logs}; to stop them: oeprov servers down "
+                f"{job.id}"
+            )
+        state = job.state()
+
+
+def status(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
+    """Show servers that run, or the named ones: processes, endpoints, and where the token lies; returns 0."""
+    return _show(find(state_dir, name), state_dir, as_json=as_json)
+
+
+def down(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
+    """Stop servers, with their rows; 0, or 1 when a host could not be reached."""
+    return stopping.stop(state_dir, find(state_dir, name).id, as_json=as_json)
+
+
+def find(state_dir: Path, name: str | None) -> Job:
+    """The servers of this id, name or beginning; without one the last, of those that run if any do."""
+    found = [job for job in store.all_jobs(state_dir) if not job.broken and job.spec().is_servers_alone]
+    if not found:
+        raise TrainingError(
+            f"no parameter servers in {store.jobs_dir(state_dir)}; start some: oeprov servers up"
+        )
+    if name is None:
+        found = [job for job in found if stopping.is_running(job)] or found[-1:]
+    return store.choose(found, name, store.jobs_dir(state_dir))
+
+
+def _show(job: Job, state_dir: Path, *, as_json: bool) -> int:
+    report, spec = jobview.report(job), job.spec()
+    facts = {**report, **_access(job, spec, report)}
+    if as_json:
+        print(json.dumps(facts))
+        return 0
+    console = Console()
+    console.print(f"{job.id}: {report['state']}" + (f": {report['message']}" if report["message"] else ""))
+    if report["state"] not in ACTIVE:
+        return 0
+    for line in jobview.process_lines(report):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"endpoints   {','.join(facts['endpoints'])}", highlight=False, soft_wrap=True)
+    console.print(f"token file  {facts['token_file']}", highlight=False, soft_wrap=True)
+    for host, path in facts["token_files"].items():
+        console.print(f"            {host}:{path}", highlight=False, soft_wrap=True)
+    console.print(f"tls         {facts['tls']}", highlight=False, soft_wrap=True)
+    console.print("In Python:", highlight=False)
+    console.print(f"  {_example(facts)}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"To stop them: oeprov servers down {job.id}{state_flag(state_dir)}", highlight=False)
+    return 0
+
+
+def _access(job: Job, spec: JobSpec, report: dict[str, Any]) -> dict[str, Any]:
+    """What a client needs."""
+    argv = spec.processes[0].argv
+    directory = units.job_directory(job.id)
+    return {
+        "endpoints": [item["endpoint"] for item in report["processes"]],
+        "token_file": str(job.token_file),
+        "token_files": {item.host: str(directory / "token") for item in spec.processes if item.unit},
+        "tls": argv[argv.index("--tls") + 1],
+    }
+
+
+def _example(facts: dict[str, Any]) -> str:
+    return (
+        f"oe_runtime.client.Client({facts['endpoints']!r}, tls={facts['tls']!r}, "
+        f"token=open({facts['token_file']!r}).read().strip())"
+    )

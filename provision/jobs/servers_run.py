@@ -1,0 +1,26 @@
+"""A run of parameter servers alone, for trainers that oeprov does not start."""
+
+from __future__ import annotations
+
+from provision.hosts.stop_request import TICK
+from provision.jobs.store import STOPPED, Job
+from provision.jobs.supervisor import Outcome, Supervisor
+
+
+class ServersRun(Supervisor):
+    """Keeps the servers of this machine up until a stop request; those of hosts are systemd's."""
+
+    def _run(self, resume: bool) -> Outcome:
+        self._write("starting")
+        self.servers.start(resume=resume)
+        self._write("running")
+        while not self.stop.wait(TICK):
+            for child in self.servers.lost_children():
+                if self.servers.restart(child) is None:
+                    return Outcome("failed", f"{child.label} {child.how_it_ended()}", 1)
+        return Outcome("done", STOPPED, 0)
+
+
+def supervisor_of(job: Job) -> type[Supervisor]:
+    """What runs the job."""
+    return ServersRun if job.spec().is_servers_alone else Supervisor
