@@ -152,7 +152,7 @@ def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
     assert (there / "packages" / "Packages").read_text() == "index\n"
     shutil.rmtree(there)
     there.write_text("a file")
-    with pytest.raises(HostError, match="the bundle could not be put there"):
+    with pytest.raises(HostError, match="the bundle could not be sent"):
         opened.send(used.hosts["server"], state)
 
 

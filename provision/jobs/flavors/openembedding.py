@@ -109,8 +109,9 @@ def _check_storage(host: Host, found: str) -> None:
     if found != "dram" and node.has_no_pmem(host.runtime.package):
         package = host.runtime.package or node.PACKAGE
         raise TrainingError(
-            f"host {host.name}: storage {found}: {package} from PyPI has no persistent memory; use --storage "
-            "dram, or set runtime_package to an archive such as openembedding-0.1.2-pmem.tar.gz, or to source"
+            f"host {host.name}: storage {found}: {package} from PyPI does not support persistent "
+            "memory; use --storage dram, or set runtime_package to source, or to an archive such as "
+            "openembedding-0.1.2-pmem.tar.gz"
         )
 
 
