@@ -9,7 +9,6 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import StopRequest
-from provision.jobs.metrics import Event
 from provision.jobs.servers_run import supervisor_of
 from provision.jobs.store import Job
 
@@ -28,17 +27,14 @@ def start_detached(job: Job, resume: bool) -> int:
     return popen.pid
 
 
-def _say(event: Event) -> None:
-    print(json.dumps(event), flush=True)
-
-
 def main(argv: list[str]) -> int:
     """``python -m provision.jobs.background JOB_DIR [--resume]``."""
     stop = StopRequest()
     with stop.on_signals():
         try:
             job = Job(Path(argv[0]))
-            outcome = supervisor_of(job)(job, _say, stop).run(resume="--resume" in argv[1:])
+            supervisor = supervisor_of(job)(job, lambda event: print(json.dumps(event), flush=True), stop)
+            outcome = supervisor.run(resume="--resume" in argv[1:])
         except TrainingError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -17,8 +17,8 @@ class Limits:
     """Seconds to wait before the next, harder measure; and how often a server is restarted."""
 
     ready: float = 60.0  # until a server listens
-    checkpoint: float = 600.0  # until a worker ends that was told to stop: it writes a checkpoint first
-    server: float = 30.0  # until a server ends that was told to stop
+    checkpoint: float = 600.0  # until a worker ends after SIGTERM: it writes a checkpoint first
+    server: float = 30.0  # until a server ends after SIGTERM
     loss: float = 20.0  # until a worker ends whose server, or another worker, died
     restarts: int = 5  # of a server at most, within `restart_window`; systemd does the same with units
     restart_window: float = 600.0
@@ -48,7 +48,7 @@ class JobRun:
         """Remember and show an event."""
         self.last[event["event"]] = event
         # The screen may have lost its reader, as with `| head`: rich then asks the program to exit. The job
-        # goes on; `oeprov status` shows it.
+        # continues; `oeprov status` shows it.
         with contextlib.suppress(BrokenPipeError, SystemExit):
             self._on_event(event)
 

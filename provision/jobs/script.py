@@ -51,8 +51,8 @@ def check_settings(inventory: Inventory, given: Mapping[str, Any]) -> None:
         )
 
 
-def settled(training: TrainingSettings) -> TrainingSettings:
-    """With the script's whole path; TrainingError where there is no such file here."""
+def settled(training: TrainingSettings, label: str = "--script") -> TrainingSettings:
+    """With the script's whole path; TrainingError names ``label`` where there is no such file here."""
     if not training.script:
         return training
     path = Path(training.script).expanduser()
@@ -61,7 +61,7 @@ def settled(training: TrainingSettings) -> TrainingSettings:
             f"--script: {path} is a directory; name the program in it, such as {path}/train.py"
         )
     if not path.is_file():
-        raise TrainingError(f"--script: there is no file {path} on this machine")
+        raise TrainingError(f"{label}: there is no file {path} on this machine")
     return training.model_copy(update={"script": str(path.absolute())})
 
 

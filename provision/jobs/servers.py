@@ -29,7 +29,6 @@ _SECONDS = 120.0  # that servers of this machine may take to listen
 
 def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
     """Start the inventory's servers and print where they listen; 0. TrainingError: nothing was started."""
-    console = Console(stderr=True) if options.as_json else Console()
     if inventory.flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"runtime_flavor: {inventory.flavor} has no servers that others could use")
     if not inventory.parameter_servers:
@@ -40,9 +39,9 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
     wanted = replace(wanted, name=wanted.name or NAME)
     for host in hosts.values():
         placement.check_connection(host)
-    stop_request = StopRequest()
-    with stop_request.on_signals(), cluster_lock(state_dir, alone.cluster):
-        states = launching.check_hosts(alone, wanted)
+    launch = launching.Launch(alone, options, state_dir)
+    with launch.stop_request.on_signals(), cluster_lock(state_dir, alone.cluster):
+        states = launch.check_hosts(wanted)
         jobspec.check_servers(alone, wanted)
         alone = readiness.needed(alone, wanted)
         now = datetime.now()
@@ -57,10 +56,10 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
         except TrainingError:
             shutil.rmtree(job.directory)
             raise
-        launching.prepare(job, alone, placed, state_dir, console, stop_request, fresh=True)
+        launch.prepare(job, placed)
     if any(not item.unit for item in spec.processes):
         start_detached(job, False)
-        _wait(job, stop_request)
+        _wait(job, launch.stop_request)
     else:
         job.write_state(JobState(phase="running", processes=job.state().processes))  # systemd supervises
     return _show(job, state_dir, as_json=options.as_json)

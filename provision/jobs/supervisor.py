@@ -66,10 +66,10 @@ class Supervisor:
             for event in self.job_run.tail.read() if self.workers.members else ():
                 self.last[event["event"]] = event  # not shown: a broken view must not keep servers running
             if self._is_over() and outcome.phase != "done":
-                outcome = Outcome("done", DONE, 0)  # a host that had been out of reach has said so now
+                outcome = Outcome("done", DONE, 0)  # a host that was out of reach has answered
             # Rows in persistent memory go with the end of training alone. Where nobody can know whether the
             # trainer has written a checkpoint, one of them may need these rows.
-            keep = outcome.phase != "done" and (bool(left) or self.job.saved())
+            keep = outcome.phase != "done" and (bool(left) or self.job.has_checkpoint())
             left = "; ".join(filter(None, (left, self.servers.stop(outcome.message, keep_pools=keep))))
             if left:
                 message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"
@@ -119,7 +119,7 @@ class Supervisor:
         if not (several or self._has_trained()):
             return False
         mistakes = any(map(worker_group.has_mistake, workers.members))
-        return self.job.saved() and not (mistakes and not self.servers.lost_children())
+        return self.job.has_checkpoint() and not (mistakes and not self.servers.lost_children())
 
     def _has_trained(self) -> bool:
         """Whether all steps were made, and the hosts of all workers answer."""
@@ -211,7 +211,7 @@ class Supervisor:
             return Outcome("done", DONE, 0)
         message = f"{server.label}, listening on {server.endpoint}, {server.how_it_ended()}"
         if isinstance(server, Child) and server.restarts:
-            message += f" (it was started again {server.restarts} times before)"
+            message += f" (it was restarted {server.restarts} times before)"
         error = self.last.get("error", {}).get("message")
         if self.workers.kill():
             message += "; the worker did not notice and was stopped"

@@ -30,7 +30,7 @@ class WorkerGroup:
         self.everyone = [spec for spec in run.spec.processes if spec.role == "worker"]
         self.specs = self.everyone  # of those that train, by rank
         self.members: list[Worker] = []  # by rank
-        self.killed: list[Worker] = []  # members that did not end when they were told to
+        self.killed: list[Worker] = []  # members that did not end after SIGTERM
         self.dropped: list[Worker] = []  # lost workers without which the others continue
         self.continues = run.settings.get("on_worker_lost") == "continue"  # without lost ones
         self._losses: list[str] = []  # how the dropped ones were lost
@@ -58,7 +58,7 @@ class WorkerGroup:
         return all(worker.poll() == 0 for worker in self.members)
 
     def failed(self) -> list[Worker]:
-        """Those that ended otherwise than at the end of training or by a stop request."""
+        """Those that ended, but neither at the end of training nor by a stop request."""
         return list(filter(has_failed, self.members))
 
     def are_silent(self) -> bool:
@@ -176,7 +176,7 @@ class WorkerGroup:
 
 
 def has_failed(worker: Worker) -> bool:
-    """Whether it ended otherwise than at the end of training, or as it was told to."""
+    """Whether it ended, but neither at the end of training nor by a stop request."""
     return worker.poll() not in (None, 0, INTERRUPTED)
 
 
@@ -186,7 +186,7 @@ def is_silent(worker: Worker) -> bool:
 
 
 def was_lost(worker: Worker) -> bool:
-    """Whether it was killed or its host does not answer; not if it ended by a mistake or another's loss."""
+    """Whether it was killed or its host does not answer; not after a mistake or another's loss."""
     return is_silent(worker) or (has_failed(worker) and worker.poll() not in (*_MISTAKES, WORKER_LOST))
 
 

@@ -85,7 +85,7 @@ def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(tmp_path: Path) -
     assert store.find(tmp_path, "wdl-x-2026").id == third.id
     assert store.find(tmp_path, "w").id == third.id
     assert one.name == "j1"
-    with pytest.raises(TrainingError, match=f"^j is 2 jobs: {one.id}, {other.id}; give more of the one you"):
+    with pytest.raises(TrainingError, match=f"^j is 2 jobs: {one.id}, {other.id}; give more letters"):
         store.find(tmp_path, "j")
     again = named(tmp_path, "j1", 4)
     with pytest.raises(TrainingError, match=f"^j1 is 2 jobs: {one.id}, {again.id}; "):
@@ -139,7 +139,7 @@ def test_one_hostile_job_does_not_hide_the_others(
     shown = capsys.readouterr().out
     assert re.search(rf"{good.id} +interrupted +7/", shown)
     assert f"{odd.id}: {odd.job_file}: Invalid JSON" in shown
-    assert f"{half.id}: it has no job.json: its launch has not come so far, or was broken off" in shown
+    assert f"{half.id}: it has no job.json: its launch is not that far yet, or was killed" in shown
     assert jobview.status(tmp_path, as_json=True) == 0
     found = {item["job"]: item for item in json.loads(capsys.readouterr().out)["jobs"]}
     assert [found[job.id]["state"] for job in (good, odd, half)] == [
