@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from provision.cli import main as cli
+from provision.cli.options import WithScriptArguments
 from provision.cluster import settings
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,8 @@ def program() -> Any:
 
 def check_oeprov(words: list[str]) -> None:
     command, words = program(), words[1:]
+    if "--" in words and isinstance(command.commands.get(words[0]), WithScriptArguments):
+        words = words[: words.index("--")]  # what follows is a script's
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         assert words[0] in command.commands, f"there is no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]

@@ -124,6 +124,14 @@ class TestWorker:
         built_in = spec(0, "a")
         assert worker_group.environment_among(built_in, [built_in]) == {}
 
+    def test_in_a_container_has_its_directory(self, state_dir: Path, program: Path) -> None:
+        options = LaunchOptions(script=str(program), script_arguments=["a"], on="docker", data="s3://x/y")
+        argv = worker(job_of(state_dir, options)[1]).argv
+        assert f"--volume={program.parent}:{program.parent}" in argv
+        assert "--env=LOCAL_RANK=0" in argv
+        assert argv[-2:] == ["--", "a"]
+        assert not any(word.startswith("--volume=s3") for word in argv)
+
     def test_no_arguments(self, state_dir: Path, program: Path) -> None:
         spec = worker(job_of(state_dir, LaunchOptions(script=str(program)))[1])
         assert "--" not in spec.argv
