@@ -125,6 +125,21 @@ def nothing():
     return {"changed": False, "steps": [], "left": [], "reboot": False, "kernel_left": False}
 
 
+def warn_of_waiting(module, made, steps):
+    """Warn if a reboot waits for steps that another role has to carry out first."""
+    reboots = [number for number, step in enumerate(made.steps) if step.action == "reboot"]
+    if not reboots or made.steps[reboots[0]] in steps:
+        return
+    waiting = [step for step in made.steps[: reboots[0]] if step.role != "kernel"]
+    if waiting:
+        module.warn(
+            "not done: {}; it waits for: {}".format(
+                made.steps[reboots[0]].what,
+                "; ".join("{} (role {})".format(step.what, step.role) for step in waiting),
+            )
+        )
+
+
 def carry_out(module, system, steps):
     """Carry out the steps in order; return those done, whether the host changed, and whether to reboot."""
     done, changed, reboot = [], False, False
@@ -157,6 +172,8 @@ def run(module, system, holder):
     steps = made.steps if part == "all" else made.ready_steps(part, params["preparing"])
     if made.problems and (steps or part == "all"):
         module.fail_json(msg="; ".join(made.problems), steps=[])
+    if part == "kernel" and not params["preparing"]:
+        warn_of_waiting(module, made, steps)
     # The first step that was not approved is not done, nor any after it.
     agreed = [not approved or step.id in approved.get("steps", []) for step in steps] + [False]
     left = [step.what for step in steps[agreed.index(False) :]]
