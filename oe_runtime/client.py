@@ -178,8 +178,9 @@ class Client:
         storage. Files that ``save`` wrote stay. Ids of other tables stay valid. This one's id raises
         ``SpecError``, in other clients too, until the table is created again (here under a new id).
 
-        Raises ``SpecError`` for a table that does not exist, and, unless ``force``, while other clients of
-        the job are connected. Several workers must all make the same call; the last one drops the table.
+        Raises ``SpecError`` for a table that does not exist, and, unless ``force``, while any server has
+        other clients of the job; nothing has changed then. Several workers must all make the same call; the
+        last one drops the table.
         """
         name = table if isinstance(table, str) else self.spec(table).name
         if self.drop_tables([name], force=force) == 0:
