@@ -14,19 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oe_runtime.errors import OeError
+from oe_runtime.errors import ServingError
 from oe_runtime.spec import TableSpec
 
 FILE = "oe_runtime.json"
 FORMAT = 2
-
-
-class ServingError(OeError):
-    """A model that cannot be served, or not with these rows; the message names the file and the field."""
-
-
-class InputError(ServingError):
-    """A request that the model cannot answer; the message names the input and the problem."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from oe_runtime.keras.saving import check_export
 from oe_runtime.keras.served import Table
 from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value
-from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
+from oe_runtime.model_description import FILE, Description, Lookup, Tensor
 from oe_runtime.support import durable
 
 # Bytes of rows per request.

@@ -13,8 +13,7 @@ import oe_runtime._core as _core
 from oe_runtime import checkpoint
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
-from oe_runtime.errors import CheckpointError
-from oe_runtime.serving.description import ServingError
+from oe_runtime.errors import CheckpointError, ServingError
 from oe_runtime.spec import StorageSpec, TableSpec
 
 DENSE = "dense.npz"

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
 from oe_runtime.serving import requests
-from oe_runtime.serving.description import InputError, ServingError
 from oe_runtime.serving.model import Model
 
 _THREADS = 16

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.errors import KeyRangeError, OeError, ServerLost
+from oe_runtime.errors import InputError, KeyRangeError, OeError, ServerLost, ServingError
+from oe_runtime.model_description import FILE, Tensor
 from oe_runtime.serving.checkpoints import Checkpoints, Place, Rows
-from oe_runtime.serving.description import FILE, InputError, ServingError, Tensor
 from oe_runtime.spec import StorageSpec
 
 

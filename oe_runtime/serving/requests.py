@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime.errors import OeError
-from oe_runtime.serving.description import InputError, Tensor
+from oe_runtime.errors import InputError, OeError
+from oe_runtime.model_description import Tensor
 from oe_runtime.serving.model import Model
 
 SIGNATURE = "serving_default"

@@ -15,9 +15,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
 from oe_runtime.serving import requests
-from oe_runtime.serving.description import InputError, ServingError
 from oe_runtime.serving.model import Model
 
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+))?(?P<verb>:\w+|/metadata)?")

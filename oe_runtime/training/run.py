@@ -13,8 +13,8 @@ from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, make_split, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
+from oe_runtime.support import horovod
 from oe_runtime.support.token_file import read_token
-from oe_runtime.training import horovod
 from oe_runtime.training.charts import duration
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oe_runtime.errors import OeError
-from oe_runtime.training import horovod
+from oe_runtime.support import horovod
 from oe_runtime.training.argument_types import count
 from oe_runtime.training.setting_flags import add
 
