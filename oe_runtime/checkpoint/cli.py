@@ -21,6 +21,7 @@ from oe_runtime.checkpoint import store
 from oe_runtime.checkpoint.saved import Saved, checkpoints_at, describe_storage
 from oe_runtime.checkpoint.verification import fields, problems_of, verify
 from oe_runtime.errors import CheckpointError, OeError
+from oe_runtime.support.argument_types import count
 
 _MEMORY = 1024  # MiB for rows in a comparison
 _PATIENCE = 600.0  # seconds that `reshard` waits for a run that publishes in the same directory
@@ -265,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("diff", help="compare two checkpoints")
     command.add_argument("before", type=Path)
     command.add_argument("after", type=Path)
-    command.add_argument("--memory", type=_positive, default=_MEMORY, metavar="MIB", help="for rows")
+    command.add_argument("--memory", type=count(1), default=_MEMORY, metavar="MIB", help="for rows")
     command.add_argument("--json", action="store_true")
     command = commands.add_parser("reshard", help="rewrite a checkpoint for another number of servers")
     command.add_argument("path", type=Path)
@@ -273,12 +274,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--output", type=Path)
     command.add_argument("--json", action="store_true")
     return parser
-
-
-def _positive(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
 
 
 def _run(options: argparse.Namespace) -> int:

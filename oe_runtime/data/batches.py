@@ -20,35 +20,27 @@ class Source(Protocol):
 
     def describe(self) -> str:
         """Return the name of the data on the command line."""
-        ...
 
     def check(self, *, tensorflow: bool = True) -> None:
         """Raise DataError for unreadable data. Without `tensorflow`, TFRecord files are only opened."""
-        ...
 
     def identity(self) -> list[InputFile]:
         """Return what workers on several hosts compare to know whether they have the same rows."""
-        ...
 
     def evaluation(self) -> Source | None:
         """Return separate rows for the evaluation; None: hold rows out of these."""
-        ...
 
     def total_rows(self) -> int | None:
         """Return the rows of one epoch as far as they are known."""
-        ...
 
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
         """Yield all rows from `start_row` on, in order, in blocks of any size."""
-        ...
 
     def ranges(self) -> list[Range]:
         """Return parts that together have all rows, for a work queue."""
-        ...
 
     def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
         """Yield the rows of a range from its row `start_row` on, in order."""
-        ...
 
 
 def open_source(name: str, max_cardinality: int = 0, max_bad_rows: int = 0) -> Source:

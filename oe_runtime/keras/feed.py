@@ -19,7 +19,6 @@ class Feed(Protocol):
 
     def lookup(self, layer: Any, ids: Any) -> Any:
         """Return the embeddings of `ids` as the servers give them, of shape ids.shape + (dim,)."""
-        ...
 
 
 _current: contextvars.ContextVar[Feed | None] = contextvars.ContextVar("oe_runtime_keras_feed", default=None)

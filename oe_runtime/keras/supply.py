@@ -19,11 +19,9 @@ class Products(Protocol):
 
     def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
         """Return inputs @ kernel, or None."""
-        ...
 
     def summed(self, answers: Answers, inputs: Any) -> Any:
         """Return (examples, lookups, dim) summed over the lookups, or None."""
-        ...
 
 
 class Plain:

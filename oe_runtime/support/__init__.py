@@ -1,4 +1,4 @@
-"""For every package here: files that survive a power cut, signals, quiet imports, tokens, horovodrun.
+"""For every package here: durable files, signals, words of a command line, quiet imports, tokens, horovodrun.
 
 Of `oe_runtime` it imports only `errors`.
 """

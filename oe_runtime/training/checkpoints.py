@@ -26,7 +26,7 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.training.followers import restore_target
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
-from oe_runtime.training.ranks import Ranks, SingleRank, deferring_losses
+from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunError
 
 _PATIENCE = 600.0  # seconds that a checkpoint waits for another process that publishes in the same directory
@@ -113,7 +113,7 @@ class Checkpoints:
     ) -> None:
         """`model` is compiled: its tables exist. Raises RunError for unusable pools."""
         self._options = options
-        self._ranks = ranks or SingleRank()
+        self._ranks = ranks or Ranks()
         self._directory = options.run_dir / "checkpoints"
         self._model = model
         self._client = client

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oe_runtime import models
 from oe_runtime.client import TRANSFERS
 from oe_runtime.spec import STORAGES
-from oe_runtime.training import model_options, worker_options
-from oe_runtime.training.argument_types import count, number
+from oe_runtime.support.argument_types import count, number, widths
+from oe_runtime.training import policies, worker_options
 from oe_runtime.training.optimizers import LEARNING_RATES
 from oe_runtime.training.setting_flags import add
 
@@ -185,7 +186,22 @@ def parser() -> argparse.ArgumentParser:
 
     worker_options.add_arguments(p)
 
-    model_options.add_arguments(p)
+    m = p.add_argument_group("model")
+    add(m, "model")
+    add(m, "dim", 9)
+    for name, layers in (
+        ("hidden", models.Shape.hidden),
+        ("cin", models.Shape.cin),
+        ("bottom", models.Shape.bottom),
+    ):
+        add(m, name, layers, type=widths, metavar="N,N")
+    add(m, "interaction", models.Shape.interaction)
+    add(m, "precision", "float32")
+    add(m, "row_precision", "float32")
+    add(m, "index", "array")
+    add(m, "admission", type=policies.admission, metavar="RULE")
+    add(m, "eviction", [], type=policies.eviction, metavar="RULE,…")
+    add(m, "max_cardinality", 0)
 
     t = p.add_argument_group("training")
     add(

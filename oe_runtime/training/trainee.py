@@ -21,7 +21,7 @@ from oe_runtime.support import durable
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
-from oe_runtime.training.ranks import CollectiveRanks, Ranks, SingleRank, join_workers
+from oe_runtime.training.ranks import CollectiveRanks, Ranks, join_workers
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
@@ -37,7 +37,7 @@ class KerasTrainee:
         """With several workers, waits until all have started; see `ranks.join_workers` for its errors."""
         keras = prepare(options)
         workers = join_workers(options, stop) if _together(options) else None
-        self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else SingleRank()
+        self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else Ranks()
         self.dense: Any = None  # asynchronous workers' ServerWorkers
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(

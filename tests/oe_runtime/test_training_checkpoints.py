@@ -20,7 +20,7 @@ from oe_runtime.training.checkpoints import Checkpoints, Saved
 from oe_runtime.training.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import SingleRank
+from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
@@ -248,7 +248,7 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
 
     def waits(*flags: str) -> ServerRecovery:
         stop = StopRequest(with_parent=False)
-        return ServerRecovery(options(tmp_path, *flags), client, saver, loop, loop, stop, SingleRank())
+        return ServerRecovery(options(tmp_path, *flags), client, saver, loop, loop, stop, Ranks())
 
     waiter = waits()
     for _ in range(MOST_LOSSES):

@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable
 
 
-def count(least: int) -> Callable[[str], int]:
-    """A whole number, not less than `least`; 10_000 is one too."""
+def count(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A whole number from `least` on, or up to `most`; 10_000 is one too."""
 
     def parse(text: str) -> int:
         try:
-            value = int(text.replace("_", ""))
+            value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        if most is not None and not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} is not between {least} and {most}")
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         return value
