@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,8 +89,7 @@ class Client:
                 f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
             )
         wire = checkpoint_transfer == "wire"
-        self._job = job
-        self._connect: Callable[[], _core.Client] | None = partial(
+        self._connect = partial(
             _core.Client.connect,
             list(endpoints),
             token,
@@ -104,7 +102,13 @@ class Client:
             read_only,
             share_memory,
         )
-        self._core = self._connect()
+        self._begin(self._connect(), job)
+
+    _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
+
+    def _begin(self, core: _core.Client, job: str = "") -> None:
+        self._core = core
+        self._job = job
         self._tables = 0
         self._dropped: set[int] = set()  # ids
         self._pending: Future[None] | None = None
@@ -117,17 +121,11 @@ class Client:
         Warns where ``storage`` is for persistent memory but its directory is not on it.
         """
         self = cls.__new__(cls)
-        self._connect = None
-        self._dropped = set()
         storage = storage or StorageSpec()
-        self._core = _core.Client.in_process(storage.to_json(), servers, threads)
+        self._begin(_core.Client.in_process(storage.to_json(), servers, threads))
         is_pmem = json.loads(self._core.stats())[0]["is_pmem"]
         if note := persistence_note(storage.type, storage.path, is_pmem):
             warnings.warn(note, stacklevel=2)
-        self._job = ""
-        self._tables = 0
-        self._pending = None
-        self.connection = 0
         return self
 
     @property
@@ -615,9 +613,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()

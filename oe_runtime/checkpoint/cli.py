@@ -112,12 +112,9 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
             yield f"{name}: {size} bytes"
         if pool := found["pool"]:
             rows_of = pool.get("rows")
-            in_all = f": {sum(rows_of.values())} rows of {len(rows_of)} tables" if _counts(rows_of) else ""
+            counted = isinstance(rows_of, dict) and all(isinstance(rows, int) for rows in rows_of.values())
+            in_all = f": {sum(rows_of.values())} rows of {len(rows_of)} tables" if counted else ""
             yield f"rows in {describe_storage(pool)}{in_all}"
-
-
-def _counts(rows: object) -> bool:
-    return isinstance(rows, dict) and all(isinstance(count, int) for count in rows.values())
 
 
 def _two(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

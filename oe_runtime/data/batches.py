@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Protocol
@@ -73,16 +74,10 @@ class Split:
 
     def row_of(self, index: int) -> int:
         """Return a row with `index` training rows before it."""
-        low, high = index, 2 * index + 2
+        high = 2 * index + 2
         while self.training_rows(high) < index:
             high *= 2
-        while low < high:
-            middle = (low + high) // 2
-            if self.training_rows(middle) < index:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect.bisect_left(range(high), index, lo=index, key=self.training_rows)
 
     def held(self, start: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return for rows start … start+rows whether they are held out."""

@@ -289,18 +289,18 @@ class _Page:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def add(self, name: str, kind: str, what: str, samples: Sequence[Sample]) -> None:
-        """Add a metric family."""
+    def add(self, name: str, kind: str, what: str, samples: float | Sequence[Sample]) -> None:
+        """Add a metric family; a number is a single sample without labels."""
+        if not isinstance(samples, Sequence):
+            samples = [({}, samples)]
         self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
         self._lines += [_line(name, labels, value) for labels, value in samples]
 
     def gauge(self, name: str, what: str, samples: float | Sequence[Sample]) -> None:
-        """Add a gauge; a number is a single sample without labels."""
-        self.add(name, "gauge", what, samples if isinstance(samples, Sequence) else [({}, samples)])
+        self.add(name, "gauge", what, samples)
 
     def counter(self, name: str, what: str, samples: float | Sequence[Sample]) -> None:
-        """Add a counter; a number is a single sample without labels."""
-        self.add(name, "counter", what, samples if isinstance(samples, Sequence) else [({}, samples)])
+        self.add(name, "counter", what, samples)
 
     def histogram(self, name: str, what: str, times: Mapping[str, Any]) -> None:
         """Add a histogram from the core's counts, which are per bucket."""
@@ -313,7 +313,6 @@ class _Page:
         self._lines += [_line(f"{name}_sum", {}, times["sum_seconds"]), _line(f"{name}_count", {}, total)]
 
     def end(self) -> str:
-        """Return the page."""
         return "\n".join(self._lines) + "\n"
 
 

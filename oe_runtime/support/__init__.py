@@ -1,4 +1,4 @@
-"""For every package here: durable files, signals, words of a command line, quiet imports, tokens, horovodrun.
+"""For every package here: durable files, signals, command lines, quiet imports, tokens, horovodrun.
 
 Of `oe_runtime` it imports only `errors`.
 """

@@ -16,7 +16,7 @@ from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
-from oe_runtime.torch.embedding import Embedding, EmbeddingBag, _Layer
+from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 
 
 def distributed_model(
@@ -65,7 +65,7 @@ def distributed_model(
                 setattr(parent, name, replaced[id(child)])
     _warn_of_large_weights(model, sparse_as_dense_size, kept)
     client = client if client is not None else Client.in_process()
-    for name, layer in _layers(model).items():
+    for name, layer in table_layers(model).items():
         layer.client = client
         layer.default_name = name_prefix + (name or "embedding")
         layer.seed = seed
@@ -110,22 +110,22 @@ def _warn_of_large_weights(model: Any, size: int, kept: set[int]) -> None:
             )
 
 
-def _layers(model: Any) -> dict[str, _Layer]:
+def table_layers(model: Any) -> dict[str, TableLayer]:
     """Return this package's layers by their path in `model`, once each."""
     return {
         name.removeprefix("module."): layer  # of DistributedDataParallel
         for name, layer in model.named_modules()
-        if isinstance(layer, _Layer)
+        if isinstance(layer, TableLayer)
     }
 
 
-def _replacement(name: str, layer: Any) -> _Layer:
+def _replacement(name: str, layer: Any) -> TableLayer:
     refused = {"max_norm": layer.max_norm is not None, "scale_grad_by_freq": layer.scale_grad_by_freq}
     for option, there in refused.items():
         if there:
             raise ValueError(f"layer '{name}': {option} is not supported for rows on parameter servers")
     shared = {"padding_idx": layer.padding_idx, "dtype": layer.weight.dtype}
-    new: _Layer
+    new: TableLayer
     if type(layer) is nn.Embedding:
         new = Embedding(layer.num_embeddings, layer.embedding_dim, **shared)
     else:

@@ -299,14 +299,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--storage dram_pmem and --storage-cache go together")
     servers = worker_options.endpoints(p, "--servers", a.servers) if a.servers is not None else ()
     place = worker_options.settle(p, a)
-    if a.token_file is not None and not servers:
-        p.error("--token-file goes with --servers")
-    if a.checkpoint_transfer != "shared" and not servers:
-        p.error("--checkpoint-transfer goes with --servers")
-    if a.job and not servers:
-        p.error("--job goes with --servers")
-    if a.checkpoint_rows == "pool" and not servers:
-        p.error("--checkpoint-rows pool goes with --servers")
+    for_servers = {
+        "--token-file": a.token_file is not None,
+        "--checkpoint-transfer": a.checkpoint_transfer != "shared",
+        "--job": a.job,
+        "--checkpoint-rows pool": a.checkpoint_rows == "pool",
+    }
+    for flag, given in for_servers.items():
+        if given and not servers:
+            p.error(f"{flag} goes with --servers")
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
     if a.epochs == 0 and not a.steps:

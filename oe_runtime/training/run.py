@@ -89,22 +89,14 @@ def _run(options: Options, stop: StopRequest) -> int:
                 return INTERRUPTED
         _leave(client)
         return 0
-    except OeError as error:
+    except Exception as error:
         message = _message(error, options)
         if directory is not None:
-            directory.event("error", message=message)
+            directory.event("error", message=message or f"{type(error).__name__}: {error}")
+        if not message:
+            raise  # a bug: show the traceback
         print(f"error: {message}", file=sys.stderr)
         return WORKER_LOST if isinstance(error, WorkerLost) else 1
-    except Exception as error:
-        if message := _memory_error(error) or _disk_error(error):
-            if directory is not None:
-                directory.event("error", message=message)
-            print(f"error: {message}", file=sys.stderr)
-            return 1
-        # A bug: show the traceback, and let those who watch the run see its end.
-        if directory is not None:
-            directory.event("error", message=f"{type(error).__name__}: {error}")
-        raise
     finally:
         if directory is not None:
             directory.close()
@@ -400,7 +392,10 @@ def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) 
     )
 
 
-def _message(error: OeError, options: Options) -> str:
+def _message(error: Exception, options: Options) -> str:
+    """Describe an error to the user; empty for a bug."""
+    if not isinstance(error, OeError):
+        return _memory_error(error) or _disk_error(error)
     if isinstance(error, GradientError):
         return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
     if not isinstance(error, (ServerLost, TornError, WorkerLost)):
