@@ -136,14 +136,13 @@ class Client:
     def reconnect(self) -> None:
         """Connect to the same servers again after ``ServerLost``; the tables keep their ids.
 
-        A restarted server has no rows, or those of its newest checkpoint, and other servers may have taken a
-        push that it has not. Therefore go back to one checkpoint of all by ``recover`` or ``restore``.
-        Batches pulled before cannot be pushed any more. All workers of a job must reconnect, and then go back
-        to the same checkpoint. Raises what a new client and ``create_table`` raise; it may then be called
-        again.
+        A restarted server has no rows, or those of its newest checkpoint; other servers may have later
+        pushes. So go back to a checkpoint of all servers by ``recover`` or ``restore``. Batches pulled before
+        cannot be pushed any more. All workers of a job must reconnect, and then go back to the same
+        checkpoint. Raises the errors of a new client and of ``create_table``; call it again then.
         """
         if self._connect is None:
-            raise SpecError("a client in one process has no servers to connect to")
+            raise SpecError("this client keeps its tables in this process: it has no servers to connect to")
         with contextlib.suppress(OeError):
             self.settle()
         specs = [None if table in self._dropped else self._core.spec(table) for table in range(self._tables)]
@@ -254,9 +253,10 @@ class Client:
         return Pairs(*self._core.pairs(group))
 
     def follow(self, pulled: Pulled, before: Pulled) -> None:
-        """Declare that ``before`` will be pushed before ``pulled``, which has its rows already, is used.
+        """Declare that ``before`` will be pushed before ``pulled`` is used, whose rows are pulled already.
 
-        The next ``refresh`` then pulls only the rows in both, unless something else has changed any row.
+        The next ``refresh`` of ``pulled`` then pulls only the rows that both have, unless anything else has
+        changed rows.
         """
         self._core.follow(pulled, before)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.errors import ServingError
-from oe_runtime.spec import TableSpec
 
 FILE = "oe_runtime.json"
 FORMAT = 2
@@ -70,7 +69,3 @@ class Description:
             raise ServingError(f"{file}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ServingError(f"{file} is damaged: {error}") from error
-
-    def specs(self) -> list[TableSpec]:
-        """Return the specifications of the tables."""
-        return [TableSpec.from_json(spec) for spec in self.tables]

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "--refresh-seconds",
         type=float,
         default=10.0,
-        help="seconds between looks for a newer checkpoint (default: %(default)s; 0: never)",
+        help="seconds between checks for a newer checkpoint (default: %(default)s; 0: never)",
     )
     parser.add_argument(
         "--max-body-bytes",

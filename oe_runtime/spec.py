@@ -176,7 +176,7 @@ def persistence_note(storage: str, path: str | os.PathLike[str], is_pmem: bool) 
 
 @dataclass(frozen=True)
 class Worker:
-    """The place of a client among the workers of a job: ``rank``, from 0, of ``of``.
+    """One worker of a job: its ``rank``, from 0, among ``of`` workers.
 
     All workers must agree on everything except ``rank`` and ``wait``.
 

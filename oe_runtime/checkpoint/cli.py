@@ -252,7 +252,7 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m oe_runtime.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, words in (("inspect", "show what is in it"), ("verify", "compare every checksum")):
+    for name, words in (("inspect", "show its content"), ("verify", "compare every checksum")):
         command = commands.add_parser(name, help=words)
         command.add_argument(
             "path",
@@ -292,7 +292,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+    """Run one command; return its exit status."""
     try:
         return _run(_parser().parse_args(argv))
     except OeError as error:

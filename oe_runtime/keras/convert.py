@@ -68,8 +68,8 @@ def distributed_model(
     With `pipeline`, the rows of the next batch are pulled while one computes. The results equal those of
     sequential steps, bit for bit. `fit` and `evaluate` use it; see `prefetch` for `train_on_batch`. Where the
     next batch is known, another thread pushes, and the next step, or the next request to the servers, raises
-    the errors of a push. Several workers only read ahead and make ids unique ahead, because the next rows
-    exist when all have pushed.
+    the errors of a push. Several workers only read the next batch and make its ids unique: its rows exist
+    once all workers have pushed.
 
     `staleness=1` sends a push while the next batch computes, on rows that always lack this one push. It is
     faster and as reproducible, but its results differ from sequential steps.

@@ -16,7 +16,7 @@ from oe_runtime.keras.backends.tensorflow import trigger
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.feed import feeding
-from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.plan import LookupPlan
 from oe_runtime.keras.saving import check_export, replacing
 from oe_runtime.keras.served import Table
 from oe_runtime.keras.supply import Collect, Supply
@@ -55,7 +55,7 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         )
     structure = model.input
     specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype, x.name) for x in model.inputs]
-    plan = Plan(model, structure, specs)
+    plan = LookupPlan(model, structure, specs)
     first = [plan.sources.index(n) for n in range(len(set(plan.sources)))]
     numbered = [tf.TensorSpec(s.shape, s.dtype, f"input_{i}") for i, s in enumerate(specs)]
     # Each tensor costs time in every call: lookups of equal width and dtype share one.
@@ -137,17 +137,12 @@ def with_rows_inside(model: Any, tables: Mapping[str, Table], any_id: Callable[.
 
     inputs, outputs = clone(model, replace, library)
     for layer, table in filled:
-        rows = layer.embeddings
-        _fill(rows if isinstance(rows, tf.Variable) else rows.value, table)
+        rows = layer.embeddings if isinstance(layer.embeddings, tf.Variable) else layer.embeddings.value
+        step = max(1, _PIECE // (4 * table.spec.dim))
+        for begin in range(0, table.spec.input_dim, step):
+            keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
+            rows[begin : begin + len(keys)].assign(tf.cast(table.rows(keys), rows.dtype))
     return library.Model(inputs, outputs, name=model.name)
-
-
-def _fill(rows: Any, table: Table) -> None:
-    """Assign all rows of a table with an input_dim to a TensorFlow variable."""
-    step = max(1, _PIECE // (4 * table.spec.dim))
-    for begin in range(0, table.spec.input_dim, step):
-        keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
-        rows[begin : begin + len(keys)].assign(tf.cast(table.rows(keys), rows.dtype))
 
 
 def sorted_rows(table: Table) -> tuple[Any, Any, float]:

@@ -14,7 +14,7 @@ from oe_runtime.keras import by_row
 from oe_runtime.keras.arrays import to_tensor
 from oe_runtime.keras.bodies import TRAIN, Body
 from oe_runtime.keras.gradients import RowGroup
-from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.plan import LookupPlan
 from oe_runtime.keras.served import Served
 from oe_runtime.keras.supply import Supply
 
@@ -56,7 +56,7 @@ class Program:
                 "a model with distributed embeddings needs all of its inputs, but one of them is None"
             )
         self._inputs = n
-        self._plan = Plan(served.model, data[0], specs[:n])
+        self._plan = LookupPlan(served.model, data[0], specs[:n])
         for layer in self._plan.layers:
             if layer.table is None:
                 raise RuntimeError(f"Embedding '{layer.name}' has no table yet: compile the model first")

@@ -163,7 +163,7 @@ def _read_saved_model(served: Served, path: Path) -> dict[Any, tuple[Any, Any]]:
             raise CheckpointError(f"{path}: weights '{name}' have shape {have}, but the model's {want}")
         variable.assign(saved.pop(name).numpy())
     if saved:
-        raise CheckpointError(f"{path}: has weights '{next(iter(saved))}', which the model has not")
+        raise CheckpointError(f"{path}: has weights '{next(iter(saved))}', which the model lacks")
     return by_key
 
 

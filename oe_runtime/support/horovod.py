@@ -21,7 +21,7 @@ _TIMEOUT = 10.0
 
 
 class Started(NamedTuple):
-    """The place of this process among horovodrun's, and the rendezvous server."""
+    """The rank of this process, the number of processes, and horovodrun's rendezvous server."""
 
     rank: int
     size: int

@@ -291,7 +291,7 @@ class TableLayer(nn.Module):  # type: ignore[misc]
         return None
 
     def extra_repr(self) -> str:
-        """As nn.Embedding's."""
+        """Return the arguments as nn.Embedding shows them."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
@@ -353,5 +353,5 @@ class EmbeddingBag(TableLayer):
         )
 
     def extra_repr(self) -> str:
-        """As nn.EmbeddingBag's."""
+        """Return the arguments as nn.EmbeddingBag shows them."""
         return f"{super().extra_repr()}, mode={self.mode!r}"

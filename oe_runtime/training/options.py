@@ -38,8 +38,8 @@ examples:
   # go on after an interruption: the same command with --resume
   python -m oe_runtime.train … --run-dir runs/first --resume
 
-The run directory holds config.json, metrics.jsonl (one event a line), tensorboard/, checkpoints/ and, at the
-end, report.html (python -m oe_runtime.report DIR writes it at any time) and export/.
+The run directory holds config.json, metrics.jsonl (one event per line), tensorboard/, checkpoints/ and, at
+the end, report.html (python -m oe_runtime.report DIR writes it at any time) and export/.
 docs/deeprec-flags.md has DeepRec's flags and what they are called here.
 Exit codes: 0 finished, 1 error, 3 another worker was lost, 130 interrupted (a checkpoint was written;
 --resume goes on from it).
@@ -114,7 +114,7 @@ class Options:
     exit_with_parent: bool
 
     def fixed(self) -> dict[str, Any]:
-        """The settings that a resumed run must share with the run it goes on from."""
+        """Return the settings that a resumed run must share with the run that it continues."""
         common = {
             "data": self.data,
             "model": self.model,
@@ -136,7 +136,7 @@ class Options:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser, whose help is the reference of the trainer."""
+    """Return the argument parser, whose help is the reference of the trainer."""
     p = argparse.ArgumentParser(
         prog="python -m oe_runtime.train",
         description="Train a click model on Criteo-format data with its embeddings on parameter servers.",
@@ -284,7 +284,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
-    """The checked options; a mistake ends the process with a message and status 2, as argparse does."""
+    """Return the checked options; a mistake ends the process with status 2, as argparse does."""
     p = parser()
     a = p.parse_args(argv)
     if a.resume and a.run_dir is None:

@@ -15,7 +15,7 @@ from oe_runtime.data.work_queue import Work
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.shared_input import SharedInput
@@ -136,7 +136,7 @@ class QueueCheckpoints(Checkpoints):
         self._shared = shared
         self._excuse = excuse
 
-    def roll_back(self) -> tuple[Saved, str]:
+    def roll_back(self) -> tuple[RunCheckpoint, str]:
         """See Checkpoints; call it after a loss, when all are connected again."""
         with self._shared.sharing_losses():
             if self._options.rank:
@@ -146,7 +146,7 @@ class QueueCheckpoints(Checkpoints):
                     self._excuse(rank)
             return self.begin()
 
-    def begin(self) -> tuple[Saved, str]:
+    def begin(self) -> tuple[RunCheckpoint, str]:
         """Do so when all workers start: the first ones wait at the servers."""
         if self._options.rank:
             found = super().roll_back()
@@ -157,6 +157,6 @@ class QueueCheckpoints(Checkpoints):
         self._shared.follow()
         return found
 
-    def _chosen(self, saved: Saved) -> None:
+    def _chosen(self, saved: RunCheckpoint) -> None:
         if not self._options.rank:
             self._shared.begin(saved.position.queue)

@@ -21,7 +21,7 @@ from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirecto
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.lost_server import ServerRecovery
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View, view
 from oe_runtime.training.queue_loop import QueueCheckpoints, QueueLoop
 from oe_runtime.training.ranks import Stopped, check_agreement, check_input, translating_worker_losses
@@ -217,7 +217,7 @@ def _begin_in_step(
     trainee: KerasTrainee,
     screen: View,
     stop: StopRequest,
-) -> tuple[Checkpoints | FollowingCheckpoints, Position, Saved | None]:
+) -> tuple[Checkpoints | FollowingCheckpoints, Position, RunCheckpoint | None]:
     """Begin with one worker, or several in step: same position, same weights and rows."""
     check_agreement(options, trainee.ranks)
     if mine is not None:
@@ -242,7 +242,7 @@ def _begin_in_step(
 
 def _begin_asynchronous(
     options: Options, client: Client, trainee: KerasTrainee, shared: SharedInput, stop: StopRequest
-) -> tuple[Checkpoints, Saved]:
+) -> tuple[Checkpoints, RunCheckpoint]:
     """Begin with asynchronous workers, which wait for each other by going back to a checkpoint."""
 
     def excuse(rank: int) -> None:

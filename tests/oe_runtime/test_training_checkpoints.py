@@ -16,7 +16,7 @@ from oe_runtime.checkpoint import published
 from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
 from oe_runtime.training import checkpoints as module
-from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.checkpoints import Checkpoints, RunCheckpoint
 from oe_runtime.training.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position
@@ -229,7 +229,7 @@ def test_pools_that_cannot_be_had(tmp_path: Path, changed: dict[str, Any], why: 
 class Quiet:
     """A run directory, a view and a loop that take note of nothing."""
 
-    def __init__(self, saved: Saved) -> None:
+    def __init__(self, saved: RunCheckpoint) -> None:
         self.saved = saved
         self.said: list[str] = []
 

@@ -65,7 +65,7 @@ enum class Op : uint16_t {
   kDropTables = 23,
   kTear = 24,      // {"reason"}: Store::Tear
   kVersions = 25,  // Store::Versions
-  // Not a request: the server says, about four times a second, that the client's request
+  // Not a request: the server says, about four times per second, that the client's request
   // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
   kBusy = 26,
 };
