@@ -21,13 +21,12 @@ from rich.table import Table
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.setting_types import Size, Text
-from provision.cluster.training_settings import Optimizer
+from provision.cluster.training_settings import OPTIMIZERS
 from provision.jobs.screen import make_console, say
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 System = Literal["dram", "pmem_libpmem", "dram_pmem"]
-OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
 # Numbers of optimizer state per weight, where it is not one.
 _STATES = {"sgd": 0, "amsgrad": 3}
