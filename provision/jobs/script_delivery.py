@@ -48,12 +48,13 @@ def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery 
             f"--on {wanted.on}: {path.parent / packages.source} asks for packages, which come with the image "
             "there; build an image with them (container_worker_image), and remove the file or use --on hosts"
         )
+    if packages is None:
+        return Delivery(files, None, {})
     environments = {}
-    for host in hosts if packages is not None else ():
+    for host in hosts:
         python, index = placement.python_of(host), host.runtime.index
         top = jobscript.ENVIRONMENTS if units.on_host(host) else str(_environments(state_dir))
-        place = f"{top}/{packages.key(python, index)}" if packages is not None else ""
-        environments[host.name] = packages.environment(place, python, index) if packages is not None else {}
+        environments[host.name] = packages.environment(f"{top}/{packages.key(python, index)}", python, index)
     return Delivery(files, packages, environments)
 
 

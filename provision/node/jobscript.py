@@ -38,6 +38,7 @@ def deliver(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     for ``make_environment``, or empty; ``user`` that jobs run as. Gives ``missing``, whether the archive must
     be sent, and ``made``, whether the environment was made.
     """
+    os.umask(0o022)  # the jobs' user reads what root makes here
     path = archive_path(args["digest"])
     if not system.exists(path):
         if not args["archive"]:

@@ -1,5 +1,6 @@
 """Training with parameter servers on hosts: real SSH and Ansible, stand-ins for systemd and the runtime."""
 
+import base64
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,17 +20,31 @@ from typing import Any
 import pytest
 from fake_processes import WORKER, make_environment
 from rich.console import Console
+from sample_wheel import wheel
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
 from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Inventory
+from provision.hosts import errands
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
-from provision.jobs import fetching, jobview, launching, placement, servers, serving, stopping, store
+from provision.jobs import (
+    fetching,
+    jobview,
+    launching,
+    placement,
+    script_files,
+    script_packages,
+    servers,
+    serving,
+    stopping,
+    store,
+)
 from provision.jobs.ending import last_screen
 from provision.jobs.request import LaunchOptions
 from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
+from provision.node import jobscript
 from provision.node.state import DaxDevice, Mount, State
 
 pytestmark = [
@@ -682,6 +698,41 @@ def test_script_that_cannot_travel_starts_nothing(cluster: Cluster) -> None:
     )
     missing = cluster.refused(script=str(script), data="/nowhere/*.tsv")
     assert missing == f"host {two.name}: --data: no file matches /nowhere/*.tsv; nothing was started"
+
+
+def test_packages_of_a_script_on_a_host(cluster: Cluster) -> None:
+    """pip runs as the jobs' user; the system's Python stands in for the runtime's environment."""
+    two = cluster.hosts[1]
+    wheel(cluster.directory / "wheels", "oeprov_sample", "1.0", 7)
+    (sample,) = (cluster.directory / "wheels").iterdir()
+    content = base64.b64encode(sample.read_bytes()).decode()
+    cluster.tell(two, f"mkdir /srv/wheels && echo {content} | base64 -d >/srv/wheels/{sample.name}")
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    host = cluster.inventory().hosts[two.name]
+    script = cluster.directory / "mine" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    (script.parent / "requirements.txt").write_text("oeprov-sample\n")
+    files, packages = script_files.collect(script), script_packages.collect(script.parent)
+    assert packages is not None
+    path = f"{jobscript.ENVIRONMENTS}/key"
+    environment = packages.environment(path, SYSTEM_PYTHON, "/srv/wheels")
+    archive = base64.b64encode(zlib.compress(files.archive)).decode()
+    args = {"digest": files.digest, "archive": archive, "environment": environment, "user": "oeprov"}
+    assert errands.run(host, "deliver_script", args, 300) == {"missing": False, "made": True}
+    program = "import pip, oeprov_sample; print(oeprov_sample.VALUE)"
+    as_user = f"runuser -u oeprov -- {path}/bin/python -c"
+    assert cluster.tell(two, f"cd / && {as_user} '{program}'").strip() == "7"
+    assert (
+        cluster.tell(two, f"stat -c %U {path}/lib/python*/site-packages/oeprov_sample.py").strip() == "oeprov"
+    )
+    assert errands.run(host, "deliver_script", args, 300) == {"missing": False, "made": False}
+
+    wrong = {**environment, "files": {"requirements.txt": "oeprov-sample==2\n"}, "path": path + "2"}
+    with pytest.raises(HostError, match=r"the packages of requirements.txt cannot be installed: "):
+        errands.run(host, "deliver_script", {**args, "environment": wrong}, 300)
+    assert cluster.tell(two, f"ls {jobscript.ENVIRONMENTS}").split() == ["key"]
+    cluster.tell(two, "rm -r /var/lib/oeprov/scripts /var/lib/oeprov/environments /srv/wheels")
 
 
 def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,12 @@ import base64
 import os
 import subprocess
 import sys
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_wheel import wheel
 
 from provision.jobs import script_files, script_packages
 from provision.jobs.script_files import ScriptFiles
@@ -22,6 +22,7 @@ DIRECTORY = jobfiles.HOME + "/jobs/mine"
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     monkeypatch.setattr(jobfiles, "ensure_user", lambda system, user: (os.getuid(), os.getgid()))
+    monkeypatch.setattr(os, "umask", lambda mask: mask)  # of an errand's own process
     system = System(str(tmp_path / "host"))
     os.makedirs(system.path(DIRECTORY))
     return system
@@ -85,20 +86,6 @@ class TestCopy:
     def test_without_an_archive(self, host: System) -> None:
         with pytest.raises(CommandError, match=r"00\.tar is missing"):
             jobscript.unpack(host, DIRECTORY, "oeprov", "00")
-
-
-def wheel(directory: Path, name: str, version: str, value: int) -> None:
-    directory.mkdir(exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    texts = {
-        f"{name}.py": f"VALUE = {value}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = "".join(f"{path},,\n" for path in [*texts, f"{info}/RECORD"])
-    with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        for path, text in {**texts, f"{info}/RECORD": record}.items():
-            file.writestr(path, text)
 
 
 class TestEnvironment:
