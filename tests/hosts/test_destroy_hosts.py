@@ -40,7 +40,9 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHosts]
     unit = files / "etc/systemd/system" / f"oeprov-{DONE}-server-0.service"
     unit.parent.mkdir(parents=True)
     unit.write_text("[Service]\nExecStart=/bin/true\n")
-    for name in ("etc/oeprov/memory.env", "var/lib/oeprov/wheels/x.whl", "var/lib/oeprov/bundle/pip/y"):
+    names = ["etc/oeprov/memory.env", "var/lib/oeprov/wheels/x.whl", "var/lib/oeprov/bundle/pip/y"]
+    names += ["var/lib/oeprov/scripts/x.tar", "var/lib/oeprov/environments/x/bin/python"]
+    for name in names:
         (files / name).parent.mkdir(parents=True, exist_ok=True)
         (files / name).write_text("x\n")
     files.chmod(0o755)
@@ -60,7 +62,8 @@ def destroy(directory: Path, *words: str, code: int) -> str:
 def there(host: SshHost) -> list[str]:
     """What of oeprov's is on the host."""
     script = (
-        f"for path in {VENV} /etc/oeprov /var/lib/oeprov/wheels {JOBS}/*; "
+        f"for path in {VENV} /etc/oeprov /var/lib/oeprov/wheels /var/lib/oeprov/scripts "
+        f"/var/lib/oeprov/environments {JOBS}/*; "
         "do [ -e $path ] && echo $path; done; "
         "ls /etc/systemd/system | grep ^oeprov-; true"
     )
@@ -81,7 +84,7 @@ def test_destroy(tmp_path: Path, hosts: SshHosts) -> None:
     said = destroy(tmp_path, "-i", path, "--yes", "--limit", one.name, code=0)
     assert f"✓ {one.name}: left: job {SAVED} (1 checkpoint)" in said
     assert there(one) == [f"{JOBS}/{SAVED}"]
-    assert len(there(two)) == 6, "the other host is as it was"
+    assert len(there(two)) == 8, "the other host is as it was"
     assert one.enter("cat", f"{JOBS}/{SAVED}/run/checkpoints/step-0000000010/manifest.json") == "{}"
 
     two.stop()

@@ -40,8 +40,15 @@ def worker(spec: JobSpec) -> ProcessSpec:
 
 
 class TestSettings:
-    def test_that_the_script_decides_are_settings_that_are_not_the_job_s(self) -> None:
-        assert set(OF_THE_SCRIPT) <= set(TrainingSettings.model_fields)
+    def test_each_is_the_job_s_or_the_script_s(self) -> None:
+        """A setting that is added must be said to be one or the other."""
+        assert len(OF_THE_SCRIPT) == len(set(OF_THE_SCRIPT))
+        assert set(TrainingSettings.model_fields) - set(OF_THE_SCRIPT) == {
+            "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "keep_checkpoints",
+            "checkpoint_rows", "export_checkpoints", "checkpoint_increments", "server_wait", "worker_wait",
+            "on_worker_lost", "restarts",
+        }  # fmt: skip
+        assert set(OF_THE_SCRIPT) < set(TrainingSettings.model_fields)
 
     @pytest.mark.parametrize("name", ["model", "optimizer", "batch_size", "epochs", "steps", "dim", "seed"])
     def test_flags_beside_it_are_refused_by_name(self, state_dir: Path, program: Path, name: str) -> None:
