@@ -150,7 +150,8 @@ def _job_table(reports: list[dict[str, Any]]) -> Table:
     for item in reports:
         state, running = item["state"], item["state"] in ACTIVE
         step = f"{item['step'] or 0}/{item['steps'] or '?'}"
-        if item["processes"] and all(entry["role"] == "parameter_server" for entry in item["processes"]):
+        processes = item["processes"]
+        if processes and item["step"] is None and all(e["role"] == "parameter_server" for e in processes):
             step = "–"  # servers alone, or a worker that is still to start
         held_out = (item["eval"] or {}).get("auc")
         table.add_row(

@@ -126,7 +126,7 @@ def summary(path: Path) -> Summary:
     step, start, end = last.get("step", {}), last.get("start", {}), last.get("end", {})
     done = end.get("steps", step.get("step"))
     # The trainer estimates its steps while it reads a file; once all are made, their number is known.
-    steps = last.get("trained", {}).get("step", start.get("steps"))
+    steps = last.get("trained", {}).get("step", start.get("steps", step.get("steps")))
     export = last.get("export", {}).get("path")
     saved = max(
         (event for kind in ("checkpoint", "interrupted") if (event := last.get(kind, {})).get("path")),

@@ -51,6 +51,7 @@ class TrainingView:
         self.console = console
         self.clock = clock
         self.total = 0
+        self._has_auc = True
         self._last_line = -PLAIN_SECONDS
         self._bar: Progress | None = None
         if console.is_terminal:
@@ -83,18 +84,23 @@ class TrainingView:
         if kind == "step":
             self._step(event)
             return
-        if kind == "start" and isinstance(event.get("steps"), int):
-            self.total = event["steps"]
+        if kind == "start":
+            # A script knows its steps later, and its rows and their AUC never.
+            self._has_auc = event.get("rows", 0) is not None
+            self.total = event["steps"] if isinstance(event.get("steps"), int) else self.total
         line = describe(event)
         if line:
             say(self.console, line)
 
     def _step(self, event: Event) -> None:
+        auc = f"AUC {number(event.get('auc'))}  " if self._has_auc or event.get("auc") is not None else ""
         facts = (
             f"{rate(event.get('samples_per_s'))}  loss {number(event.get('loss'))}  "
-            f"AUC {number(event.get('auc'))}  ETA {duration(event.get('eta_s'))}"
+            f"{auc}ETA {duration(event.get('eta_s'))}"
         )
         step = event.get("step", 0)
+        if isinstance(event.get("steps"), int):
+            self.total = event["steps"]
         if self.total:  # estimated by the trainer while it reads a file
             self.total = max(self.total, step)
         if self._bar is not None:

@@ -1,14 +1,18 @@
 """A training script of the user's own: what is refused beside it, and what its worker is told."""
 
+import io
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from test_training_launch import inventory, planned
 
 from provision.cli import main
 from provision.cluster.errors import TrainingError
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.jobs import jobspec, script, store, worker_group
+from provision.jobs import jobspec, metrics, script, store, worker_group
+from provision.jobs.progress import TrainingView
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import Job, JobSpec, ProcessSpec
 from provision.node import datafiles
@@ -153,6 +157,27 @@ def test_the_job_file_says_nothing_of_what_the_script_decides(state_dir: Path, p
     assert (again.training.script, again.training.script_arguments) == (str(program), ["--epochs", "3"])
     _, built_in = job_of(state_dir, LaunchOptions())
     assert {"script", "script_arguments"} & built_in.settings.keys() == set()
+
+
+def test_progress_has_what_a_script_tells(tmp_path: Path) -> None:
+    start = {"event": "start", "model": "train.py", "rows": None, "steps": None}
+    step = {
+        "event": "step",
+        "step": 10,
+        "steps": 32,
+        "loss": 0.5,
+        "auc": None,
+        "samples_per_s": 900.0,
+        "eta_s": 2,
+    }
+    out = io.StringIO()
+    with TrainingView(Console(file=out, width=200)) as view:
+        view.event(start)
+        view.event(step)
+    assert out.getvalue().splitlines()[-1] == "  step 10/32  900 samples/s  loss 0.5000  ETA 0:02"
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in (start, step)))
+    assert (metrics.summary(path).step, metrics.summary(path).steps) == (10, 32)
 
 
 def test_resume_takes_other_arguments(state_dir: Path, program: Path) -> None:
