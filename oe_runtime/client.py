@@ -105,6 +105,7 @@ class Client:
             share_memory,
         )
         self._core = self._connect()
+        self.restores = False  # a checkpoint will replace all rows: models bring none (oe_runtime.job)
         self._tables = 0
         self._dropped: set[int] = set()  # ids
         self._pending: Future[None] | None = None
@@ -125,6 +126,7 @@ class Client:
         if note := persistence_note(storage.type, storage.path, is_pmem):
             warnings.warn(note, stacklevel=2)
         self._job = ""
+        self.restores = False
         self._tables = 0
         self._pending = None
         self.connection = 0

@@ -42,7 +42,7 @@ def make_tables(
     if fresh:
         client.drop_tables([*(spec.name for spec in specs), *also])
     numbers = [client.create_table(spec) for spec in specs]
-    if fresh is None and first:
+    if fresh is None and first and not client.restores:
         _warn(client, [spec.name for spec in specs])
     return numbers
 

@@ -18,14 +18,15 @@ goes on from, 0 when it begins; `arguments`, the program's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import Client
 from oe_runtime.job.session import JobError, Session
 
-__all__ = ["JobError", "client", "current", "defaults", "together"]
+__all__ = ["JobError", "client", "current", "defaults", "step", "together", "training"]
 
 rank: int
 workers: int
@@ -70,6 +71,34 @@ def together() -> Any:
     `distributed_model(model, job.client())` takes them by itself.
     """
     return current().together()
+
+
+@contextmanager
+def training(model: Any, optimizer: Any = None, **others: Any) -> Iterator[Any]:
+    """Train in a loop of one's own: a PyTorch module with its optimizer, or a compiled Keras model.
+
+        with job.training(model, optimizer) as loop:
+            for epoch in loop.epochs(3):
+                for x, y in loop.batches(data):
+                    …
+                    job.step(loss=loss)
+
+    `others` are objects with state_dict() and load_state_dict(), such as schedulers, which checkpoints
+    include. A resumed loop begins after the batch of its checkpoint. Raises JobError for what jobs cannot do.
+    """
+    from oe_runtime.job.loops import begin
+
+    loop = begin(current(), model, optimizer, others)
+    yield loop
+    loop.end()
+
+
+def step(loss: Any, rows: int | None = None) -> None:
+    """End a step of `training`: log and take checkpoints where they are due, and stop if that was asked for.
+
+    `loss` is the step's mean loss over its `rows`, by default those of the batch.
+    """
+    current().step(loss, rows)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from oe_runtime.training.stopping import StopRequest
 
 
 class ScriptCourse(Course):
-    """The steps of one model. A part is a call of `fit`."""
+    """The steps of one model. A part is a call of `fit`, or a block of `job.training`."""
 
     _rate = "learning rate"
 
@@ -50,6 +50,7 @@ class ScriptCourse(Course):
         self.state = state
         self.position = Position()
         self.training = False  # in a part
+        self.loop: Any = None  # of job.training
         self.total: int | None = None  # steps, where known
         self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self.figures: Callable[[], dict[str, float]] = dict  # more numbers to log
@@ -144,6 +145,11 @@ class ScriptCourse(Course):
         at = self.position
         self.position = replace(at, step=at.step + 1, batch=at.batch + 1)
         self._after_step(self.position, self._asked)
+
+    def own_step(self, rows: int) -> None:
+        """Count a step that the script has computed by itself."""
+        self._asked = self._ranks.stop_requested(self._stop)
+        self.stepped(rows)
 
     def stop_here(self) -> None:
         """Between steps, as in an evaluation: take a checkpoint and stop, if that was asked for."""

@@ -121,6 +121,7 @@ class Session:
             assert client is not None  # noqa: S101 - only stock models have none
             if self.rank == 0 and not self.options.resume:
                 refuse_trained(client)
+            client.restores = self.options.resume
             self._client = client
         return self._client
 
@@ -163,6 +164,7 @@ class Session:
                 self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
             )
             course.begin()
+            self.client().restores = False
             self.course = course
         elif not self.course.is_of(state):
             raise JobError(
@@ -186,6 +188,12 @@ class Session:
             batch_size=None,
             dim=None,
         )
+
+    def step(self, loss: Any, rows: int | None) -> None:
+        """See oe_runtime.job.step."""
+        if self.course is None or self.course.loop is None:
+            raise JobError("job.step() belongs into a loop of `with job.training(model, …)`")
+        self.course.loop.step(loss, rows)
 
     def _refuse_child(self, what: str) -> None:
         if os.getpid() != self._process:

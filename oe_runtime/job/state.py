@@ -28,6 +28,12 @@ class ScriptState:
         """Return copies of the loop's arrays; for subclasses."""
         return {}
 
+    def begin_epoch(self, *, resumed: bool) -> None:
+        """Before the data of an epoch; for subclasses."""
+
+    def skipped(self) -> None:
+        """After the batches that were trained before the checkpoint; for subclasses."""
+
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """See DenseState."""

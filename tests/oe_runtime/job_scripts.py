@@ -87,3 +87,65 @@ def losses(run_dir: Path) -> dict[int, tuple[float, float]]:
 def figures(run_dir: Path) -> dict[int, dict[str, float]]:
     """Epoch → what Keras says of it, the last word on each."""
     return {e["epoch"]: e["figures"] for e in events(run_dir, "epoch")}
+
+
+# 20 steps an epoch; shuffled by the loader, with dropout, momenta and a scheduler.
+TORCH = """
+import os, signal
+import torch
+import oe_runtime.job as job
+import oe_runtime.torch as embed
+
+torch.manual_seed(1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c1 = torch.nn.Embedding(300, 4)
+        self.dense = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+
+    def forward(self, ids):
+        return self.dense(self.c1(ids).flatten(1))[:, 0]
+
+
+model = embed.distributed_model(Model(), job.client())
+optimizer = embed.distributed_optimizer(torch.optim.Adam(model.parameters(), 0.01), model)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+ids = torch.randint(0, 300, (1000, 2), generator=torch.Generator().manual_seed(0))
+labels = (ids[:, 0] % 3 == 0).float()
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids, labels), batch_size=50, shuffle=True)
+loss_of = torch.nn.BCEWithLogitsLoss()
+stops = [int(step) for step in job.arguments]
+with job.training(model, optimizer, scheduler=scheduler) as loop:
+    for epoch in loop.epochs(3):
+        for x, y in loop.batches(data):
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            if loop.step_number + 1 in stops and loop.step_number + 1 > job.resume_step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            job.step(loss=loss)
+"""
+# The same for Keras, whose data do not shuffle.
+TAPE = (
+    KERAS.replace("callbacks = ", "unused = ")
+    + """
+import tensorflow as tf
+
+bce = keras.losses.BinaryCrossentropy()
+with job.training(model) as loop:
+    for epoch in loop.epochs(3):
+        for i in loop.batches(range(0, 1000, 50)):
+            x, y = tf.constant(features[i : i + 50]), tf.constant(labels[i : i + 50, None])
+            with embed.GradientTape(model) as tape:
+                loss = bce(y, model(x, training=True))
+            grads = tape.gradient(loss, model.trainable_variables)
+            model.optimizer.apply_gradients(zip(grads, model.trainable_variables))
+            if loop.step_number + 1 in stops and loop.step_number + 1 > job.resume_step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            job.step(loss=loss, rows=50)
+"""
+)
