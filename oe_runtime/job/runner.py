@@ -24,7 +24,7 @@ from typing import NoReturn
 from oe_runtime.errors import OeError, ServerLost, WorkerLost
 from oe_runtime.job import processes
 from oe_runtime.job.session import Session
-from oe_runtime.training import horovod
+from oe_runtime.support import horovod
 from oe_runtime.training.checkpoints import check_resume, newest
 from oe_runtime.training.connection import leave
 from oe_runtime.training.course import Interrupted
@@ -40,7 +40,7 @@ from oe_runtime.training.outcome import (
     memory_error,
 )
 from oe_runtime.training.position import Position
-from oe_runtime.training.progress import Lines
+from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import Stopped, translating_worker_losses
 from oe_runtime.training.stopping import StopRequest
 
@@ -61,7 +61,7 @@ class _Run:
     def __init__(self, options: ScriptOptions, stop: StopRequest) -> None:
         self._options = options
         self._stop = stop
-        self._session = Session(options, stop, Lines(), launched=True)
+        self._session = Session(options, stop, View(), launched=True)
         self._process = os.getpid()
         self._cwd = os.getcwd()
 

@@ -16,8 +16,8 @@ from oe_runtime.job.state import ScriptState
 from oe_runtime.training.connection import connect, refuse_trained
 from oe_runtime.training.followers import FollowingDirectory
 from oe_runtime.training.options import ScriptOptions, outside
-from oe_runtime.training.progress import Lines, View
-from oe_runtime.training.ranks import CollectiveRanks, Ranks, SingleRank, check_agreement, join_workers
+from oe_runtime.training.progress import View
+from oe_runtime.training.ranks import CollectiveRanks, Ranks, check_agreement, join_workers
 from oe_runtime.training.run_directory import RunDirectory
 from oe_runtime.training.stopping import StopRequest
 
@@ -51,7 +51,7 @@ class Session:
         if Session._current is None:
             path = Path(str(getattr(sys.modules.get("__main__"), "__file__", None) or "notebook"))
             options = outside(path.absolute(), **Session._defaults)
-            Session._current = cls(options, StopRequest(with_parent=False), Lines(), launched=False)
+            Session._current = cls(options, StopRequest(with_parent=False), View(), launched=False)
         return Session._current
 
     @classmethod
@@ -135,7 +135,7 @@ class Session:
         if self._ranks is not None:
             return
         if self.workers == 1:
-            self._ranks = SingleRank()
+            self._ranks = Ranks()
             return
         self._workers = join_workers(self.options, self.stop)
         self._ranks = CollectiveRanks(self._workers, self.stop)

@@ -15,7 +15,7 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.job.state import ScriptState
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
-from oe_runtime.torch.model import _layers
+from oe_runtime.torch.model import table_layers
 
 _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
 
@@ -27,7 +27,7 @@ class TorchDense:
         """Raises ValueError for a model that is not made by distributed_model and distributed_optimizer."""
         self._model = model
         self._optimizer = optimizer
-        layers = _layers(model)
+        layers = table_layers(model)
         if unbound := [name for name, layer in layers.items() if layer.table is None]:
             raise ValueError(
                 f"layer '{unbound[0]}' has no table yet: give the model to distributed_model, and its "
@@ -40,7 +40,7 @@ class TorchDense:
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """See DenseState."""
-        return {layer.bound().spec.name: layer.bound().spec for layer in _layers(self._model).values()}
+        return {layer.bound().spec.name: layer.bound().spec for layer in table_layers(self._model).values()}
 
     def values(self) -> dict[str, NDArray[Any]]:
         """See DenseState."""

@@ -11,7 +11,7 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import RunOptions
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunDirectory, RunError
@@ -52,7 +52,7 @@ class Course:
         self._figures = figures
         self._clock = Clock()
         self._ended: float | None = None  # time of the last step's end
-        self.saved: Saved | None = None  # the latest checkpoint
+        self.saved: RunCheckpoint | None = None  # the latest checkpoint
         self.step = 0  # the last step begun
 
     def steps(self) -> int | None:
@@ -116,7 +116,7 @@ class Course:
         every = self._run.checkpoint_steps
         return position.step + every - (position.step % every if every else 0)
 
-    def _due_take(self, position: Position) -> Callable[[Position], Saved | None]:
+    def _due_take(self, position: Position) -> Callable[[Position], RunCheckpoint | None]:
         """Return how to take a due checkpoint: every Nth has its rows in files."""
         nth = self._run.export_checkpoints
         export = bool(nth) and position.step // self._run.checkpoint_steps % nth == 0
@@ -149,7 +149,7 @@ class Course:
                 self._figures.sample(position.step)
 
     def _take(
-        self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
     ) -> None:
         """Let worker 0 take a checkpoint; the others know that they wait for it."""
         with self._stop.without_time_limit():
@@ -157,13 +157,13 @@ class Course:
             self._ranks.barrier()
 
     def _publish(
-        self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
     ) -> None:
         """Publish a checkpoint. A failure is a warning where the next attempt is at step `again`."""
         if self._ranks.lost:
             return
         started = time.perf_counter()
-        saved: Saved | None = None
+        saved: RunCheckpoint | None = None
         with deferring_losses(self._ranks):
             try:
                 saved = take(position)

@@ -16,7 +16,7 @@ from oe_runtime.client import Client
 from oe_runtime.support import dense_file
 from oe_runtime.training.dense_state import DenseState
 from oe_runtime.training.options import RunOptions
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks, deferring_losses
 
 
@@ -56,7 +56,7 @@ class FollowingCheckpoints:
     def settle(self) -> None:
         """Do nothing: worker 0 publishes it."""
 
-    def roll_back(self) -> tuple[Saved, str]:
+    def roll_back(self) -> tuple[RunCheckpoint, str]:
         """Go to worker 0's checkpoint, with its dense weights; as Checkpoints.roll_back."""
         self._ranks.barrier()  # worker 0 has chosen
         target = json.loads(self._ranks.share(b""))
@@ -66,7 +66,7 @@ class FollowingCheckpoints:
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / dense_file.FILE).write_bytes(self._ranks.share(b""))
             self._state.load(Path(directory))
-        return Saved(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
+        return RunCheckpoint(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
 
 
 def restore_target(client: Client, target: Mapping[str, Any]) -> None:

@@ -6,10 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from oe_runtime.data import Batch, Source, holdout_batches, make_split, training_batches
 from oe_runtime.data.auc import StreamingAuc
@@ -17,30 +13,13 @@ from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.course import Course
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks, deferring_losses
+from oe_runtime.training.ranks import deferring_losses
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
-
-
-class Trainee(Protocol):
-    """A compiled model, stock or with served embeddings."""
-
-    ranks: Ranks  # the workers that train it
-
-    def train(self, batch: Batch, following: Batch | None = None) -> None:
-        """Run one step; `following` is the next batch, if it is known."""
-        ...
-
-    def window(self) -> tuple[float, float]:
-        """Return mean loss and AUC of the steps since the last call."""
-        ...
-
-    def predict(self, batch: Batch) -> NDArray[np.float32]:
-        """Return click probabilities, shape (B,)."""
-        ...
+from oe_runtime.training.trainee import KerasTrainee
 
 
 class Loop(Course):
@@ -50,7 +29,7 @@ class Loop(Course):
         self,
         options: Options,
         source: Source,
-        trainee: Trainee,
+        trainee: KerasTrainee,
         checkpoints: Checkpoints | FollowingCheckpoints,
         directory: RunDirectory | FollowingDirectory,
         view: View,
@@ -92,7 +71,7 @@ class Loop(Course):
         self._finish(position)
         return position
 
-    def rolled_back(self, saved: Saved, seconds: float) -> None:
+    def rolled_back(self, saved: RunCheckpoint, seconds: float) -> None:
         """Note that a checkpoint was restored to the servers and the model, in `seconds`."""
         self.saved = saved
         self._trainee.window()

@@ -18,8 +18,10 @@ WORKER_LOST, INTERRUPTED = 3, 130
 STOP_SECONDS = 20.0
 
 
-def explain(error: OeError, options: RunOptions) -> str:
-    """Return the error's message with what to do next."""
+def explain(error: Exception, options: RunOptions) -> str:
+    """Describe an error to the user, with what to do next; empty for a bug."""
+    if not isinstance(error, OeError):
+        return memory_error(error) or disk_error(error)
     if isinstance(error, GradientError):
         return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
     if not isinstance(error, (ServerLost, TornError, WorkerLost)):

@@ -31,7 +31,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Saved:
+class RunCheckpoint:
     """A published checkpoint of the trainer."""
 
     path: Path

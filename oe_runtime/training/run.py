@@ -10,9 +10,9 @@ from functools import partial
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, make_split, open_source
-from oe_runtime.errors import OeError, ServerLost, WorkerLost
+from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.spec import TableSpec
-from oe_runtime.training import horovod
+from oe_runtime.support import horovod
 from oe_runtime.training.charts import duration
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
 from oe_runtime.training.connection import connect, leave, refuse_trained
@@ -26,12 +26,10 @@ from oe_runtime.training.outcome import (
     INTERRUPTED,
     STOP_SECONDS,
     WORKER_LOST,
-    disk_error,
     end_at_limit,
     explain,
-    memory_error,
 )
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View, view
 from oe_runtime.training.queue_loop import QueueCheckpoints, QueueLoop
 from oe_runtime.training.ranks import Stopped, check_agreement, check_input, translating_worker_losses
@@ -94,22 +92,14 @@ def _run(options: Options, stop: StopRequest) -> int:
                 return INTERRUPTED
         leave(client)
         return 0
-    except OeError as error:
+    except Exception as error:
         message = explain(error, options)
         if directory is not None:
-            directory.event("error", message=message)
+            directory.event("error", message=message or f"{type(error).__name__}: {error}")
+        if not message:
+            raise  # a bug: show the traceback
         print(f"error: {message}", file=sys.stderr)
         return WORKER_LOST if isinstance(error, WorkerLost) else 1
-    except Exception as error:
-        if message := memory_error(error) or disk_error(error):
-            if directory is not None:
-                directory.event("error", message=message)
-            print(f"error: {message}", file=sys.stderr)
-            return 1
-        # A bug: show the traceback, and let those who watch the run see its end.
-        if directory is not None:
-            directory.event("error", message=f"{type(error).__name__}: {error}")
-        raise
     finally:
         if directory is not None:
             directory.close()
@@ -210,7 +200,7 @@ def _begin_in_step(
     trainee: KerasTrainee,
     screen: View,
     stop: StopRequest,
-) -> tuple[Checkpoints | FollowingCheckpoints, Position, Saved | None]:
+) -> tuple[Checkpoints | FollowingCheckpoints, Position, RunCheckpoint | None]:
     """Begin with one worker, or several in step: same position, same weights and rows."""
     check_agreement(options, trainee.ranks)
     if mine is not None:
@@ -235,7 +225,7 @@ def _begin_in_step(
 
 def _begin_asynchronous(
     options: Options, client: Client, trainee: KerasTrainee, shared: SharedInput, stop: StopRequest
-) -> tuple[Checkpoints, Saved]:
+) -> tuple[Checkpoints, RunCheckpoint]:
     """Begin with asynchronous workers, which wait for each other by going back to a checkpoint."""
 
     def excuse(rank: int) -> None:

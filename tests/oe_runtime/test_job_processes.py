@@ -12,7 +12,7 @@ from job_scripts import figures, losses, run, start, write
 from training_runs import ServerProcess, events, wait_for
 
 from oe_runtime import checkpoint
-from provision.jobs.supervisor import free_endpoints
+from provision.jobs.worker_group import free_endpoints
 
 pytestmark = pytest.mark.process
 
