@@ -43,7 +43,9 @@ def make_tables(
     if fresh:
         client.drop_tables([*names, *also])
     numbers = [client.create_table(spec) for spec in specs]
-    for name, rows in rows_on_servers(client, names).items() if fresh is None and first else ():
+    for name, rows in (
+        rows_on_servers(client, names).items() if fresh is None and first and not client.restores else ()
+    ):
         if rows:
             warnings.warn(
                 f"table {name} exists with {rows:,} rows, which are kept: they are of an earlier run, the "

@@ -1,4 +1,4 @@
-"""`python -m oe_runtime.train`: train a click model with its embeddings on parameter servers."""
+"""`python -m oe_runtime.train`: train a click model, or a script's, with embeddings on parameter servers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import sys
 from collections.abc import Sequence
 
 from oe_runtime.support import interrupt
-from oe_runtime.training.options import parse
-from oe_runtime.training.run import run
+from oe_runtime.training.options import ScriptOptions, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer; return its exit status (see --help)."""
-    return run(parse(argv))
+    options = parse(argv)
+    if isinstance(options, ScriptOptions):
+        from oe_runtime.job.runner import run_script
+
+        return run_script(options)
+    from oe_runtime.training.run import run
+
+    return run(options)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ exist on TensorFlow only.
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from oe_runtime.job.session import join_early
 from oe_runtime.keras import backends
 from oe_runtime.keras.convert import distributed_model
 from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.job_callback import JobCallback
 from oe_runtime.keras.keras2 import accept_keras2_layers
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
@@ -34,6 +36,9 @@ from oe_runtime.keras.translate import distributed_optimizer
 
 __version__ = version("oeprov")
 
+if backends.NAME == "tensorflow":
+    join_early()
+
 __all__ = [
     "AdagradDecay",
     "AdamAsync",
@@ -42,6 +47,7 @@ __all__ = [
     "Embedding",
     "Flags",
     "Ftrl",
+    "JobCallback",
     "accept_keras2_layers",
     "check_export",
     "distributed_model",

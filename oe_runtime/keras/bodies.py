@@ -34,6 +34,10 @@ def _gradients(
         with feeding(supply):
             y_pred = _forward(served)(x)
         loss = served.batch_loss(regularization(groups), x, y, y_pred, sample_weight, training=True)
+    if served.losses is not None:
+        examples = tf.cast(tf.shape(keras.tree.flatten(x)[0])[0], tf.float64)
+        total = tf.math.multiply_no_nan(tf.cast(loss, tf.float64), examples)  # 0 for the mean over none
+        served.losses.assign_add([total, examples])
     # Lookups are gathered before the tape, so `rows` gets gradients only from regularizers and `by_row`.
     sources = [served.model.trainable_variables, rows, lookups, together]
     return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from oe_runtime.client import Client
+from oe_runtime.job.session import workers_of
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, TableLayer
@@ -61,9 +62,10 @@ def distributed_model(
     NaN and infinities: "refuse" raises GradientError, "skip" leaves such rows unchanged, "pass" trains them
     like Keras.
 
-    With `workers`, each process trains on its part of every batch. The gradients of the mean loss over all
-    parts are applied: `workers` sum the dense ones, the servers those of rows; `client` must have the same
-    rank. All start with worker 0's weights. Metrics and callbacks see a process's own part.
+    With `workers`, by default those of the job of `client` (oe_runtime.job), each process trains on its part
+    of every batch. The gradients of the mean loss over all parts are applied: `workers` sum the dense ones,
+    the servers those of rows; `client` must have the same rank. All start with worker 0's weights.
+    Metrics and callbacks see a process's own part.
 
     With `pipeline`, the rows of the next batch are pulled while one computes. The results equal those of
     sequential steps, bit for bit. `fit` and `evaluate` use it; see `prefetch` for `train_on_batch`. Where the
@@ -147,12 +149,12 @@ def convert(
 
 
 def check_workers(client: Any, workers: Workers | None, settings: Settings) -> Workers | None:
-    """Return the workers that train a model, by default those of `flags`; None for a single one.
+    """Return the workers that train a model, by default those of `flags` or the job; None for a single one.
 
     Raises ValueError or TypeError for options that do not fit together or with Keras's backend.
     """
-    if client is None and workers is None:
-        workers = known_workers()
+    if workers is None:
+        workers = known_workers() if client is None else workers_of(client)
     several = workers is not None and workers.count > 1
     if workers is not None and several and hasattr(workers, "wish"):
         warnings.warn("Workers.wish and .wishes are now .stop_request and .stop_requests", stacklevel=4)

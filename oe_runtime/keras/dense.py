@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.errors import CheckpointError
-from oe_runtime.support import durable
+from oe_runtime.support import dense_file
+from oe_runtime.support.dense_file import FILE, write
 
-FILE = "dense.npz"
+__all__ = ["FILE", "assign", "load", "named_variables", "read", "save", "values", "write"]
 
 
 def named_variables(model: Any) -> dict[str, Any]:
@@ -79,17 +79,6 @@ def save(model: Any, directory: Path) -> Path:
     return write(values(model), directory)
 
 
-def write(arrays: Mapping[str, NDArray[Any]], directory: Path) -> Path:
-    """Write the result of `values` as `save` does."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / FILE
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    durable.rename(temporary, path)
-    return path
-
-
 def load(model: Any, directory: Path) -> None:
     """Assign the variables in `directory`/dense.npz to the model and its optimizer; all or nothing.
 
@@ -103,11 +92,7 @@ def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
     """Return checked arrays for `assign`. A file may lack all of the optimizer's variables."""
     path = directory / FILE
     variables = named_variables(model)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path}: cannot be read as a dense checkpoint: {error}") from error
+    arrays = dense_file.read(path)
     if not any(name.startswith("optimizer/") for name in arrays):
         variables = {name: v for name, v in variables.items() if not name.startswith("optimizer/")}
     for name, variable in variables.items():

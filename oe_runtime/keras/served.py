@@ -79,6 +79,7 @@ class Served:
         self.settings = settings
         self.xla = False  # whether XLA compiles the model's call in training
         self.fresh = settings.fresh  # False after the first compile, which goes on with the model's own rows
+        self.losses: Any = None  # a variable: the sum of losses times examples, and of examples (TensorFlow)
         self.persisted = 0  # the batch of the last persist_server_model
         self._warned = False  # of large weights
 

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
-from oe_runtime.keras.bodies import PREDICT, TRAIN, Body
+from oe_runtime.keras.bodies import PREDICT, TEST, TRAIN, Body
 from oe_runtime.keras.dense import build_optimizer
 from oe_runtime.keras.feed import skeleton
 from oe_runtime.keras.program import Prepared, Program
@@ -35,6 +36,14 @@ class Steps:
         self._eager = eager
         self._programs: dict[Any, Program] = {}
         self._begun = False
+        self.examples = 0  # of the last training step
+
+    def measure_losses(self) -> Any:
+        """Let training steps sum their losses; return the variable: sum over the examples, their number."""
+        if self._served.losses is None:
+            self._served.losses = tf.Variable(np.zeros(2), trainable=False)
+            self._programs.clear()  # compiled without it
+        return self._served.losses
 
     @property
     def alone(self) -> bool:
@@ -45,6 +54,13 @@ class Steps:
         """Return the model's outputs for (x, …)."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         prepared = self.prepare(PREDICT, (x, None, None))
+        self._client.settle()
+        self.refresh(prepared)
+        return self.finish(prepared)
+
+    def test(self, data: Any) -> Any:
+        """Return the logs of a test of (x, y, …)."""
+        prepared = self.prepare(TEST, data)
         self._client.settle()
         self.refresh(prepared)
         return self.finish(prepared)
@@ -109,6 +125,7 @@ class Steps:
         if program.body is not TRAIN:
             return result
         logs, rate, *gradients = result
+        self.examples = int(prepared.tensors[0].shape[0])
         if gradients[0]:
             of_ids, of_rows = ([None if g is None else to_numpy(g) for g in part] for part in gradients)
             push = self._client.push if thread is None else partial(self._client.push_later, thread)

@@ -29,7 +29,7 @@ def choose_rows(served: Served) -> None:
 
     The option `fresh` of `distributed_model` decides. Raises ValueError where it is not given.
     """
-    if served.fresh or not served.is_first:
+    if served.fresh or not served.is_first or served.client.restores:
         return
     # Rows of an interrupted compile() are the model's own.
     bringing = {
@@ -56,7 +56,7 @@ def assign(served: Served) -> None:
     for layer in served.layers.values():
         if layer.first_rows is None:
             continue
-        if served.is_first:
+        if served.is_first and not served.client.restores:
             layer.bringing_rows = True
             layer.bound().assign(layer.first_rows)
             layer.bringing_rows = False

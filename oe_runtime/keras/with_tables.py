@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import keras
 from oe_runtime.client import Client
 from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
 from oe_runtime.keras.embedding import TableLayer
+from oe_runtime.keras.job_fit import JobFit, fit_arguments
 from oe_runtime.keras.served import Served, Settings, Table
 from oe_runtime.keras.translate import needs_sums
 from oe_runtime.model_tables import make_tables
@@ -19,6 +20,8 @@ from oe_runtime.spec import TableSpec
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import Workers
+
+_CALLBACKS = 5  # the position of `callbacks` among fit's arguments
 
 # Keras changes the bases of every class of a functional model, so this class must not have a base.
 _Model: Any = keras.Model if TYPE_CHECKING else object
@@ -40,6 +43,7 @@ class WithTables(_Model):  # type: ignore[misc]
     # None in a model that was made without distributed_model, as Keras does when it copies one.
     _served: Served | None = None
     _steps: backends.Steps | None = None
+    _around: Callable[[Any], Any] | None = None  # a JobCallback's, around the function of fit
 
     def _bind(self, client: Client, workers: Workers | None, settings: Settings) -> None:
         """Take what `distributed_model` was given. Raises ValueError for two table layers of one name."""
@@ -122,7 +126,17 @@ class WithTables(_Model):  # type: ignore[misc]
         EarlyStopping(restore_best_weights=True) restores the rows too: whenever an epoch is the best so far,
         they are written to a temporary directory (TMPDIR), which needs as much disk as a checkpoint. Raises
         ValueError for it with several workers.
+
+        A JobCallback among the callbacks resumes it at the epoch and the batch of the job's checkpoint.
         """
+        if "callbacks" not in kwargs and len(args) > _CALLBACKS:
+            kwargs, args = fit_arguments(self, args, kwargs), ()
+        flat = keras.tree.flatten(kwargs.get("callbacks") or [])
+        jobs = [one for one in flat if isinstance(one, JobFit)]
+        if jobs and self._around is None:
+            if len(jobs) > 1:
+                raise ValueError("fit has two JobCallbacks: give it one")
+            return jobs[0].fit(self, args, kwargs)
         if "callbacks" not in kwargs:
             history = super().fit(*args, **kwargs)
         else:
@@ -138,8 +152,9 @@ class WithTables(_Model):  # type: ignore[misc]
         """Return the function that `fit` calls with batches."""
         steps = self._running()
         self.served.warn_of_large_weights()
-        if self.train_function is None or force:
-            self.train_function = steps.train_function()
+        if self.train_function is None or force or self._around is not None:
+            around = self._around or (lambda function: function)
+            self.train_function = around(steps.train_function())
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:

@@ -250,7 +250,8 @@ class TableLayer(nn.Module):  # type: ignore[misc]
             # Existing rows are of an earlier run, which this one continues (`fresh`), or of an interrupted
             # assignment.
             name = table.spec.name
-            if self.bringing_rows or not rows_on_servers(table.client, [name])[name]:
+            given = self.bringing_rows or not rows_on_servers(table.client, [name])[name]
+            if given and not table.client.restores:
                 self.bringing_rows = True
                 try:
                     self._assign(self.first_rows)

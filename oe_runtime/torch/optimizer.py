@@ -38,7 +38,7 @@ def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = N
     Raises ValueError naming the optimizer or the option that tables do not support, and SpecMismatch when the
     servers have a table of the name with another description.
     """
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    groups = _groups(optimizer)
     rows = _Rows(optimizer, model, workers)
     for name, layer in table_layers(model).items():
         if layer.client is None:
@@ -60,18 +60,18 @@ class _Rows:
     def __init__(self, optimizer: Any, model: Any, workers: int | None) -> None:
         self._optimizer = optimizer
         self._workers = workers
-        self._specs: list[tuple[TableLayer, dict[str, Any], dict[str, Any], Any]] = []
+        self._specs: list[tuple[TableLayer, dict[str, Any], Any]] = []
 
     def add(self, layer: TableLayer, group: dict[str, Any]) -> None:
         rule = table_optimizer(self._optimizer, group)
-        self._specs.append((layer, group, rule, layer.table_spec(rule)))
+        self._specs.append((layer, rule, layer.table_spec(rule)))
 
     def bind(self) -> None:
         names = [spec.name for *_, spec in self._specs]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two layers have tables of the name '{twice[0]}'")
         by_client: dict[int, list[tuple[TableLayer, TableSpec]]] = {}
-        for layer, _, _, spec in self._specs:
+        for layer, _, spec in self._specs:
             by_client.setdefault(id(layer.client), []).append((layer, spec))
         for layers in by_client.values():
             client, fresh = layers[0][0].client, layers[0][0].fresh
@@ -96,7 +96,9 @@ class _Rows:
     def _push(self, *_: Any) -> None:
         workers = self._workers or process()[1]
         by_client: dict[int, list[tuple[Table, float, bool]]] = {}
-        for layer, group, rule, _ in self._specs:
+        groups = _groups(self._optimizer)  # load_state_dict makes new ones
+        for layer, rule, _ in self._specs:
+            group = groups[id(layer.anchor)]
             if layer.spec is None and table_optimizer(self._optimizer, group) != rule:
                 raise ValueError(
                     f"the optimizer's settings for table '{layer.bound().spec.name}' have changed from "
@@ -106,6 +108,11 @@ class _Rows:
             by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), layer.frozen))
         for tables in by_client.values():
             _push_tables(tables, workers)
+
+
+def _groups(optimizer: Any) -> dict[int, dict[str, Any]]:
+    """Return the group of each parameter by its id."""
+    return {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:

@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
+from oe_runtime.support import dense_file
+from oe_runtime.training.dense_state import DenseState
 from oe_runtime.training.followers import restore_target
-from oe_runtime.training.options import Options
+from oe_runtime.training.options import RunOptions
 from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunError
@@ -43,7 +45,7 @@ def newest(run_directory: Path) -> RunCheckpoint | None:
     return None if found is None else _saved(found)
 
 
-def check_resume(options: Options) -> None:
+def check_resume(options: RunOptions) -> None:
     """Refuse to resume without a complete checkpoint, or with other settings; RunError names each."""
     found = checkpoint.latest(options.run_dir / "checkpoints")
     if found is None:
@@ -109,13 +111,13 @@ class Checkpoints:
     """The checkpoints of one run: takes them during training, and goes back to them."""
 
     def __init__(
-        self, options: Options, model: Any, client: Client | None, ranks: Ranks | None = None
+        self, options: RunOptions, state: DenseState, client: Client | None, ranks: Ranks | None = None
     ) -> None:
-        """`model` is compiled: its tables exist. Raises RunError for unusable pools."""
+        """The tables of `state` exist. Raises RunError for unusable pools."""
         self._options = options
         self._ranks = ranks or Ranks()
         self._directory = options.run_dir / "checkpoints"
-        self._model = model
+        self._state = state
         self._client = client
         self.in_pools = _use_pools(options, client)
         self._pending: _Pending | None = None
@@ -145,10 +147,8 @@ class Checkpoints:
 
     def take_files(self, position: Position) -> RunCheckpoint:
         """Take a checkpoint with its rows in files, which can be used without a server."""
-        from oe_runtime.keras import dense
-
         self._pending = None
-        return self._publish(_Pending(position, dense.values(self._model), None))
+        return self._publish(_Pending(position, self._state.values(), None))
 
     def settle(self) -> RunCheckpoint | None:
         """Publish the marked checkpoint if all servers have it by now."""
@@ -167,8 +167,6 @@ class Checkpoints:
         Returns it, and a message about newer ones that the servers have lost. Raises CheckpointError, and
         ServerLost in all workers.
         """
-        from oe_runtime.keras import dense
-
         self._asked = 0.0
         choice: tuple[RunCheckpoint, str] | None = None
         with deferring_losses(self._ranks):
@@ -193,16 +191,14 @@ class Checkpoints:
                     self._check_rows(saved, self._rows(self._client.stats()["servers"]))
             self._ranks.barrier()
             self._in_files = saved.path if saved.pool is None else None
-        dense.load(self._model, saved.path)
-        self._ranks.share((saved.path / dense.FILE).read_bytes())
+        self._state.load(saved.path)
+        self._ranks.share((saved.path / dense_file.FILE).read_bytes())
         return saved, lost
 
     def _chosen(self, saved: RunCheckpoint) -> None:
         """Do something before the servers go back to `saved`; for subclasses."""
 
     def _mark(self, position: Position, *, wait: bool) -> _Pending:
-        from oe_runtime.keras import dense
-
         assert self._client is not None  # noqa: S101 - pools are on servers
         servers = self._client.stats()["servers"]
         pool = {
@@ -211,7 +207,7 @@ class Checkpoints:
             "storage": ", ".join(sorted({server["storage"] for server in servers})),
             "rows": self._rows(servers),
         }
-        arrays = dense.values(self._model)
+        arrays = self._state.values()
         # After a return behind a lost checkpoint its number is used again: remove the old one.
         checkpoint.remove_from(self._directory, position.step)
         # Worker 0 may have ended after its first checkpoint, without rows, before publishing it.
@@ -220,12 +216,10 @@ class Checkpoints:
         return _Pending(position, arrays, pool)
 
     def _publish(self, pending: _Pending) -> RunCheckpoint:
-        from oe_runtime.keras import dense
-
         base = self._base() if pending.pool is None else None
 
         def content(path: Path) -> Mapping[str, Any]:
-            dense.write(pending.arrays, path)
+            self._state.write(pending.arrays, path)
             training = {"settings": self._options.fixed(), "position": pending.position.to_json()}
             if pending.pool is not None:
                 return {"training": training, "tables": [], "pool": pending.pool}
@@ -280,7 +274,7 @@ class Checkpoints:
 
     def _rows(self, servers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """Return the rows of each table from the `servers`' stats. All must have had the same pushes."""
-        names = self._model.tables
+        names = self._state.tables
         if len({server["tables"][name]["version"] for server in servers for name in names}) > 1:
             raise RunError("the servers have not had the same pushes; go on from the last checkpoint")
         return {name: sum(server["tables"][name]["rows"] for server in servers) for name in names}
@@ -304,7 +298,7 @@ class _Pending:
     pool: Mapping[str, Any] | None
 
 
-def _use_pools(options: Options, client: Client | None) -> bool:
+def _use_pools(options: RunOptions, client: Client | None) -> bool:
     if client is None or options.in_process or options.checkpoint_rows == "files":
         return False
     refusal = ""

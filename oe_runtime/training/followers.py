@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import Client
-from oe_runtime.training.options import Options
+from oe_runtime.support import dense_file
+from oe_runtime.training.dense_state import DenseState
+from oe_runtime.training.options import RunOptions
 from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks, deferring_losses
 
@@ -21,7 +23,7 @@ from oe_runtime.training.ranks import Ranks, deferring_losses
 class FollowingDirectory:
     """In place of a RunDirectory."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RunOptions) -> None:
         self.path = options.run_dir
 
     def event(self, event: str, **values: Any) -> None:
@@ -41,8 +43,8 @@ class FollowingDirectory:
 class FollowingCheckpoints:
     """In place of a run's Checkpoints."""
 
-    def __init__(self, model: Any, client: Client, ranks: Ranks) -> None:
-        self._model = model
+    def __init__(self, state: DenseState, client: Client, ranks: Ranks) -> None:
+        self._state = state
         self._client = client
         self._ranks = ranks
 
@@ -56,16 +58,14 @@ class FollowingCheckpoints:
 
     def roll_back(self) -> tuple[RunCheckpoint, str]:
         """Go to worker 0's checkpoint, with its dense weights; as Checkpoints.roll_back."""
-        from oe_runtime.keras import dense
-
         self._ranks.barrier()  # worker 0 has chosen
         target = json.loads(self._ranks.share(b""))
         with deferring_losses(self._ranks):
             restore_target(self._client, target)
         self._ranks.barrier()
         with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / dense.FILE).write_bytes(self._ranks.share(b""))
-            dense.load(self._model, Path(directory))
+            (Path(directory) / dense_file.FILE).write_bytes(self._ranks.share(b""))
+            self._state.load(Path(directory))
         return RunCheckpoint(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
 
 

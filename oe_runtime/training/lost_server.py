@@ -15,7 +15,7 @@ from oe_runtime.errors import ServerLost
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Loop
-from oe_runtime.training.options import Options
+from oe_runtime.training.options import RunOptions
 from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import Ranks, deferring_losses
@@ -31,7 +31,7 @@ class ServerRecovery:
 
     def __init__(
         self,
-        options: Options,
+        options: RunOptions,
         client: Client | None,
         checkpoints: Checkpoints | FollowingCheckpoints,
         directory: RunDirectory | FollowingDirectory,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
@@ -35,6 +37,9 @@ examples:
   # the same by horovodrun, which starts them all
   horovodrun -np 2 -H node1:1,node2:1 python -m oe_runtime.train … --run-dir runs/two
 
+  # a program of your own, which trains through oe_runtime.job
+  python -m oe_runtime.train --script train.py --servers 10.0.0.1:7000 --run-dir runs/mine -- --epochs 3
+
   # go on after an interruption: the same command with --resume
   python -m oe_runtime.train … --run-dir runs/first --resume
 
@@ -47,12 +52,10 @@ Exit codes: 0 finished, 1 error, 3 another worker was lost, 130 interrupted (a c
 
 
 @dataclass(frozen=True)
-class Options:
-    """A checked command line; see `parser` for the meaning of each."""
+class RunOptions:
+    """What every run is started with: the servers, the workers, the run directory. See `parser`."""
 
     data: str
-    max_bad_rows: int
-    model: str
     servers: tuple[str, ...]
     token_file: Path | None
     tls: str
@@ -66,7 +69,6 @@ class Options:
     worker_wait: int
     generation: int
     workqueue: bool
-    pipeline: bool
     staleness: int | None
     on_worker_lost: str
     in_process: bool
@@ -75,6 +77,41 @@ class Options:
     storage_path: str
     storage_size: int
     storage_cache: int
+    run_dir: Path
+    checkpoint_steps: int
+    keep_checkpoints: int
+    checkpoint_rows: str
+    export_checkpoints: int
+    checkpoint_increments: int
+    resume: bool
+    log_every: int
+    stats_seconds: float
+    exit_with_parent: bool
+
+    def fixed(self) -> dict[str, Any]:
+        """The settings that a resumed run must share with the run it goes on from."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ScriptOptions(RunOptions):
+    """A checked command line with --script, whose model, optimizer and steps are the script's."""
+
+    script: Path
+    arguments: tuple[str, ...]
+
+    def fixed(self) -> dict[str, Any]:
+        """See RunOptions: the script may change otherwise, and its checkpoints say whether they fit."""
+        return {"script": self.script.name}
+
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """A checked command line of a built-in model; see `parser` for the meaning of each."""
+
+    max_bad_rows: int
+    model: str
+    pipeline: bool
     dim: int
     hidden: tuple[int, ...]
     cin: tuple[int, ...]
@@ -100,18 +137,8 @@ class Options:
     device: str
     inter_threads: int
     intra_threads: int
-    run_dir: Path
-    checkpoint_steps: int
-    keep_checkpoints: int
-    checkpoint_rows: str
-    export_checkpoints: int
-    checkpoint_increments: int
-    resume: bool
     export: Path | None
-    log_every: int
-    stats_seconds: float
     timeline: int
-    exit_with_parent: bool
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a resumed run must share with the run that it continues."""
@@ -135,16 +162,23 @@ class Options:
         return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Return the argument parser, whose help is the reference of the trainer."""
-    p = argparse.ArgumentParser(
+    p = kind(
         prog="python -m oe_runtime.train",
         description="Train a click model on Criteo-format data with its embeddings on parameter servers.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add(p, "data", required=True, metavar="PATH|generate:ROWS[:SEED]")
+    add(p, "data", metavar="PATH|generate:ROWS[:SEED]", more="A script may do without.")
     add(p, "max_bad_rows", 0)
+    p.add_argument(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="Run this Python program in place of a built-in model; what follows a lone -- is the program's. "
+        "It trains through oe_runtime.job, and decides about the model, the optimizer and the steps.",
+    )
     where = p.add_argument_group("where the embeddings live (one of the three)").add_mutually_exclusive_group(
         required=True
     )
@@ -283,10 +317,100 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def parse(argv: Sequence[str] | None = None) -> Options:
+# Flags that go with --script; it decides about all others.
+_OF_SCRIPTS = {
+    *("script", "data", "servers", "in_process", "token_file", "tls", "checkpoint_transfer", "job"),
+    *("server_wait", "storage", "storage_path", "storage_size", "storage_cache"),
+    *("workers", "rank", "worker_wait", "generation", "run_dir", "resume", "log_every", "stats_seconds"),
+    *("checkpoint_steps", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
+    *("checkpoint_increments", "exit_with_parent"),
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> Options | ScriptOptions:
     """Return the checked options; a mistake ends the process with status 2, as argparse does."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
     p = parser()
-    a = p.parse_args(argv)
+    a = p.parse_args(words[:end])
+    if a.script is not None:
+        return _parse_script(p, a, words[:end], words[end + 1 :])
+    if end < len(words):
+        p.error("-- goes with --script: what follows it is the script's")
+    if a.data is None:
+        p.error("the following arguments are required: --data")
+    return Options(**_settle(p, a))
+
+
+def _parse_script(
+    p: argparse.ArgumentParser, a: argparse.Namespace, words: Sequence[str], arguments: Sequence[str]
+) -> ScriptOptions:
+    given = _given(words)
+    for name in vars(a):
+        if name in given and name not in _OF_SCRIPTS:
+            flag = "--" + name.replace("_", "-")
+            p.error(f"{flag} does not go with --script: {a.script.name} decides that (give it after --)")
+    path = a.script.absolute()
+    if not path.is_file():
+        p.error(f"--script {a.script}: {'not a file' if path.exists() else 'there is no such file'}")
+    values = _settle(p, a, path.stem)
+    return ScriptOptions(
+        **{name: values[name] for name in (f.name for f in fields(RunOptions)) if name != "run_dir"}
+        | {"run_dir": values["run_dir"].absolute(), "data": _place(a.data or "")},
+        script=path,
+        arguments=tuple(arguments),
+    )
+
+
+def outside(
+    script: Path, *, servers: Sequence[str] = (), token_file: Path | None = None, **more: Any
+) -> ScriptOptions:
+    """Return the options of a script that runs by itself: tables in this process, unless `servers` are named.
+
+    `more` are other flags by name: run_dir, resume, checkpoint_steps, data, …
+    """
+    words = ["--servers", ",".join(servers)] if servers else ["--in-process"]
+    if token_file is not None:
+        words += ["--token-file", str(token_file)]
+    for name, value in more.items():
+        if name not in _OF_SCRIPTS:
+            raise TypeError(f"{name} is not an option of a job; known are {', '.join(sorted(_OF_SCRIPTS))}")
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value not in (None, False):
+            words += [flag, str(value)]
+    p = parser(_Raising)
+    values = _settle(p, p.parse_args(words), script.stem)
+    names = {f.name for f in fields(RunOptions)}
+    values = {name: value for name, value in values.items() if name in names}
+    values |= {"run_dir": values["run_dir"].absolute(), "data": values["data"] or ""}
+    return ScriptOptions(**values, script=script, arguments=())
+
+
+class _Raising(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError: there is no command line to explain."""
+        raise ValueError(message)
+
+
+def _given(words: Sequence[str]) -> set[str]:
+    """Return the names of the flags that a command line has."""
+    p = parser()
+    for action in p._actions:
+        action.default, action.required = argparse.SUPPRESS, False
+    return set(vars(p.parse_args(list(words))))
+
+
+def _place(data: str) -> str:
+    """Return a path of data so that it holds after a change of the working directory."""
+    if not data or "://" in data or data.startswith("generate:"):
+        return data
+    return os.path.abspath(data)
+
+
+def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None = None) -> dict[str, Any]:
+    """Check what belongs together; return the options by name. `name`: the script's."""
     if a.resume and a.run_dir is None:
         p.error("--resume needs --run-dir, the directory of the run to go on with")
     if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache):
@@ -329,6 +453,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "epochs": a.epochs or (None if a.steps else EPOCHS),
         "steps": a.steps or None,
         "learning_rate": LEARNING_RATES[a.optimizer] if a.learning_rate is None else a.learning_rate,
-        "run_dir": a.run_dir or Path("runs") / f"{a.model}-{stamp}",
+        "run_dir": a.run_dir or Path("runs") / f"{name or a.model}-{stamp}",
     }
-    return Options(**values)
+    del values["script"]
+    return values

@@ -12,17 +12,21 @@ from typing import Any
 class Position:
     """`step` steps in all, `batch` of them in epoch `epoch` (from 0).
 
-    For asynchronous workers, `queue` is the state of their work queue, in place of `batch`.
+    For asynchronous workers, `queue` is the state of their work queue, in place of `batch`. `part` counts the
+    finished parts of a script, such as calls of `fit`.
     """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
     queue: Mapping[str, Any] | None = None
+    part: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for a checkpoint's manifest."""
         plain = {"step": self.step, "epoch": self.epoch, "batch": self.batch}
+        if self.part:
+            plain["part"] = self.part
         return plain if self.queue is None else {**plain, "queue": self.queue}
 
 

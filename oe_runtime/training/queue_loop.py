@@ -13,7 +13,9 @@ from oe_runtime.data import Batch
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.work_queue import Work
 from oe_runtime.training.checkpoints import Checkpoints
-from oe_runtime.training.loop import Interrupted, Loop
+from oe_runtime.training.course import Interrupted
+from oe_runtime.training.dense_state import DenseState
+from oe_runtime.training.loop import Loop
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks
@@ -125,14 +127,14 @@ class QueueCheckpoints(Checkpoints):
     def __init__(
         self,
         options: Options,
-        model: Any,
+        state: DenseState,
         client: Client,
         ranks: Ranks,
         shared: SharedInput,
         excuse: Callable[[int], None],
     ) -> None:
         """`excuse` tells the servers that the worker of that rank will not return."""
-        super().__init__(options, model, client, ranks)
+        super().__init__(options, state, client, ranks)
         self._shared = shared
         self._excuse = excuse
 

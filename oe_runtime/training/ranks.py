@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.errors import OeError, ServerLost, TornError, WorkerLost
-from oe_runtime.training.options import Options
+from oe_runtime.training.options import RunOptions
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.worker_input import WorkerInput
@@ -159,7 +159,7 @@ class CollectiveRanks(Ranks):
         return requests > 0
 
 
-def join_workers(options: Options, stop: StopRequest) -> TensorFlowWorkers:
+def join_workers(options: RunOptions, stop: StopRequest) -> TensorFlowWorkers:
     """Wait until all workers have started; before TensorFlow's first operation.
 
     Raises RunError where this one cannot listen, WorkerLost when others do not come, Stopped after a stop
@@ -207,9 +207,10 @@ class Stopped(Exception):
     """A stop request before all workers had started."""
 
 
-# Options that may differ between workers.
+# RunOptions that may differ between workers.
 _OWN = {
     "rank",
+    "script",  # its place; that models fit is checked later
     "data",  # compared by content, see check_input
     "token_file",
     "run_dir",
@@ -222,7 +223,7 @@ _OWN = {
 }
 
 
-def check_agreement(options: Options, ranks: Ranks) -> None:
+def check_agreement(options: RunOptions, ranks: Ranks) -> None:
     """Refuse workers that were not started with the same flags."""
     values = {name: value for name, value in asdict(options).items() if name not in _OWN}
     mine = json.loads(json.dumps(values, default=str))
@@ -233,16 +234,16 @@ def check_agreement(options: Options, ranks: Ranks) -> None:
                 f"--{name.replace('_', '-')} is {mine[name]} in worker {ranks.rank} and {value} in worker 0: "
                 "start all workers with the same flags"
             )
-    _refuse_together(ranks, problem)
+    refuse_together(ranks, problem)
 
 
 def check_input(input_: WorkerInput, ranks: Ranks) -> None:
     """Refuse workers without the same input; all of them raise the same RunError."""
     first = WorkerInput.from_json(ranks.share(input_.to_json().encode()).decode())
-    _refuse_together(ranks, input_.problem(first))
+    refuse_together(ranks, input_.problem(first))
 
 
-def _refuse_together(ranks: Ranks, problem: str) -> None:
+def refuse_together(ranks: Ranks, problem: str) -> None:
     """Raise RunError in all workers if any has a problem, with the message of the first."""
     has = np.zeros(ranks.count, np.int32)
     has[ranks.rank] = bool(problem)
@@ -261,7 +262,7 @@ def deferring_losses(ranks: Ranks) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def translating_worker_losses(options: Options) -> Iterator[None]:
+def translating_worker_losses(options: RunOptions) -> Iterator[None]:
     """Raise WorkerLost for TensorFlow's errors about lost workers."""
     try:
         yield
@@ -274,7 +275,7 @@ def translating_worker_losses(options: Options) -> Iterator[None]:
         raise WorkerLost(words) from error
 
 
-def _loss(error: Exception, options: Options) -> str | None:
+def _loss(error: Exception, options: RunOptions) -> str | None:
     if isinstance(error, WorkerLost):
         return str(error).partition(";")[0]
     tf = sys.modules.get("tensorflow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -11,16 +10,25 @@ from functools import partial
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, make_split, open_source
-from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
-from oe_runtime.spec import StorageSpec, TableSpec, Worker
+from oe_runtime.errors import ServerLost, WorkerLost
+from oe_runtime.spec import TableSpec
 from oe_runtime.support import horovod
-from oe_runtime.support.token_file import read_token
 from oe_runtime.training.charts import duration
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
+from oe_runtime.training.connection import connect, leave, refuse_trained
+from oe_runtime.training.course import Interrupted
+from oe_runtime.training.dense_state import KerasState
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.training.loop import Interrupted, Loop
+from oe_runtime.training.loop import Loop
 from oe_runtime.training.lost_server import ServerRecovery
 from oe_runtime.training.options import Options
+from oe_runtime.training.outcome import (
+    INTERRUPTED,
+    STOP_SECONDS,
+    WORKER_LOST,
+    end_at_limit,
+    explain,
+)
 from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View, view
 from oe_runtime.training.queue_loop import QueueCheckpoints, QueueLoop
@@ -31,11 +39,6 @@ from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.trainee import KerasTrainee, check_backend, prepare
 from oe_runtime.training.worker_input import WorkerInput
-
-WORKER_LOST, INTERRUPTED = 3, 130
-# Seconds that a worker waits for the others after a stop request. Its own work, a compilation and a
-# checkpoint may take longer. A frozen worker would else keep the others waiting for --worker-wait.
-_STOP_SECONDS = 20.0
 
 
 def run(options: Options) -> int:
@@ -63,13 +66,13 @@ def _run(options: Options, stop: StopRequest) -> int:
         if options.rendezvous:
             place = horovod.Started(options.rank, options.size, options.rendezvous)
             options = replace(options, workers=horovod.exchange(place, options.worker_wait, stop))
-        client = _connect(options)
+        client = connect(options)
         if client is not None and first and not options.resume:
-            _refuse_trained(client)
+            refuse_trained(client)
         mine = WorkerInput.of(options.rank, source) if options.size > 1 else None
         directory = RunDirectory(options) if first else FollowingDirectory(options)
         if options.size > 1:
-            stop.limit(_STOP_SECONDS, partial(_end_at_limit, options, directory, stop))
+            stop.limit(STOP_SECONDS, partial(end_at_limit, options, directory, stop))
         with view() as screen:
             try:
                 with translating_worker_losses(options):
@@ -85,12 +88,12 @@ def _run(options: Options, stop: StopRequest) -> int:
                     "interrupted", step=interrupted.position.step, path=None if path is None else str(path)
                 )
                 screen.say(_interrupted(options, stop, interrupted))
-                _leave(client)
+                leave(client)
                 return INTERRUPTED
-        _leave(client)
+        leave(client)
         return 0
     except Exception as error:
-        message = _message(error, options)
+        message = explain(error, options)
         if directory is not None:
             directory.event("error", message=message or f"{type(error).__name__}: {error}")
         if not message:
@@ -102,26 +105,6 @@ def _run(options: Options, stop: StopRequest) -> int:
             directory.close()
         if client is not None:
             client.close()
-
-
-def _disk_error(error: Exception) -> str:
-    """Describe an unreadable or unwritable file; empty for another error."""
-    if not isinstance(error, OSError) or isinstance(error, ConnectionError) or error.strerror is None:
-        return ""
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}"
-
-
-def _end_at_limit(options: Options, directory: RunDirectory | FollowingDirectory, stop: StopRequest) -> None:
-    """End this process, whose main thread still waits for other workers."""
-    error = WorkerLost(
-        f"asked to stop ({stop.reason}), but the other workers did not agree within "
-        f"{stop.seconds:.0f} s: ended without a new checkpoint"
-    )
-    message = _message(error, options)
-    directory.event("error", message=message)
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(WORKER_LOST)
 
 
 def _train(
@@ -223,13 +206,13 @@ def _begin_in_step(
     if mine is not None:
         check_input(mine, trainee.ranks)
     if client is not None and options.rank == 0 and not options.resume:
-        _refuse_trained(client)  # again, because creating the tables opened the servers' storage
+        refuse_trained(client)  # again, because creating the tables opened the servers' storage
     checkpoints: Checkpoints | FollowingCheckpoints
     start, resumed = Position(), None
     if client is not None and options.rank:
-        checkpoints = FollowingCheckpoints(trainee.model, client, trainee.ranks)
+        checkpoints = FollowingCheckpoints(KerasState(trainee.model), client, trainee.ranks)
     else:
-        checkpoints = Checkpoints(options, trainee.model, client, trainee.ranks)
+        checkpoints = Checkpoints(options, KerasState(trainee.model), client, trainee.ranks)
     if options.resume:
         with stop.without_time_limit():
             resumed, lost = checkpoints.roll_back()
@@ -246,11 +229,11 @@ def _begin_asynchronous(
     """Begin with asynchronous workers, which wait for each other by going back to a checkpoint."""
 
     def excuse(rank: int) -> None:
-        if (there := _connect(replace(options, rank=rank))) is not None:
+        if (there := connect(replace(options, rank=rank))) is not None:
             with there:
                 there.leave()
 
-    checkpoints = QueueCheckpoints(options, trainee.model, client, trainee.ranks, shared, excuse)
+    checkpoints = QueueCheckpoints(options, KerasState(trainee.model), client, trainee.ranks, shared, excuse)
     if options.rank:
         deadline = time.monotonic() + options.worker_wait
         while newest(options.run_dir) is None:
@@ -263,72 +246,13 @@ def _begin_asynchronous(
                 )
             stop.wait(0.1)
     elif not options.resume:
-        _refuse_trained(client)
+        refuse_trained(client)
         shared.begin(None)
         with shared.paused_queue() as state:
             checkpoints.take_files(Position(queue=state))
     saved, _ = checkpoints.begin()
     trainee.dense.rebase()
     return checkpoints, saved
-
-
-def _connect(options: Options) -> Client | None:
-    if options.stock:
-        return None
-    if options.in_process:
-        storage = StorageSpec(
-            options.storage, options.storage_path, options.storage_size, cache_bytes=options.storage_cache
-        )
-        return Client.in_process(storage)
-    token = ""
-    if options.token_file is not None:
-        try:
-            token = read_token(options.token_file)
-        except ValueError as error:
-            raise RunError(str(error)) from error
-    worker = None
-    if options.workers or options.generation:  # a single remaining worker must take the others' places
-        worker = Worker(
-            options.rank,
-            options.size,
-            "async" if options.workqueue else "sync",
-            options.staleness if options.workqueue else None,
-            options.on_worker_lost,
-            float(options.worker_wait),
-            options.generation,
-        )
-    return (HoldingClient if options.workqueue else Client)(
-        options.servers,
-        token=token,
-        tls=options.tls,
-        checkpoint_transfer=options.checkpoint_transfer,
-        job=options.job,
-        worker=worker,
-    )
-
-
-def _leave(client: Client | None) -> None:
-    """Tell the servers that this is an end, not a loss."""
-    if client is not None:
-        with contextlib.suppress(OeError):
-            client.leave()
-
-
-def _refuse_trained(client: Client) -> None:
-    """Refuse servers with rows of another run, with which this run would silently begin."""
-    for server in client.stats()["servers"]:
-        for name, table in server["tables"].items():
-            if table["rows"]:
-                raise RunError(
-                    f"server {server['index']} already holds {table['rows']:,} trained rows of table {name}; "
-                    "start fresh servers, or continue the run that trained them with --resume"
-                )
-    kept = client.checkpoints()
-    if kept and kept != [0]:  # one of step 0 has no rows
-        raise RunError(
-            f"the storage of the servers already holds checkpoint {kept[-1]} of another run; start them with "
-            "another --storage-path, or continue that run with --resume"
-        )
 
 
 def _check_export(options: Options) -> None:
@@ -350,18 +274,6 @@ def _check_tables(options: Options) -> None:
         admission = {**admission, "max_element_size": 1000}
     with Client.in_process(servers=max(1, len(options.servers))) as client:
         client.create_table(TableSpec("C1", options.dim, admission=admission, eviction=options.eviction))
-
-
-def _memory_error(error: Exception) -> str:
-    """Describe a model that does not fit into memory; empty for another error."""
-    if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
-        return ""
-    lines = str(getattr(error, "message", error)).strip().splitlines()
-    return (
-        "not enough memory for the model on this host"
-        + (f" ({lines[0]})" if lines else "")
-        + "; try a smaller --batch-size (or --micro-batch), --dim or --max-cardinality"
-    )
 
 
 def _where(options: Options) -> str:
@@ -390,22 +302,3 @@ def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) 
         f"stopped ({stop.reason}) after step {interrupted.position.step}, checkpoint {interrupted.path}; "
         f"go on with --run-dir {options.run_dir} --resume"
     )
-
-
-def _message(error: Exception, options: Options) -> str:
-    """Describe an error to the user; empty for a bug."""
-    if not isinstance(error, OeError):
-        return _memory_error(error) or _disk_error(error)
-    if isinstance(error, GradientError):
-        return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
-    if not isinstance(error, (ServerLost, TornError, WorkerLost)):
-        return str(error)
-    whom = "the servers and run" if isinstance(error, ServerLost) else "all workers"
-    if options.size == 1 and isinstance(error, TornError):
-        whom = "the run"
-    if options.rank:
-        return f"{error} (start all workers again with --resume)"
-    last = newest(options.run_dir)
-    if last is None:
-        return f"{error} (no checkpoint was written yet: start {whom} again)"
-    return f"{error} (the last checkpoint is {last.path.name}: start {whom} again with --resume)"

@@ -14,7 +14,7 @@ from typing import Any
 
 from oe_runtime.errors import OeError
 from oe_runtime.training import report
-from oe_runtime.training.options import Options
+from oe_runtime.training.options import RunOptions
 
 TENSORBOARD = "tensorboard"  # tensorboard --logdir RUN_DIR; its plugin xprof shows the traces
 
@@ -26,7 +26,7 @@ class RunError(OeError):
 class RunDirectory:
     """Makes the directory and writes its events."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RunOptions) -> None:
         """Refuses a directory that holds another run (unless resuming) or that cannot be written."""
         self.path = options.run_dir
         self.checkpoints = self.path / "checkpoints"
@@ -63,7 +63,9 @@ class RunDirectory:
             self._unwritten = False
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Show the known `values` in TensorBoard. Imports TensorFlow."""
+        """Show the known `values` in TensorBoard, unless this program does without TensorFlow."""
+        if "tensorflow" not in sys.modules:
+            return
         if self._scalars is None:
             self._scalars = _Scalars(self.path / TENSORBOARD)
         self._scalars.write(step, values)
@@ -85,7 +87,7 @@ class RunDirectory:
         except (OSError, report.ReportError) as error:  # the run is complete without it
             print(f"warning: no {report.FILE}: {error}", file=sys.stderr)
 
-    def _write_config(self, options: Options) -> None:
+    def _write_config(self, options: RunOptions) -> None:
         config = {k: v for k, v in asdict(options).items() if k not in ("token_file", "resume")}
         partial = self.path / ".config.json.part"
         partial.write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")

@@ -33,13 +33,15 @@ class StopRequest:
         self._unhurried = 0
         self._write: socket.socket | None = None
         self.reason = ""
+        # What the main thread does at a signal, besides; it may raise.
+        self.at_signal: Callable[[], None] = lambda: None
 
     def __enter__(self) -> StopRequest:
         self._read, write = socket.socketpair()
         write.setblocking(False)
         self._write = write
         self._old_fd = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGURG)}
         self.listen()
         self._watcher = threading.Thread(target=self._watch, name="watch-signals", daemon=True)
         self._watcher.start()
@@ -49,8 +51,8 @@ class StopRequest:
 
     def listen(self) -> None:
         """Listen to the signals; call it again after a library has taken them."""
-        for number in _SIGNALS:
-            signal.signal(number, _nothing)
+        for number in (*_SIGNALS, signal.SIGURG):
+            signal.signal(number, self._heard)
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
@@ -67,6 +69,12 @@ class StopRequest:
     def wait(self, seconds: float) -> None:
         """Sleep, at most until the run is asked to stop."""
         self._asked.wait(seconds)
+
+    def forget(self) -> None:
+        """In a forked process: leave the signals to what was there before."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def ask(self, reason: str) -> None:
         """Ask the run to stop after its current step."""
@@ -134,16 +142,25 @@ class StopRequest:
             os.kill(os.getpid(), number)
         self.ask(signal.Signals(number).name)
 
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal in the main thread; the watcher hears of one only if it has a handler."""
+        if number in _SIGNALS:
+            self.reason = self.reason or signal.Signals(number).name
+        self.at_signal()
+
     def _watch_stdin(self) -> None:
         while os.read(0, 4096):
             pass
         self.ask("the parent process ended")
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Let the main thread do `at_signal`, after a request that no signal made."""
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, signal.SIGURG)  # ignored by default
 
     def _wake(self) -> None:
         if self._write is not None:
             with contextlib.suppress(OSError):  # the run may be over
                 self._write.send(b"\0")
-
-
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle nothing: the watcher hears of a signal only if there is a handler."""

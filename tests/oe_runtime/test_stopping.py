@@ -14,7 +14,8 @@ from training_runs import SMALL
 
 from oe_runtime.data import Batch, make_split, open_source
 from oe_runtime.errors import ServerLost
-from oe_runtime.training.loop import Interrupted, Loop
+from oe_runtime.training.course import Interrupted
+from oe_runtime.training.loop import Loop
 from oe_runtime.training.lost_server import ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position, RunCheckpoint

@@ -17,6 +17,7 @@ from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
 from oe_runtime.training import checkpoints as module
 from oe_runtime.training.checkpoints import Checkpoints, RunCheckpoint
+from oe_runtime.training.dense_state import KerasState
 from oe_runtime.training.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position
@@ -95,7 +96,7 @@ def options(run_dir: Path, *more: str) -> Options:
 
 def made(run_dir: Path, client: Any, *more: str) -> tuple[Checkpoints, Model]:
     model = Model()
-    return Checkpoints(options(run_dir, *more), model, client), model
+    return Checkpoints(options(run_dir, *more), KerasState(model), client), model
 
 
 def names(run_dir: Path) -> list[str]:

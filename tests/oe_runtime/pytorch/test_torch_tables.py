@@ -264,3 +264,16 @@ def test_a_second_run_says_that_rows_are_there():
         run(fresh=False)
         client.assign("e", np.arange(100, 110), np.ones((10, 4), np.float32))
         assert run(fresh=True) == 5
+
+
+def test_tables_learn_at_the_rate_that_a_loaded_optimizer_has() -> None:
+    """load_state_dict gives the optimizer new groups."""
+    model = embed.distributed_model(torch.nn.Sequential(torch.nn.Embedding(100, 2)))
+    optimizer = embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 1.0), model)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]["lr"] = 0.0
+    ids = torch.arange(4)
+    before = model(ids).detach().clone()
+    model(ids).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model(ids).detach(), before, rtol=0, atol=0)

@@ -1,0 +1,105 @@
+"""A training program's view of the job that it is a part of.
+
+    import oe_runtime.job as job
+    import oe_runtime.keras as embed
+
+    model = embed.distributed_model(model, job.client())
+    model.compile(…)
+    model.fit(data, epochs=3, callbacks=[embed.JobCallback(job)])
+
+Under oeprov (`oeprov launch-training --script`, or `python -m oe_runtime.train --script`) the launcher's
+settings apply. Elsewhere, as in a notebook or under a debugger, the same program trains by itself, with its
+tables in this process; `defaults` says otherwise. Importing this module needs neither TensorFlow nor PyTorch.
+
+Values: `rank` of this worker, the number of `workers`; `local_rank`, `local_workers` on this host; `data` as
+the launcher was given it, or None; `run_dir`; `resume_step`, the step of the checkpoint that this start
+goes on from, 0 when it begins; `arguments`, the program's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from oe_runtime.client import Client
+from oe_runtime.job.session import JobError, Session
+
+__all__ = ["JobError", "client", "current", "defaults", "step", "together", "training"]
+
+rank: int
+workers: int
+local_rank: int
+local_workers: int
+data: str | None
+run_dir: Path
+resume_step: int
+arguments: Sequence[str]
+
+_VALUES = ("rank", "workers", "local_rank", "local_workers", "data", "run_dir", "resume_step", "arguments")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _VALUES:
+        return getattr(current(), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def current() -> Session:
+    """Return the job of this process; without a launcher, one of its own."""
+    return Session.current()
+
+
+def defaults(**options: Any) -> None:
+    """Set what a start without a launcher uses, before anything else here is called.
+
+    By the names of the trainer's flags: run_dir, resume, checkpoint_steps, log_every, data, servers (a list
+    of "host:port") with token_file, … Under a launcher this has no effect, because its settings apply.
+    """
+    Session.set_defaults(options)
+
+
+def client() -> Client:
+    """Return this process's client of the job's servers, connected at the first call; closed with the job."""
+    return current().client()
+
+
+def together() -> Any:
+    """Return the workers of the job for `distributed_model(workers=…)`; None for a single one.
+
+    `distributed_model(model, job.client())` takes them by itself.
+    """
+    return current().together()
+
+
+@contextmanager
+def training(model: Any, optimizer: Any = None, **others: Any) -> Iterator[Any]:
+    """Train in a loop of one's own: a PyTorch module with its optimizer, or a compiled Keras model.
+
+        with job.training(model, optimizer) as loop:
+            for epoch in loop.epochs(3):
+                for x, y in loop.batches(data):
+                    …
+                    job.step(loss=loss)
+
+    `others` are objects with state_dict() and load_state_dict(), such as schedulers, which checkpoints
+    include. A resumed loop begins after the batch of its checkpoint. Raises JobError for what jobs cannot do.
+    """
+    from oe_runtime.job.loops import begin
+
+    loop = begin(current(), model, optimizer, others)
+    yield loop
+    loop.end()
+
+
+def step(loss: Any, rows: int | None = None) -> None:
+    """End a step of `training`: log and take checkpoints where they are due, and stop if that was asked for.
+
+    `loss` is the step's mean loss over its `rows`, by default those of the batch.
+    """
+    current().step(loss, rows)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_VALUES])

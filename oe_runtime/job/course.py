@@ -1,0 +1,201 @@
+"""The course of a script's run: its steps come from the script's own loop, `fit` or another."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from oe_runtime.client import Client
+from oe_runtime.job.state import ScriptState
+from oe_runtime.training.charts import duration
+from oe_runtime.training.checkpoints import Checkpoints
+from oe_runtime.training.course import Course
+from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.training.options import ScriptOptions
+from oe_runtime.training.position import Position
+from oe_runtime.training.progress import View
+from oe_runtime.training.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
+from oe_runtime.training.run_directory import RunDirectory
+from oe_runtime.training.server_figures import ServerFigures
+from oe_runtime.training.stopping import StopRequest
+
+
+class ScriptCourse(Course):
+    """The steps of one model. A part is a call of `fit`, or a block of `job.training`."""
+
+    _rate = "learning rate"
+
+    def __init__(
+        self,
+        options: ScriptOptions,
+        ranks: Ranks,
+        client: Client,
+        directory: RunDirectory | FollowingDirectory,
+        view: View,
+        stop: StopRequest,
+        state: ScriptState,
+    ) -> None:
+        checkpoints: Checkpoints | FollowingCheckpoints
+        if options.rank:
+            checkpoints = FollowingCheckpoints(state, client, ranks)
+        else:
+            checkpoints = Checkpoints(options, state, client, ranks)
+        figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
+        super().__init__(options, ranks, checkpoints, directory, view, stop, figures)
+        self.state = state
+        self.position = Position()
+        self.training = False  # in a part
+        self.loop: Any = None  # of job.training
+        self.total: int | None = None  # steps, where known
+        self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+        self.figures: Callable[[], dict[str, float]] = dict  # more numbers to log
+        self._parts = 0  # begun
+        self._compiled = False
+        self._asked = False  # to stop
+        self._began = time.perf_counter()
+        self._start = 0
+
+    def is_of(self, state: ScriptState) -> bool:
+        """Whether this course trains the model of `state`."""
+        return self.state.model is state.model
+
+    def begin(self) -> None:
+        """Go back to the run's checkpoint, if it is resumed. All workers begin together."""
+        self._agree()
+        if self._run.resume:
+            with self._stop.without_time_limit():
+                saved, lost = self._checkpoints.roll_back()
+            self.saved, self.position = saved, saved.position
+            if lost:
+                self._view.say(lost)
+            self._directory.event("resume", step=saved.position.step, path=str(saved.path))
+            self._view.say(f"going on from step {saved.position.step}, {saved.path}")
+        self._start = self.position.step
+        self._ranks.barrier()  # before the first push
+
+    def summed(self, gradients: int) -> None:
+        """Note how many values of dense gradients the workers sum in each step."""
+        if isinstance(self._ranks, CollectiveRanks):
+            self._ranks.gradients = gradients
+
+    def begin_part(self) -> bool:
+        """Begin the next part; False for one that was done before the checkpoint."""
+        part, self._parts = self._parts, self._parts + 1
+        if part < self.position.part:
+            return False
+        self.position = replace(self.position, part=part)
+        if self._ranks.stop_requested(self._stop):
+            raise self.interrupted()
+        self._begin(self.position)
+        self.training = True
+        return True
+
+    def end_part(self) -> None:
+        """End the part: the run can go on after it."""
+        self.position = Position(self.position.step, part=self._parts)
+        self._finish(self.position)
+        self._directory.event("trained", step=self.position.step)
+        seconds, speed = self.speed()
+        rate = f", {speed:,.0f} samples/s" if speed else ""
+        self._view.say(f"trained {self.position.step - self._start} steps in {duration(seconds)}{rate}")
+        self.training = False
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Note the begin of an epoch; of one that the checkpoint is in, its batches are kept."""
+        if epoch != self.position.epoch:
+            self.position = replace(self.position, epoch=epoch, batch=0)
+
+    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> None:
+        """Note the end of an epoch, with its figures."""
+        values = {name: float(value) for name, value in figures.items()}
+        self._directory.event("epoch", epoch=epoch, step=self.position.step, figures=values)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        self._view.say(f"epoch {epoch + 1} done at step {self.position.step}  {shown}".rstrip())
+        self.position = replace(self.position, epoch=epoch + 1, batch=0)
+
+    def expect(self, steps: int, epochs: int) -> None:
+        """Note how many steps this part has in an epoch, and its epochs."""
+        at = self.position
+        self.total = at.step - at.batch + steps * (epochs - at.epoch)
+        self._view.total(self.total, at.step)
+
+    def compute(self, run: Callable[[], Any]) -> Any:
+        """Run a step with the other workers; what it raises, it raises in all of them."""
+        self.step = self.position.step + 1
+        self._ranks.send_stop_request(self._stop)
+        result = None
+        with self._stop.without_time_limit() if not self._compiled else self._stop.waiting():
+            if not self._ranks.lost:
+                with deferring_losses(self._ranks):
+                    result = run()
+            self._asked = self._ranks.any_stop_request(self._stop)
+        if self._compiled and self._ended is not None:
+            self._stop.raise_limit(2 * (time.monotonic() - self._ended))
+        self._compiled = True
+        return result
+
+    def stepped(self, rows: int) -> None:
+        """Count the step that `compute` has run over this worker's `rows`."""
+        self._clock.add(rows * self._ranks.count)
+        at = self.position
+        self.position = replace(at, step=at.step + 1, batch=at.batch + 1)
+        self._after_step(self.position, self._asked)
+
+    def own_step(self, rows: int) -> None:
+        """Count a step that the script has computed by itself."""
+        self._asked = self._ranks.stop_requested(self._stop)
+        self.stepped(rows)
+
+    def stop_here(self) -> None:
+        """Between steps, as in an evaluation: take a checkpoint and stop, if that was asked for."""
+        if not self._stop or self._ranks.count > 1 or not self.training:
+            return
+        if self._clock.pending:
+            self._log(self.position)
+        if self.saved is None or self.saved.position != self.position:
+            self._take(self._checkpoints.take_now, self.position)
+        raise self.interrupted()
+
+    def steps(self) -> int | None:
+        """See Course."""
+        return self.total
+
+    def window(self) -> tuple[float, float | None]:
+        """See Course."""
+        total, rows = self._ranks.sum(np.array(self.measure(), np.float64))
+        auc = next((value for name, value in self.figures().items() if name.lower() == "auc"), None)
+        return (float(total / rows) if rows else 0.0), auc
+
+    def end(self) -> None:
+        """After the script: the last event of its run."""
+        seconds, speed = self.speed()
+        self._directory.event(
+            "end",
+            steps=self.position.step,
+            seconds=round(seconds, 3),
+            total_seconds=round(time.perf_counter() - self._began, 3),
+            samples_per_s=round(speed, 1),
+        )
+
+    def _agree(self) -> None:
+        """Refuse workers whose models differ."""
+        mine = {name: [*value.shape, str(value.dtype)] for name, value in self.state.values().items()}
+        mine = {name: shape for name, shape in mine.items() if not name.startswith("script/")}
+        mine |= {f"table {name}": [spec.dim] for name, spec in self.state.tables.items()}
+        if self._ranks.count == 1:
+            return
+        theirs = json.loads(self._ranks.share(json.dumps(mine).encode()))
+        problem = ""
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name) and not problem:
+                problem = (
+                    f"the workers' models differ: {name} is {mine.get(name, 'missing')} in worker "
+                    f"{self._ranks.rank} and {theirs.get(name, 'missing')} in worker 0; the script must "
+                    "build the same model in all of them"
+                )
+        refuse_together(self._ranks, problem)

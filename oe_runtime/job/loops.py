@@ -1,0 +1,114 @@
+"""Training in a loop of one's own: the epochs and batches that are left, and what follows a step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from oe_runtime.job.course import ScriptCourse
+from oe_runtime.job.session import JobError, Session
+from oe_runtime.job.state import ScriptState
+
+
+class Loop:
+    """What `with job.training(…) as loop` gives."""
+
+    def __init__(self, course: ScriptCourse, state: ScriptState, *, skip: bool) -> None:
+        self._course = course
+        self._state = state
+        self._skip = skip  # the whole block was done before the checkpoint
+        self._sum, self._rows = 0.0, 0
+        self._batch: Any = None
+        self._stepped = True
+
+    @property
+    def step_number(self) -> int:
+        """The number of steps so far, those before the checkpoint included."""
+        return self._course.position.step
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers, from 0, of the epochs that are left of `count`."""
+        if self._skip:
+            return
+        for epoch in range(self._course.position.epoch, count):
+            self._course.begin_epoch(epoch)
+            yield epoch
+            self._course.end_epoch(epoch, {})
+
+    def batches(self, data: Any) -> Iterator[Any]:
+        """Yield the batches of an epoch that are left; the same data must be given at every start."""
+        if self._skip:
+            return
+        done = self._course.position.batch
+        self._state.begin_epoch(resumed=done > 0)
+        iterator = iter(data)
+        for _ in range(done):
+            next(iterator, None)
+        if done:
+            self._state.skipped()
+        for batch in iterator:
+            self._batch, self._stepped = batch, False
+            yield batch
+            if not self._stepped:
+                raise JobError(
+                    "the loop has taken the next batch without job.step(loss=…): call it in each step"
+                )
+
+    def step(self, loss: Any, rows: int | None) -> None:
+        """See oe_runtime.job.step."""
+        if rows is None:
+            rows = _rows(self._batch)
+        self._stepped = True
+        self._sum += float(loss.item() if hasattr(loss, "item") else loss) * rows
+        self._rows += rows
+        self._course.own_step(rows)
+
+    def measure(self) -> tuple[float, int]:
+        """Return the sum of losses times rows, and the rows, since the last call."""
+        found = self._sum, self._rows
+        self._sum, self._rows = 0.0, 0
+        return found
+
+    def end(self) -> None:
+        """After the block."""
+        if not self._skip:
+            self._course.loop = None
+            self._course.end_part()
+
+
+def begin(session: Session, model: Any, optimizer: Any, others: Mapping[str, Any]) -> Loop:
+    """See oe_runtime.job.training."""
+    if session.workers > 1 and optimizer is not None:
+        raise JobError("several workers with a PyTorch loop are not supported yet: start one (--workers)")
+    state = _state(model, optimizer, others)
+    course = session.begin(state)
+    done = not course.begin_part()
+    loop = Loop(course, course.state, skip=done)
+    if not done:
+        course.loop, course.measure = loop, loop.measure
+    return loop
+
+
+def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
+        from oe_runtime.torch.job_state import TorchScriptState
+
+        return TorchScriptState(model, optimizer, others)
+    if not hasattr(model, "served") or optimizer is not None or others:
+        raise JobError(
+            "job.training takes a PyTorch module and its optimizer, or a compiled Keras model of "
+            f"distributed_model alone, not a {type(model).__name__}"
+        )
+    from oe_runtime.keras.job_fit import KerasScriptState
+
+    return KerasScriptState(model)
+
+
+def _rows(batch: Any) -> int:
+    """Return the number of examples in a batch: the length of its first array."""
+    while isinstance(batch, (tuple, list, dict)) and batch:
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    shape = getattr(batch, "shape", None)
+    return int(shape[0]) if shape else 1

@@ -1,0 +1,389 @@
+"""`python -m oe_runtime.train --script FILE`: run a user's program as a part of a job.
+
+The program runs in this process as `__main__`. Its end becomes an exit status and a last event. A lost server
+makes this process start anew, by exec, from the newest checkpoint, because only so is every loop of a
+program, and its data, where the checkpoint was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from oe_runtime.errors import OeError, ServerLost, WorkerLost
+from oe_runtime.job import processes
+from oe_runtime.job.session import Session
+from oe_runtime.support import horovod
+from oe_runtime.training.checkpoints import check_resume, newest
+from oe_runtime.training.connection import leave
+from oe_runtime.training.course import Interrupted
+from oe_runtime.training.lost_server import MOST_LOSSES
+from oe_runtime.training.options import ScriptOptions
+from oe_runtime.training.outcome import (
+    INTERRUPTED,
+    STOP_SECONDS,
+    WORKER_LOST,
+    disk_error,
+    end_at_limit,
+    explain,
+    memory_error,
+)
+from oe_runtime.training.position import Position
+from oe_runtime.training.progress import View
+from oe_runtime.training.ranks import Stopped, translating_worker_losses
+from oe_runtime.training.stopping import StopRequest
+
+_PAUSE = 0.3  # seconds between attempts to reach the servers again
+_EXIT_SECONDS = 20.0  # that a program may take to end after its last line
+_LOSS = "OE_JOB_LOSS"  # the environment of a process that starts anew: the loss, as JSON
+
+
+def run_script(options: ScriptOptions) -> int:
+    """Run the script as the options say; return the exit status. Errors are sentences and events."""
+    with StopRequest(with_parent=options.exit_with_parent) as stop:
+        code = _Run(options, stop).run()
+    _end_leftovers(options, code)
+    return code
+
+
+class _Run:
+    def __init__(self, options: ScriptOptions, stop: StopRequest) -> None:
+        self._options = options
+        self._stop = stop
+        self._session = Session(options, stop, View(), launched=True)
+        self._process = os.getpid()
+        self._cwd = os.getcwd()
+
+    def run(self) -> int:
+        session, options, stop = self._session, self._options, self._stop
+        os.register_at_fork(after_in_child=partial(_in_child, stop))
+        Session.install(session)
+        try:
+            if options.resume and options.rank == 0:
+                check_resume(options)
+            if options.rendezvous:
+                place = horovod.Started(options.rank, options.size, options.rendezvous)
+                options = replace(options, workers=horovod.exchange(place, options.worker_wait, stop))
+                self._options = session.options = options
+            session.open_directory()
+            self._note_loss()
+            stop.at_signal = self._at_signal
+            session.screen.say(f"{options.script.name}, run directory {options.run_dir}")
+            self._execute()
+            self._finished()
+            leave(session.connected)
+            return 0
+        except Interrupted as interrupted:
+            return self._interrupted(interrupted)
+        except Stopped:
+            return self._interrupted(Interrupted(Position(), None))
+        except ServerLost as lost:
+            try:
+                self._start_anew(lost)
+            except Interrupted as interrupted:
+                return self._interrupted(interrupted)
+            except OeError as error:
+                return self._failed(explain(error, self._options), error)
+        except OeError as error:
+            code = WORKER_LOST if isinstance(error, WorkerLost) else 1
+            return self._failed(explain(error, self._options), error, code)
+        except _ScriptError as error:
+            return self._failed(str(error))
+        finally:
+            if os.getpid() == self._process:
+                stop.at_signal = lambda: None
+                if session.directory is not None:
+                    session.directory.close()
+                if session.connected is not None:
+                    session.connected.close()
+                Session.install(None)
+
+    def _at_signal(self) -> None:
+        """Between trainings, such as while the program reads data, a stop request ends it at once."""
+        course = self._session.course
+        if (course is None or not course.training) and os.getpid() == self._process:
+            raise Interrupted(Position(), None) if course is None else course.interrupted()
+
+    def _execute(self) -> None:
+        """Run the program as `__main__`. Raises _ScriptError for its errors, in words."""
+        script, options = self._options.script, self._options
+        module = ModuleType("__main__")
+        module.__file__ = str(script)
+        module.__dict__["__builtins__"] = __builtins__
+        before = sys.modules["__main__"], sys.argv, sys.path[0], os.getcwd(), dict(os.environ)
+        try:
+            _set_environment(options)
+            sys.modules["__main__"], sys.argv = module, [str(script), *options.arguments]
+            sys.path[0] = str(script.parent)
+            os.chdir(script.parent)
+            if options.size > 1:
+                self._stop.limit(STOP_SECONDS, partial(self._end_at_limit))
+            code = compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+            with translating_worker_losses(options):
+                exec(code, module.__dict__)  # noqa: S102 - the user's own program
+        except SystemExit as end:
+            self._leave_child(end.code)
+            if end.code not in (None, 0):
+                where = _line(end, script)
+                said = f"exited with {end.code}" if isinstance(end.code, int) else str(end.code)
+                raise _ScriptError(f"{where}: {said}") from None
+        except OeError as error:
+            self._leave_child(1, error)
+            if isinstance(error, (ServerLost, WorkerLost)):
+                raise
+            raise _ScriptError(f"{_line(error, script)}: {explain(error, options)}") from error
+        except Exception as error:
+            self._leave_child(1, error)
+            raise _program_error(error, script) from error
+        finally:
+            if os.getpid() == self._process:
+                sys.modules["__main__"], sys.argv, sys.path[0] = before[:3]
+                with suppress(OSError):
+                    os.chdir(before[3])
+                os.environ.clear()
+                os.environ.update(before[4])
+        self._leave_child(0)
+
+    def _leave_child(self, code: object, error: BaseException | None = None) -> None:
+        """End a process that the program has forked, which is no part of the run."""
+        if os.getpid() == self._process:
+            return
+        if error is not None:
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+    def _finished(self) -> None:
+        course, script = self._session.course, self._options.script.name
+        if course is None:
+            raise _ScriptError(
+                f"{script} has ended without training: give fit callbacks=[embed.JobCallback(job)], "
+                "or write the loop inside `with job.training(model, optimizer)`"
+            )
+        if course.training:
+            raise _ScriptError(
+                f"{script} has ended in the middle of training, after step {course.position.step}"
+            )
+        self._stop.limit(0, None)
+        course.end()
+        if not self._options.rank:
+            self._session.screen.say(f"run directory {self._options.run_dir}, with report.html")
+
+    def _interrupted(self, interrupted: Interrupted) -> int:
+        self._stop.limit(0, None)
+        session, options, path = self._session, self._options, interrupted.path
+        step = interrupted.position.step
+        if path is None and options.resume and (last := newest(options.run_dir)) is not None:
+            path, step = last.path, last.position.step  # the program had not come to its training yet
+        if session.directory is not None:
+            session.directory.event("interrupted", step=step, path=None if path is None else str(path))
+        reason = self._stop.reason
+        if options.rank:
+            session.screen.say(f"stopped ({reason}); worker 0 says after which step")
+        elif path is None:
+            session.screen.say(f"stopped ({reason}) before the first step; there is nothing to resume")
+        else:
+            session.screen.say(
+                f"stopped ({reason}) after step {step}, checkpoint {path}; "
+                f"go on with --run-dir {options.run_dir} --resume"
+            )
+        leave(session.connected)
+        return INTERRUPTED
+
+    def _failed(self, message: str, error: BaseException | None = None, code: int = 1) -> int:
+        if self._session.directory is not None:
+            self._session.directory.event("error", message=message)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        return code
+
+    def _end_at_limit(self) -> None:
+        if self._session.directory is not None:
+            end_at_limit(self._options, self._session.directory, self._stop)
+
+    def _start_anew(self, lost: ServerLost) -> NoReturn:
+        """Wait for the lost server; then replace this process by one that resumes."""
+        session, options, seconds = self._session, self._options, self._options.server_wait
+        client, directory, began = session.connected, session.directory, time.monotonic()
+        saved = None if session.course is None else session.course.saved
+        known = saved is not None or options.rank > 0
+        if client is None or directory is None or not seconds or not known or not _is_program():
+            raise lost
+        step = -1 if saved is None else saved.position.step
+        before = json.loads(os.environ.get(_LOSS, "{}"))
+        losses = before.get("losses", 0) + 1 if step <= before.get("step", -1) else 1
+        if losses > MOST_LOSSES:
+            raise ServerLost(
+                lost.endpoint,
+                f"{str(lost).partition(';')[0]}; that was loss {losses} of a server without a new checkpoint "
+                "in between: look at its log",
+            )
+        name = _server_name(lost.endpoint, options)
+        reason = str(lost).partition(";")[0]
+        directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
+        session.screen.say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
+        while True:
+            if self._stop:
+                position = Position() if saved is None else saved.position
+                raise Interrupted(position, None if saved is None else saved.path)
+            try:
+                client.reconnect()
+                break
+            except ServerLost as again:
+                if time.monotonic() - began > seconds:
+                    name = _server_name(again.endpoint, options)
+                    raise ServerLost(again.endpoint, f"{name} did not come back within {seconds} s") from lost
+                self._stop.wait(_PAUSE)
+        leave(client)
+        client.close()
+        directory.close()
+        os.environ[_LOSS] = json.dumps(
+            {
+                "losses": losses,
+                "step": step,
+                "endpoint": lost.endpoint,
+                "name": name,
+                "seconds": round(time.monotonic() - began, 1),
+                "told": False,
+            }
+        )
+        processes.end_children()
+        os.chdir(self._cwd)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        processes.close_on_exec()
+        os.execv(sys.executable, [sys.executable, *_with_resume(sys.orig_argv[1:])])  # noqa: S606 - this program
+
+    def _note_loss(self) -> None:
+        """After `_start_anew`: say that the server is back."""
+        loss = json.loads(os.environ.get(_LOSS, "{}"))
+        if not loss or loss["told"] or self._session.directory is None:
+            return
+        os.environ[_LOSS] = json.dumps(loss | {"told": True})
+        saved = None if self._options.rank else newest(self._options.run_dir)
+        step = 0 if saved is None else saved.position.step
+        self._session.directory.event(
+            "server_back", endpoint=loss["endpoint"], step=step, seconds=loss["seconds"]
+        )
+        self._session.screen.say(
+            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} "
+            f"anew from step {step}"
+        )
+
+
+class _ScriptError(Exception):
+    """An error of the program; the message is a sentence."""
+
+
+def _program_error(error: Exception, script: Path) -> _ScriptError:
+    """Show the traceback of the program's own error without the runner's frames; return a sentence."""
+    where = _line(error, script)
+    if message := memory_error(error):
+        return _ScriptError(f"{where}: {message.partition(';')[0]}; try smaller batches or layers")
+    if isinstance(error, SyntaxError) and error.filename == str(script):
+        return _ScriptError(f"{script.name} line {error.lineno}: {error.msg}")
+    if isinstance(error, (UnicodeDecodeError, SyntaxError, ValueError)) and _frames(error, script) is None:
+        return _ScriptError(f"{script.name} is not a Python program: {error}")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return _ScriptError(
+            f"{where}: {error.msg}; name its package in requirements.txt beside the script, or install it "
+            f"into the environment of {sys.executable}"
+        )
+    if not isinstance(error, OeError):
+        traceback.print_exception(type(error), error, _frames(error, script))
+    said = disk_error(error) or f"{type(error).__name__}: {error}".rstrip(": ")
+    return _ScriptError(f"{where}: {said}")
+
+
+def _frames(error: BaseException, script: Path) -> TracebackType | None:
+    """Return the traceback from the script's first frame on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+        trace = trace.tb_next
+    return trace
+
+
+def _line(error: BaseException, script: Path) -> str:
+    """Return `train.py line 12`: the last place in the files beside the script that led to the error."""
+    found = script.name
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path == script or (path.parent == script.parent and path.suffix == ".py"):
+            found = f"{path.name} line {frame.lineno}"
+    return found
+
+
+def _server_name(endpoint: str, options: ScriptOptions) -> str:
+    if endpoint not in options.servers:
+        return f"server {endpoint}" if endpoint else "a server"
+    return f"server {options.servers.index(endpoint)} at {endpoint}"
+
+
+def _set_environment(options: ScriptOptions) -> None:
+    """Set what torchrun's, Horovod's and TensorFlow's programs read."""
+    rank, size = str(options.rank), str(options.size)
+    given = os.environ
+    given.setdefault(
+        "TF_CPP_MIN_LOG_LEVEL", "3" if options.size > 1 else "2"
+    )  # lost workers are reported here
+    local = given.get("LOCAL_RANK", "0"), given.get("LOCAL_WORLD_SIZE", size)
+    given.update({"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local[0], "LOCAL_WORLD_SIZE": local[1]})
+    given.update({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
+    given.update({"HOROVOD_LOCAL_RANK": local[0], "HOROVOD_LOCAL_SIZE": local[1]})
+    if options.workers:
+        host, _, port = options.workers[0].rpartition(":")
+        given["MASTER_ADDR"], given["MASTER_PORT"] = host.strip("[]"), port
+        cluster = {"worker": list(options.workers)}
+        given["TF_CONFIG"] = json.dumps(
+            {"cluster": cluster, "task": {"type": "worker", "index": options.rank}}
+        )
+
+
+def _with_resume(words: Sequence[str]) -> list[str]:
+    """Return a command line with --resume, before the script's own arguments."""
+    end = words.index("--") if "--" in words else len(words)
+    more = [] if "--resume" in words[:end] else ["--resume"]
+    return [*words[:end], *more, *words[end:]]
+
+
+def _is_program() -> bool:
+    """Whether this process is `python -m oe_runtime.train`, and not one that imported it."""
+    return "oe_runtime.train" in sys.orig_argv
+
+
+def _in_child(stop: StopRequest) -> None:
+    """In a process that the program has forked: leave the signals to it."""
+    stop.forget()
+
+
+def _end_leftovers(options: ScriptOptions, code: int) -> None:
+    """End what the program leaves running: processes now, and this one where threads would hold it."""
+    if not _is_program():
+        return
+    if left := processes.end_children():
+        print(f"warning: {options.script.name} left {left} processes running: ended", file=sys.stderr)
+
+    def end() -> None:
+        time.sleep(_EXIT_SECONDS)
+        names = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+        what = f"its threads {', '.join(names)} still run" if names else "a function at exit still runs"
+        print(
+            f"warning: {options.script.name} does not end: {what} after {_EXIT_SECONDS:.0f} s; ended",
+            file=sys.stderr,
+            flush=True,
+        )
+        processes.end_children()
+        os._exit(code)
+
+    threading.Thread(target=end, name="end-at-limit", daemon=True).start()

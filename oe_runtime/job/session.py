@@ -1,0 +1,216 @@
+"""One process of a job: its options, client, workers, run directory and course."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from oe_runtime import checkpoint
+from oe_runtime.client import Client
+from oe_runtime.errors import OeError
+from oe_runtime.job.course import ScriptCourse
+from oe_runtime.job.state import ScriptState
+from oe_runtime.training.connection import connect, refuse_trained
+from oe_runtime.training.followers import FollowingDirectory
+from oe_runtime.training.options import ScriptOptions, outside
+from oe_runtime.training.progress import View
+from oe_runtime.training.ranks import CollectiveRanks, Ranks, check_agreement, join_workers
+from oe_runtime.training.run_directory import RunDirectory
+from oe_runtime.training.stopping import StopRequest
+
+
+class JobError(OeError):
+    """Something that a program of a job may not do; the message says what it may."""
+
+
+class Session:
+    """The job as one process sees it. `launched`: by the trainer; else by the program itself."""
+
+    _current: ClassVar[Session | None] = None
+    _defaults: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, options: ScriptOptions, stop: StopRequest, screen: View, *, launched: bool) -> None:
+        self.options = options
+        self.stop = stop
+        self.screen = screen
+        self.launched = launched
+        self.directory: RunDirectory | FollowingDirectory | None = None
+        self.course: ScriptCourse | None = None
+        self.resumed: Path | None = None  # the checkpoint that the run goes on from
+        self._client: Client | None = None
+        self._workers: Any = None
+        self._ranks: Ranks | None = None
+        self._process = os.getpid()
+
+    @classmethod
+    def current(cls) -> Session:
+        """Return the session of this process; without a launcher, make it."""
+        if Session._current is None:
+            path = Path(str(getattr(sys.modules.get("__main__"), "__file__", None) or "notebook"))
+            options = outside(path.absolute(), **Session._defaults)
+            Session._current = cls(options, StopRequest(with_parent=False), View(), launched=False)
+        return Session._current
+
+    @classmethod
+    def install(cls, session: Session | None) -> None:
+        """Make `session` the one of this process."""
+        Session._current = session
+
+    @classmethod
+    def set_defaults(cls, options: Mapping[str, Any]) -> None:
+        """See oe_runtime.job.defaults."""
+        session = Session._current
+        if session is not None and session.launched:
+            return
+        if session is not None:
+            raise JobError("job.defaults comes first: this job has begun with other settings")
+        Session._defaults = dict(options)
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker."""
+        return self.options.rank
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return self.options.size
+
+    @property
+    def local_rank(self) -> int:
+        """The rank of this worker among those of its host."""
+        return int(os.environ.get("LOCAL_RANK", "0")) if self.launched else 0
+
+    @property
+    def local_workers(self) -> int:
+        """The number of workers on this host."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", str(self.workers))) if self.launched else 1
+
+    @property
+    def data(self) -> str | None:
+        """The data as the launcher was given it."""
+        return self.options.data or None
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of the run."""
+        return self.options.run_dir
+
+    @property
+    def resume_step(self) -> int:
+        """The step of the checkpoint that this start goes on from."""
+        if not self.options.resume:
+            return 0
+        found = checkpoint.latest(self.run_dir / "checkpoints")
+        return 0 if found is None else found.step
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        """The program's own arguments."""
+        return self.options.arguments if self.launched else sys.argv[1:]
+
+    def client(self) -> Client:
+        """Return the one client of this process."""
+        self._refuse_child("job.client()")
+        if self._client is None:
+            self.join()
+            client = connect(self.options)
+            assert client is not None  # noqa: S101 - only stock models have none
+            if self.rank == 0 and not self.options.resume:
+                refuse_trained(client)
+            client.restores = self.options.resume
+            self._client = client
+        return self._client
+
+    @property
+    def connected(self) -> Client | None:
+        """The client, if the program has asked for it."""
+        return self._client
+
+    def join(self) -> None:
+        """Wait for the other workers, before TensorFlow's first operation."""
+        if self._ranks is not None:
+            return
+        if self.workers == 1:
+            self._ranks = Ranks()
+            return
+        self._workers = join_workers(self.options, self.stop)
+        self._ranks = CollectiveRanks(self._workers, self.stop)
+        check_agreement(self.options, self._ranks)
+
+    def together(self) -> Any:
+        """See oe_runtime.job.together."""
+        self.join()
+        return self._workers
+
+    @property
+    def ranks(self) -> Ranks:
+        """The agreement with the other workers."""
+        self.join()
+        assert self._ranks is not None  # noqa: S101 - join
+        return self._ranks
+
+    def begin(self, state: ScriptState) -> ScriptCourse:
+        """Return the course of the run that trains `state`; at its begin, go back to the checkpoint."""
+        self._refuse_child("training")
+        if self.course is None:
+            if self.directory is None:
+                self.open_directory()
+            assert self.directory is not None  # noqa: S101 - open
+            course = ScriptCourse(
+                self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
+            )
+            course.begin()
+            self.client().restores = False
+            self.course = course
+        elif not self.course.is_of(state):
+            raise JobError(
+                "a job trains one model, and this is another one: its checkpoints would hold a part only; "
+                "join both in one model, or train the other by a job of its own"
+            )
+        return self.course
+
+    def open_directory(self) -> None:
+        """Make the run directory. Raises RunError for one that cannot be used."""
+        options = self.options
+        self.directory = RunDirectory(options) if options.rank == 0 else FollowingDirectory(options)
+        self.directory.event(
+            "start",
+            pid=os.getpid(),
+            model=options.script.name,
+            data=options.data or None,
+            embeddings="in this process" if options.in_process else "on " + ", ".join(options.servers),
+            rows=None,
+            steps=None,
+            batch_size=None,
+            dim=None,
+        )
+
+    def step(self, loss: Any, rows: int | None) -> None:
+        """See oe_runtime.job.step."""
+        if self.course is None or self.course.loop is None:
+            raise JobError("job.step() belongs into a loop of `with job.training(model, …)`")
+        self.course.loop.step(loss, rows)
+
+    def _refuse_child(self, what: str) -> None:
+        if os.getpid() != self._process:
+            raise JobError(
+                f"{what} is of process {self._process}, and this one was forked from it: two processes "
+                "cannot share its connections; several workers are started by the launcher (--workers)"
+            )
+
+
+def workers_of(client: Client) -> Any:
+    """Return the workers of the job whose client this is; None for a single one, and for another client."""
+    session = Session._current
+    return session.together() if session is not None and session.connected is client else None
+
+
+def join_early() -> None:
+    """In a program of several workers, meet the others: TensorFlow must not have computed anything before."""
+    session = Session._current
+    if session is not None and session.launched and session.workers > 1:
+        session.join()

@@ -1,0 +1,167 @@
+"""A PyTorch model, its optimizer and more as arrays of a checkpoint, without pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from oe_runtime.errors import CheckpointError
+from oe_runtime.job.state import ScriptState
+from oe_runtime.spec import TableSpec
+from oe_runtime.support import dense_file
+from oe_runtime.torch.model import table_layers
+
+_GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
+
+
+class TorchDense:
+    """See oe_runtime.training.dense_state.DenseState."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        """Raises ValueError for a model that is not made by distributed_model and distributed_optimizer."""
+        self._model = model
+        self._optimizer = optimizer
+        layers = table_layers(model)
+        if unbound := [name for name, layer in layers.items() if layer.table is None]:
+            raise ValueError(
+                f"layer '{unbound[0]}' has no table yet: give the model to distributed_model, and its "
+                "optimizer to distributed_optimizer, before job.training"
+            )
+        anchors = {id(layer.anchor) for layer in layers.values()}
+        self._names = {id(p): name for name, p in model.named_parameters() if id(p) not in anchors}
+        self._anchors = {name for name, p in model.named_parameters() if id(p) in anchors}
+
+    @property
+    def tables(self) -> Mapping[str, TableSpec]:
+        """See DenseState."""
+        return {layer.bound().spec.name: layer.bound().spec for layer in table_layers(self._model).values()}
+
+    def values(self) -> dict[str, NDArray[Any]]:
+        """See DenseState."""
+        arrays = {
+            f"model/{name}": _array(value)
+            for name, value in self._model.state_dict().items()
+            if name not in self._anchors
+        }
+        groups = []
+        for group in self._optimizer.param_groups:
+            groups.append({key: value for key, value in group.items() if key != "params"})
+            for parameter in group["params"]:
+                name = self._names.get(id(parameter))
+                for key, value in self._optimizer.state.get(parameter, {}).items():
+                    if name is not None and value is not None:
+                        arrays[f"optimizer/{name}/{key}"] = _array(value)
+        arrays[_GROUPS] = to_json(groups, "the optimizer's groups")
+        return arrays
+
+    def write(self, arrays: Mapping[str, NDArray[Any]], directory: Path) -> None:
+        """See DenseState."""
+        dense_file.write(arrays, directory)
+
+    def load(self, directory: Path) -> None:
+        """See DenseState."""
+        path = directory / dense_file.FILE
+        arrays = dense_file.read(path)
+        wanted = {n: v for n, v in self._model.state_dict().items() if n not in self._anchors}
+        found = {n.removeprefix("model/"): v for n, v in arrays.items() if n.startswith("model/")}
+        for name in sorted(wanted.keys() | found.keys()):
+            if name not in found:
+                raise CheckpointError(f"{path}: {name} of the model is missing")
+            if name not in wanted:
+                raise CheckpointError(f"{path}: {name} is not in the model")
+            if tuple(wanted[name].shape) != found[name].shape:
+                raise CheckpointError(
+                    f"{path}: {name} has shape {found[name].shape}, but the model's has "
+                    f"{tuple(wanted[name].shape)}"
+                )
+        groups = from_json(arrays[_GROUPS]) if _GROUPS in arrays else []
+        if len(groups) != len(self._optimizer.param_groups):
+            raise CheckpointError(
+                f"{path}: the optimizer had {len(groups)} groups of parameters, this one has "
+                f"{len(self._optimizer.param_groups)}"
+            )
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(torch.from_numpy(found[name]))
+        self._load_optimizer(arrays, groups)
+
+    def _load_optimizer(self, arrays: Mapping[str, NDArray[Any]], groups: list[dict[str, Any]]) -> None:
+        state: dict[int, dict[str, Any]] = {}
+        plain = self._optimizer.state_dict()
+        for group, saved in zip(plain["param_groups"], groups, strict=True):
+            group.update(saved)
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        for number, parameter in enumerate(parameters):
+            prefix = f"optimizer/{self._names.get(id(parameter))}/"
+            values = {
+                key.removeprefix(prefix): torch.from_numpy(value.copy())
+                for key, value in arrays.items()
+                if key.startswith(prefix) and "/" not in key.removeprefix(prefix)
+            }
+            if values:
+                state[number] = values
+        self._optimizer.load_state_dict({"state": state, "param_groups": plain["param_groups"]})
+
+
+class TorchScriptState(ScriptState):
+    """The same with the states of random generators, schedulers and other objects."""
+
+    def __init__(self, model: Any, optimizer: Any, others: Mapping[str, Any]) -> None:
+        super().__init__(model, TorchDense(model, optimizer))
+        self._others = others
+        self._epoch: NDArray[Any] = torch.get_rng_state().numpy().copy()  # of the generator, at its begin
+
+    def extra(self) -> Mapping[str, NDArray[Any]]:
+        """See ScriptState."""
+        states = {
+            f"other/{name}": to_json(one.state_dict(), f"job.training({name}=…)")
+            for name, one in self._others.items()
+        }
+        return {"random/epoch": self._epoch, "random/now": torch.get_rng_state().numpy().copy(), **states}
+
+    def load(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load(directory)
+        for name, one in self._others.items():
+            if (state := self.loaded.get(f"other/{name}")) is not None:
+                one.load_state_dict(from_json(state))
+
+    def begin_epoch(self, *, resumed: bool) -> None:
+        """Before the data of an epoch, which may shuffle: go to the generator's state of then."""
+        if resumed and "random/epoch" in self.loaded:
+            torch.set_rng_state(torch.from_numpy(self.loaded["random/epoch"].copy()))
+        self._epoch = torch.get_rng_state().numpy().copy()
+
+    def skipped(self) -> None:
+        """After the batches that were trained before the checkpoint: go to the generator's state of then."""
+        if "random/now" in self.loaded:
+            torch.set_rng_state(torch.from_numpy(self.loaded["random/now"].copy()))
+
+
+def to_json(value: Any, what: str) -> NDArray[Any]:
+    """Return a value as JSON in an array. Raises CheckpointError for one that JSON cannot hold."""
+    try:
+        return np.frombuffer(json.dumps(value).encode(), np.uint8)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{what} has a state that a checkpoint cannot hold: {error}") from error
+
+
+def from_json(array: NDArray[Any]) -> Any:
+    """Return what `to_json` was given."""
+    return json.loads(array.tobytes())
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    value = value.detach().to("cpu")
+    if value.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds it exactly
+        value = value.float()
+    array: NDArray[Any] = value.numpy().copy()
+    return array

@@ -1,0 +1,235 @@
+"""The course of a run, whoever computes its steps: progress, checkpoints, the answer to stop requests."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from oe_runtime.errors import CheckpointError
+from oe_runtime.training.checkpoints import Checkpoints
+from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.training.options import RunOptions
+from oe_runtime.training.position import Position, RunCheckpoint
+from oe_runtime.training.progress import View
+from oe_runtime.training.ranks import Ranks, deferring_losses
+from oe_runtime.training.run_directory import RunDirectory, RunError
+from oe_runtime.training.server_figures import ServerFigures
+from oe_runtime.training.stopping import StopRequest
+
+
+class Interrupted(BaseException):
+    """The run was asked to stop and has written what it needs to resume. No error that a script handles."""
+
+    def __init__(self, position: Position, path: Path | None) -> None:
+        super().__init__()
+        self.position = position
+        self.path = path
+
+
+class Course:
+    """What follows a step: a progress line, a checkpoint, an end."""
+
+    _rate = "--learning-rate"
+
+    def __init__(
+        self,
+        options: RunOptions,
+        ranks: Ranks,
+        checkpoints: Checkpoints | FollowingCheckpoints,
+        directory: RunDirectory | FollowingDirectory,
+        view: View,
+        stop: StopRequest,
+        figures: ServerFigures,
+    ) -> None:
+        self._run = options
+        self._ranks = ranks
+        self._checkpoints = checkpoints
+        self._directory = directory
+        self._view = view
+        self._stop = stop
+        self._figures = figures
+        self._clock = Clock()
+        self._ended: float | None = None  # time of the last step's end
+        self.saved: RunCheckpoint | None = None  # the latest checkpoint
+        self.step = 0  # the last step begun
+
+    def steps(self) -> int | None:
+        """Return the steps of the whole run as far as known."""
+        raise NotImplementedError
+
+    def window(self) -> tuple[float, float | None]:
+        """Return mean loss and AUC of all workers' steps since the last call."""
+        raise NotImplementedError
+
+    def speed(self) -> tuple[float, float]:
+        """Return seconds of training, and samples per second without the first step, which compiles."""
+        return self._clock.seconds, self._clock.overall()
+
+    def interrupted(self) -> Interrupted:
+        """Return the exception for a stop at the latest checkpoint."""
+        if self.saved is None:
+            return Interrupted(Position(), None)
+        return Interrupted(self.saved.position, self.saved.path)
+
+    def _begin(self, position: Position) -> None:
+        """Before the first step: take a checkpoint to return to after an early loss, unless there is one."""
+        if self._run.servers and self.saved is None:
+            self._take(self._checkpoints.take_now, position)
+
+    def _after_step(self, position: Position, stop: bool) -> None:
+        """Log, and take a checkpoint, where they are due. Raises Interrupted after a stop request."""
+        self._view.tick(position.step)
+        every = self._run.checkpoint_steps
+        due = bool(every) and position.step % every == 0
+        if due or stop:
+            self._ranks.barrier()  # all have pushed
+        # A checkpoint ends a window, so that a resumed run reports the same means.
+        if due or stop or position.step % self._run.log_every == 0:
+            self._log(position)
+        again = self._next_checkpoint(position)
+        self._publish(lambda _: self._checkpoints.settle(), position, again)
+        if stop:
+            self._take(self._checkpoints.take_now, position)
+            raise Interrupted(position, self.saved.path if self.saved else None)
+        if due:
+            self._take(self._due_take(position), position, again)
+        self._ended = time.monotonic()
+
+    def _finish(self, position: Position) -> None:
+        """After the last step: the last figures, and a checkpoint with its rows in files."""
+        if self._clock.pending:
+            self._log(position)
+        self._ranks.barrier()  # all have pushed
+        with deferring_losses(self._ranks):
+            self._figures.finish(position.step)
+        # Rows in files, because the servers and their storage may end after the last step.
+        saved = self.saved
+        with self._stop.without_time_limit():
+            if saved is None or saved.position.step != position.step or saved.pool is not None:
+                self._publish(self._checkpoints.take_files, position)
+            self._ranks.barrier()  # before anybody leaves
+
+    def _next_checkpoint(self, position: Position) -> int:
+        """Return the step of the next checkpoint after `position`."""
+        every = self._run.checkpoint_steps
+        return position.step + every - (position.step % every if every else 0)
+
+    def _due_take(self, position: Position) -> Callable[[Position], RunCheckpoint | None]:
+        """Return how to take a due checkpoint: every Nth has its rows in files."""
+        nth = self._run.export_checkpoints
+        export = bool(nth) and position.step // self._run.checkpoint_steps % nth == 0
+        return self._checkpoints.take_files if export else self._checkpoints.take
+
+    def _log(self, position: Position) -> None:
+        loss, auc = self.window()
+        if not math.isfinite(loss):
+            raise RunError(f"the loss is {loss} at step {position.step}; try a smaller {self._rate}")
+        steps = self.steps()
+        speed, step_seconds = self._clock.window()
+        eta: float | None = None
+        if steps is not None and step_seconds is not None:
+            eta = max(0, steps - position.step) * step_seconds
+        self._directory.event(
+            "step",
+            step=position.step,
+            steps=steps,
+            epoch=position.epoch,
+            loss=loss,
+            auc=auc,
+            samples_per_s=None if speed is None else round(speed, 1),
+            eta_s=None if eta is None else round(eta, 1),
+        )
+        numbers = {"loss": loss, "auc": auc, "samples_per_s": speed, "eta_s": eta}
+        self._view.step(position.step, steps, numbers)
+        self._directory.scalars(position.step, {"loss": loss, "auc": auc, "samples_per_s": speed})
+        if not self._ranks.lost:
+            with deferring_losses(self._ranks):
+                self._figures.sample(position.step)
+
+    def _take(
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
+    ) -> None:
+        """Let worker 0 take a checkpoint; the others know that they wait for it."""
+        with self._stop.without_time_limit():
+            self._publish(take, position, again)
+            self._ranks.barrier()
+
+    def _publish(
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
+    ) -> None:
+        """Publish a checkpoint. A failure is a warning where the next attempt is at step `again`."""
+        if self._ranks.lost:
+            return
+        started = time.perf_counter()
+        saved: RunCheckpoint | None = None
+        with deferring_losses(self._ranks):
+            try:
+                saved = take(position)
+            except CheckpointError as error:
+                if again is None:
+                    raise
+                self._directory.event("no_checkpoint", step=position.step, message=str(error))
+                self._view.say(
+                    f"warning: no checkpoint of step {position.step}: {error}; training goes on, and "
+                    f"the next one is tried at step {again}"
+                )
+        seconds = time.perf_counter() - started
+        self._clock.pause(seconds)
+        if saved is None:
+            return
+        self.saved = saved
+        rows = "files" if saved.pool is None else "pool"
+        self._directory.event(
+            "checkpoint", step=saved.position.step, path=str(saved.path), seconds=round(seconds, 3), rows=rows
+        )
+        self._view.say(f"checkpoint {saved.path} ({seconds:.1f} s)")
+
+
+class Clock:
+    """The speed of the steps, without checkpoints and the first step, in which TensorFlow compiles."""
+
+    def __init__(self) -> None:
+        self._began = self._window_began = time.perf_counter()
+        self._paused = 0.0
+        self._first_ended: float | None = None
+        self._rows = 0  # after the first step
+        self._window_rows = self._window_steps = 0
+        self.pending = False  # steps since the last window
+
+    def add(self, rows: int) -> None:
+        """Count a step over `rows` rows."""
+        self.pending = True
+        if self._first_ended is None:
+            self._first_ended = self._window_began = time.perf_counter()
+            return
+        self._rows += rows
+        self._window_rows += rows
+        self._window_steps += 1
+
+    def pause(self, seconds: float) -> None:
+        """Leave out `seconds` of other work."""
+        self._window_began += seconds
+        if self._first_ended is None:
+            self._began += seconds
+        else:
+            self._paused += seconds
+
+    def window(self) -> tuple[float | None, float | None]:
+        """Return samples per second and seconds per step since the last call; None after only one step."""
+        now = time.perf_counter()
+        seconds, rows, steps = now - self._window_began, self._window_rows, self._window_steps
+        self._window_began, self._window_rows, self._window_steps, self.pending = now, 0, 0, False
+        return (rows / seconds, seconds / steps) if steps and seconds > 0 else (None, None)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the start, without pauses."""
+        return time.perf_counter() - self._began - self._paused
+
+    def overall(self) -> float:
+        """Return samples per second of all steps except the first."""
+        if self._first_ended is None or not self._rows:
+            return 0.0
+        return self._rows / max(time.perf_counter() - self._first_ended - self._paused, 1e-9)

@@ -1,0 +1,71 @@
+"""How a run ends: exit statuses, and the errors as sentences."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
+from oe_runtime.training.checkpoints import newest
+from oe_runtime.training.followers import FollowingDirectory
+from oe_runtime.training.options import RunOptions
+from oe_runtime.training.run_directory import RunDirectory
+from oe_runtime.training.stopping import StopRequest
+
+WORKER_LOST, INTERRUPTED = 3, 130
+# Seconds that a worker waits for the others after a stop request. Its own work, a compilation and a
+# checkpoint may take longer. A frozen worker would else keep the others waiting for --worker-wait.
+STOP_SECONDS = 20.0
+
+
+def explain(error: Exception, options: RunOptions) -> str:
+    """Describe an error to the user, with what to do next; empty for a bug."""
+    if not isinstance(error, OeError):
+        return memory_error(error) or disk_error(error)
+    if isinstance(error, GradientError):
+        return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
+    if not isinstance(error, (ServerLost, TornError, WorkerLost)):
+        return str(error)
+    whom = "the servers and run" if isinstance(error, ServerLost) else "all workers"
+    if options.size == 1 and isinstance(error, TornError):
+        whom = "the run"
+    if options.rank:
+        return f"{error} (start all workers again with --resume)"
+    last = newest(options.run_dir)
+    if last is None:
+        return f"{error} (no checkpoint was written yet: start {whom} again)"
+    return f"{error} (the last checkpoint is {last.path.name}: start {whom} again with --resume)"
+
+
+def disk_error(error: Exception) -> str:
+    """Describe an unreadable or unwritable file; empty for another error."""
+    if not isinstance(error, OSError) or isinstance(error, ConnectionError) or error.strerror is None:
+        return ""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}"
+
+
+def memory_error(error: Exception) -> str:
+    """Describe a model that does not fit into memory; empty for another error."""
+    if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
+        return ""
+    lines = str(getattr(error, "message", error)).strip().splitlines()
+    return (
+        "not enough memory for the model on this host"
+        + (f" ({lines[0]})" if lines else "")
+        + "; try a smaller --batch-size (or --micro-batch), --dim or --max-cardinality"
+    )
+
+
+def end_at_limit(
+    options: RunOptions, directory: RunDirectory | FollowingDirectory, stop: StopRequest
+) -> None:
+    """End this process, whose main thread still waits for other workers."""
+    error = WorkerLost(
+        f"asked to stop ({stop.reason}), but the other workers did not agree within "
+        f"{stop.seconds:.0f} s: ended without a new checkpoint"
+    )
+    message = explain(error, options)
+    directory.event("error", message=message)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(WORKER_LOST)

@@ -1,0 +1,190 @@
+"""Scripts that end badly: a sentence with their line, the right exit status, nothing left running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import job_scripts
+import pytest
+from job_scripts import run, start, write
+from training_runs import events
+
+from oe_runtime.training.options import parse
+
+TRAINING = job_scripts.KERAS + "model.fit(features, labels, batch_size=50, verbose=0, callbacks=callbacks)\n"
+
+
+class Broken:
+    """How a script ends, and what is said of it."""
+
+    def __init__(self, text: str | bytes, message: str, traceback: bool = False) -> None:
+        self.text = text
+        self.message = message
+        self.traceback = traceback
+
+
+BROKEN = {
+    "fails": Broken("x = 1\n1 / 0\n", "train.py line 2: ZeroDivisionError: division by zero", True),
+    "module": Broken(
+        "import no_such\n", "train.py line 1: No module named 'no_such'; name its package in req"
+    ),
+    "syntax": Broken("a = 1\nif a\n", "train.py line 2: expected ':'"),
+    "binary": Broken(b"\x00\xff\xfe", "train.py is not a Python program: "),
+    "status": Broken("import sys\nsys.exit(3)\n", "train.py line 2: exited with 3"),
+    "sentence": Broken("raise SystemExit('no data')\n", "train.py line 1: no data"),
+    "file": Broken("open('no-such')\n", "train.py line 1: no-such: No such file or directory", True),
+    "nothing": Broken("print('done')\n", "train.py has ended without training: give fit callbacks=[embed.J"),
+    "early": Broken("import sys\nsys.exit()\n", "train.py has ended without training: give fit callbacks="),
+    "ours": Broken(
+        "import oe_runtime.job as job\njob.client().create_table(None)\n", "train.py line 2: ", True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_script_that_fails(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = BROKEN[name]
+    script = write(tmp_path / "script", "")
+    script.write_bytes(case.text if isinstance(case.text, bytes) else case.text.encode())
+    assert run(script, tmp_path / "run") == 1
+    error = capsys.readouterr().err
+    assert f"error: {case.message}" in error
+    assert ("Traceback" in error) == case.traceback
+    assert "runner.py" not in error
+    assert [e["event"] for e in events(tmp_path / "run")] == ["start", "error"]
+    assert events(tmp_path / "run", "error")[0]["message"].startswith(case.message)
+
+
+def test_an_end_in_the_middle_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = TRAINING.replace("os.kill(os.getpid(), signal.SIGTERM)", "sys.exit()")
+    assert run(write(tmp_path, text), tmp_path / "run", arguments=("4",)) == 1
+    assert "error: train.py has ended in the middle of training, after step 4" in capsys.readouterr().err
+
+
+def test_a_launcher_overrides_the_defaults_of_a_script(tmp_path: Path) -> None:
+    assert (
+        run(
+            write(tmp_path, "import oe_runtime.job as job\njob.defaults(resume=True)\n" + TRAINING),
+            tmp_path / "run",
+        )
+        == 0
+    )
+
+
+def test_a_job_trains_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second = """
+other = keras.Sequential([keras.Input((2,)), keras.layers.Embedding(99, 2, name="C2")])
+other = embed.distributed_model(other, job.client())
+other.compile("adam", "mse")
+other.fit(features % 99, np.zeros((1000, 2, 2)), verbose=0, callbacks=[embed.JobCallback(job)])
+"""
+    script = write(tmp_path, TRAINING + second)
+    assert run(script, tmp_path / "run") == 1
+    line = len((TRAINING + second).splitlines())
+    assert f"error: train.py line {line}: a job trains one model" in capsys.readouterr().err
+
+
+def test_a_callback_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = TRAINING.replace("model = embed.distributed_model(model, job.client())\n", "")
+    text = text.replace("embed.distributed_optimizer(keras.optimizers.Adam(0.01))", "'adam'")
+    assert run(write(tmp_path, text), tmp_path / "run") == 1
+    assert "ValueError: JobCallback is for the models of oe_runtime: give this" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--dim", "8"], "--dim does not go with --script: train.py decides that (give it after --)"),
+        (["--epochs", "1"], "--epochs does not go with --script"),
+        (["--workqueue", "--servers", "a:1"], "--workqueue does not go with --script"),
+        (["--stock"], "--stock does not go with --script"),
+        (["--no-eval"], "--eval does not go with --script"),
+    ],
+)
+def test_flags_of_built_in_models(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = [] if "--servers" in flags or "--stock" in flags else ["--in-process"]
+    with pytest.raises(SystemExit):
+        parse(["--script", str(write(tmp_path, "")), *where, *flags])
+    assert message in capsys.readouterr().err
+
+
+def test_a_script_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--script", str(tmp_path / "none.py"), "--in-process"])
+    assert "none.py: there is no such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--data", "x", "--in-process", "--", "--epochs"])
+    assert "-- goes with --script" in capsys.readouterr().err
+
+
+def test_what_a_script_sees(tmp_path: Path) -> None:
+    """Its own name, arguments, directory and modules, and what launchers of several processes set."""
+    write(tmp_path / "script", "VALUE = 7\n", "beside.py")
+    script = write(
+        tmp_path / "script",
+        "import os, sys, beside, oe_runtime.job as job, __main__\n"
+        "assert (sys.argv[1:], list(job.arguments)) == (['--epochs', '3'],) * 2\n"
+        "assert os.getcwd() == os.path.dirname(sys.argv[0]) == sys.path[0]\n"
+        "assert sys.argv[0] == __main__.__file__\n"
+        "assert __name__ == '__main__' and beside.VALUE == 7\n"
+        "assert (job.rank, job.workers, job.resume_step, job.data) == (0, 1, 0, None)\n"
+        "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')\n"
+        "assert [os.environ[name] for name in names] == list('0101')\n"
+        "assert not {'tensorflow', 'torch', 'keras'} & set(sys.modules)\n"
+        "os.chdir('/')\n"
+        "job.run_dir.joinpath('seen').touch()\n",
+    )
+    process = start(script, tmp_path / "run", arguments=("--epochs", "3"))
+    _, error = process.communicate(timeout=60)
+    assert error.startswith("error: train.py has ended without training"), error
+    assert (tmp_path / "run" / "seen").exists()
+
+
+LEAVES = """
+import os, subprocess, sys, threading, time
+import oe_runtime.job as job
+if os.fork() == 0:
+    try:
+        job.client()
+    except job.JobError as error:
+        print(error, file=sys.stderr)
+    sys.exit(5)
+os.wait()
+child = subprocess.Popen(["sleep", "600"])
+(job.run_dir / "child").write_text(str(child.pid))
+sys.stdout.buffer.write(bytes(range(256)))
+{}
+"""
+
+
+@pytest.mark.process
+def test_forks_and_children_are_no_part_of_the_run(tmp_path: Path) -> None:
+    script = write(tmp_path, LEAVES.format(""))
+    command = [sys.executable, "-m", "oe_runtime.train", "--in-process"]
+    command += ["--script", str(script), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, timeout=120)
+    error = done.stderr.decode()
+    assert done.returncode == 1
+    assert bytes(range(256)) in done.stdout
+    assert error.count("error: train.py has ended without training") == 1
+    assert "job.client() is of process" in error
+    assert "warning: train.py left 1 processes running: ended" in error
+    assert [e["event"] for e in events(tmp_path / "run")] == ["start", "error"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "run" / "child").read_text()), 0)
+
+
+@pytest.mark.process
+def test_a_script_that_hangs_at_exit_is_ended(tmp_path: Path) -> None:
+    script = write(
+        tmp_path, "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+    )
+    process = start(script, tmp_path / "run")
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "warning: train.py does not end: its threads Thread-" in error

@@ -1,0 +1,117 @@
+"""Scripts of jobs in processes of their own: servers that are lost, workers, signals."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import job_scripts
+import pytest
+from job_scripts import figures, losses, run, start, write
+from training_runs import ServerProcess, events, wait_for
+
+from oe_runtime import checkpoint
+from provision.jobs.worker_group import free_endpoints
+
+pytestmark = pytest.mark.process
+
+LONG = job_scripts.ARRAYS.replace("epochs=3", "epochs=30")
+
+
+def test_a_run_goes_back_when_its_server_is_killed(tmp_path: Path) -> None:
+    """The process starts anew, so that its data are where the checkpoint was."""
+    script = write(tmp_path, LONG)
+    every = ("--checkpoint-steps", "15")
+    run_dir = tmp_path / "run"
+    server = ServerProcess(tmp_path / "server")
+    process = start(script, run_dir, "--servers", server.endpoint, *every)
+    try:
+        for times in (1, 2):
+            after = max(losses(run_dir), default=0) + 20
+            wait_for(lambda: max(losses(run_dir), default=0) > after, process)  # noqa: B023
+            server.kill()
+            server.start_again()
+            wait_for(lambda: len(events(run_dir, "server_back")) == times, process)  # noqa: B023
+        said, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+        assert "is back after" in said
+    finally:
+        process.kill()
+        process.communicate()
+        server.stop()
+    assert run(script, tmp_path / "whole", *every) == 0
+    assert losses(run_dir) == losses(tmp_path / "whole")
+    assert figures(run_dir) == figures(tmp_path / "whole")
+    found = checkpoint.latest(run_dir / "checkpoints")
+    assert found is not None
+    assert found.step == 600
+
+
+def test_a_stop_is_heard_outside_of_training_too(tmp_path: Path) -> None:
+    text = "import time, pathlib\npathlib.Path('here').touch()\ntime.sleep(600)\n"
+    process = start(write(tmp_path, text), tmp_path / "run")
+    try:
+        wait_for((tmp_path / "here").exists, process)
+        process.send_signal(signal.SIGTERM)
+        said, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, error) == (130, "")
+    assert "stopped (SIGTERM) before the first step; there is nothing to resume" in said
+    assert [e["event"] for e in events(tmp_path / "run")] == ["start", "interrupted"]
+
+
+WORKERS = (
+    job_scripts.KERAS
+    + """
+part = slice(job.rank * 25, (job.rank + 1) * 25) if job.workers == 2 else slice(None)
+import tensorflow as tf
+
+mine = features.reshape(20, 50, 2)[:, part].reshape(-1, 2), labels.reshape(20, 50)[:, part].reshape(-1)
+data = tf.data.Dataset.from_tensor_slices(mine).batch(50 // job.workers).repeat(3)
+model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+"""
+).replace("Dropout(0.2)", "Dropout(0.0)")
+
+
+def start_workers(script: Path, run_dir: Path, server: ServerProcess, *flags: str) -> list[Any]:
+    workers = free_endpoints(2)
+    more = ("--servers", server.endpoint, "--workers", workers, "--checkpoint-steps", "15", *flags)
+    return [start(script, run_dir, *more, "--rank", str(rank)) for rank in range(2)]
+
+
+def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> None:
+    script, run_dir = write(tmp_path, WORKERS), tmp_path / "run"
+    server, another = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "another")
+    workers = start_workers(script, run_dir, server)
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        server.kill()
+        server.start_again()
+        wait_for(lambda: len(events(run_dir, "server_back")) == 1, workers[0])
+        wait_for(lambda: max(losses(run_dir)) > 45, workers[0])
+        workers[1].send_signal(signal.SIGTERM)
+        said = [worker.communicate(timeout=60) for worker in workers]
+        assert [worker.returncode for worker in workers] == [130, 130], said
+        stopped = events(run_dir, "interrupted")[0]["step"]
+
+        workers = start_workers(script, run_dir, another, "--resume")
+        wait_for(lambda: max(losses(run_dir)) > min(stopped + 20, 100), workers[0])
+        workers[1].kill()
+        _, error = workers[0].communicate(timeout=60)
+        assert workers[0].returncode == 3, error
+        assert "error: worker 1 (127.0.0.1:" in error
+        assert "--resume" in error
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        for one in (server, another):
+            one.stop()
+    assert run(script, run_dir, "--checkpoint-steps", "15", "--resume") == 0
+    assert run(script, tmp_path / "one", "--checkpoint-steps", "15") == 0
+    found, expected = losses(run_dir), losses(tmp_path / "one")
+    assert found.keys() == expected.keys()
+    for step, (loss, _) in expected.items():
+        assert found[step][0] == pytest.approx(loss, rel=1e-3), step
