@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,25 +39,22 @@ class KerasScriptState(ScriptState):
         return [variable for metric in self.model.metrics for variable in metric.variables]
 
 
-class JobFit:
-    """The part of `JobCallback` that Keras 3 and tf-keras share; a callback."""
+class FitPart:
+    """What a `JobCallback` does, for Keras 3 and tf-keras."""
 
-    model: Any
-    _course: ScriptCourse | None = None
-
-    def __init__(self, job: Any) -> None:
-        """`job` is the module oe_runtime.job."""
-        super().__init__()
-        self._session: Session = job.current()
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._course: ScriptCourse | None = None
+        self._model: Any = None
         self._skip = 0  # batches of the epoch that were trained before the checkpoint
         self._data: Any = None
         self._logs: Any = None  # of the skipped batches
 
-    def fit(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call the model's `fit`, from the position of the run's checkpoint on."""
-        given = fit_arguments(model, args, kwargs)
+    def fit(self, model: Any, given: dict[str, Any]) -> Any:
+        """Call the model's `fit` with the `given` arguments, from the position of the run's checkpoint on."""
         if model.steps_per_execution != 1:
             raise ValueError("JobCallback counts single batches: leave out steps_per_execution")
+        self._model = model
         steps = model._running()
         state = KerasScriptState(model)
         losses = steps.measure_losses()
@@ -71,7 +67,7 @@ class JobFit:
         if not course.begin_part():
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
-            return state_library(model).callbacks.History()
+            return model.served.library.callbacks.History()
         at = course.position
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
@@ -94,7 +90,7 @@ class JobFit:
     def _around(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
         course = self._course
         assert course is not None  # noqa: S101 - in fit
-        steps = self.model._running()
+        steps = self._model._running()
 
         def function(iterator: Any) -> Any:
             if self._skip:
@@ -111,48 +107,30 @@ class JobFit:
 
         return function
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Count the run's steps."""
-        if getattr(self.model, "_around", None) is None:
-            raise ValueError(
-                "JobCallback is for the models of oe_runtime: give this one to distributed_model first"
-            )
+    def begin(self, params: Mapping[str, Any]) -> None:
+        """Count the run's steps, from the callback's `params`."""
         if hasattr(self._data, "training"):
             self._data.training = True
-        params = self.params  # type: ignore[attr-defined]
-        course = self._course
-        if course is not None and params.get("steps"):
-            course.expect(params["steps"], params["epochs"])
+        if self._course is not None and params.get("steps"):
+            self._course.expect(params["steps"], params["epochs"])
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Note the position."""
         assert self._course is not None  # noqa: S101 - in fit
         self._course.begin_epoch(epoch)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> None:
         """Note the position, and the epoch's figures."""
         assert self._course is not None  # noqa: S101 - in fit
-        self._course.end_epoch(epoch, {} if logs is None else logs)
+        self._course.end_epoch(epoch, figures)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def stop_here(self) -> None:
         """Stop in a validation too."""
         if self._course is not None:
             self._course.stop_here()
 
     def _figures(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
-
-
-def fit_arguments(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `fit` by name."""
-    given = dict(inspect.signature(state_library(model).Model.fit).bind(model, *args, **kwargs).arguments)
-    del given["self"]
-    return given
-
-
-def state_library(model: Any) -> Any:
-    """Return the library of a model: keras or tf_keras."""
-    return model.served.library
+        return {name: float(value) for name, value in self._model.get_metrics_result().items()}
 
 
 def _taken(losses: Any) -> tuple[float, int]:
@@ -176,7 +154,7 @@ def epoch_data(data: Any) -> Any:
 
     if not isinstance(data, tf.data.Dataset):
         return data
-    from oe_runtime.keras.job_data import EpochDataset
+    from oe_runtime.job.keras_data import EpochDataset
 
     return EpochDataset(data)
 

@@ -13,6 +13,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.job.course import ScriptCourse
 from oe_runtime.job.state import ScriptState
+from oe_runtime.support import early_join
 from oe_runtime.training.connection import connect, refuse_trained
 from oe_runtime.training.followers import FollowingDirectory
 from oe_runtime.training.options import ScriptOptions, outside
@@ -58,6 +59,8 @@ class Session:
     def install(cls, session: Session | None) -> None:
         """Make `session` the one of this process."""
         Session._current = session
+        several = session is not None and session.launched and session.workers > 1
+        early_join.install(session.join if session is not None and several else None)
 
     @classmethod
     def set_defaults(cls, options: Mapping[str, Any]) -> None:
@@ -121,7 +124,7 @@ class Session:
             assert client is not None  # noqa: S101 - only stock models have none
             if self.rank == 0 and not self.options.resume:
                 refuse_trained(client)
-            client.restores = self.options.resume
+            client.restores, client.workers = self.options.resume, self._workers
             self._client = client
         return self._client
 
@@ -173,6 +176,12 @@ class Session:
             )
         return self.course
 
+    def fit_part(self) -> Any:
+        """Return what a JobCallback of Keras works with."""
+        from oe_runtime.job.keras_fit import FitPart
+
+        return FitPart(self)
+
     def open_directory(self) -> None:
         """Make the run directory. Raises RunError for one that cannot be used."""
         options = self.options
@@ -201,16 +210,3 @@ class Session:
                 f"{what} is of process {self._process}, and this one was forked from it: two processes "
                 "cannot share its connections; several workers are started by the launcher (--workers)"
             )
-
-
-def workers_of(client: Client) -> Any:
-    """Return the workers of the job whose client this is; None for a single one, and for another client."""
-    session = Session._current
-    return session.together() if session is not None and session.connected is client else None
-
-
-def join_early() -> None:
-    """In a program of several workers, meet the others: TensorFlow must not have computed anything before."""
-    session = Session._current
-    if session is not None and session.launched and session.workers > 1:
-        session.join()

@@ -14,7 +14,6 @@ exist on TensorFlow only.
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from oe_runtime.job.session import join_early
 from oe_runtime.keras import backends
 from oe_runtime.keras.convert import distributed_model
 from oe_runtime.keras.embedding import Embedding
@@ -33,11 +32,12 @@ from oe_runtime.keras.saving import (
 )
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.translate import distributed_optimizer
+from oe_runtime.support import early_join
 
 __version__ = version("oeprov")
 
 if backends.NAME == "tensorflow":
-    join_early()
+    early_join.join()
 
 __all__ = [
     "AdagradDecay",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from oe_runtime.client import Client
-from oe_runtime.job.session import workers_of
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import Embedding, TableLayer
@@ -154,7 +153,7 @@ def check_workers(client: Any, workers: Workers | None, settings: Settings) -> W
     Raises ValueError or TypeError for options that do not fit together or with Keras's backend.
     """
     if workers is None:
-        workers = known_workers() if client is None else workers_of(client)
+        workers = known_workers() if client is None else client.workers
     several = workers is not None and workers.count > 1
     if workers is not None and several and hasattr(workers, "wish"):
         warnings.warn("Workers.wish and .wishes are now .stop_request and .stop_requests", stacklevel=4)
