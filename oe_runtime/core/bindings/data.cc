@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "oe_runtime/core/bindings/module.h"
-#include "oe_runtime/core/data/criteo.h"
+#include "oe_runtime/core/data/text_rows.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace py = pybind11;

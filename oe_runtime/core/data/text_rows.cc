@@ -1,4 +1,4 @@
-#include "oe_runtime/core/data/criteo.h"
+#include "oe_runtime/core/data/text_rows.h"
 
 #include <xxhash.h>
 
