@@ -10,9 +10,11 @@ import numpy as np
 
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.identity import InputFile
+from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.data.work_queue import Range
+from oe_runtime.errors import DataError
 
 
 class Source(Protocol):
@@ -51,16 +53,22 @@ class Source(Protocol):
         ...
 
 
-def open_source(name: str, max_cardinality: int = 0, max_bad_rows: int = 0) -> Source:
-    """Open `generate:ROWS[:SEED]`, or Criteo data at a path. Raises DataError when there is no such data.
+def open_source(
+    name: str, max_cardinality: int = 0, max_bad_rows: int = 0, schema: Schema = CRITEO
+) -> Source:
+    """Open `generate:ROWS[:SEED]`, or a schema's rows at a path. DataError says that there is no such data.
 
     Up to `max_bad_rows` broken rows per pass are skipped, counted and shown.
     """
     if name.startswith("generate:"):
         from oe_runtime.data import generate  # here, so that `python -m` can run that module
 
+        if schema != CRITEO:
+            raise DataError(
+                f"{name} makes rows of Criteo's columns, not of another schema; name a file of yours"
+            )
         return generate.parse(name, max_cardinality)
-    return CriteoFiles(name, max_cardinality, BrokenRows(max_bad_rows))
+    return CriteoFiles(name, max_cardinality, BrokenRows(max_bad_rows), schema)
 
 
 class Split:
