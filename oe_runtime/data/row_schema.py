@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,6 +121,14 @@ class Schema:
         if self.columns == COLUMNS:
             return "label, I1 … I13 and C1 … C26"
         return ", ".join(self.names[:10]) + (" …" if len(self.names) > 10 else "")
+
+    def describe(self) -> str:
+        """Return a short text that differs between different schemas."""
+        if BUILT_IN.get(self.name) == self:
+            return self.name
+        digest = hashlib.blake2b(json.dumps(self.to_value(), sort_keys=True).encode(), digest_size=4)
+        counts = f"{len(self.numbers)} numbers, {len(self.categories)} categories"
+        return f"label {self.label}, {counts} ({digest.hexdigest()})"
 
     def limited(self, most: int) -> Schema:
         """Return it with at most so many distinct ids per category; 0: no limit."""
@@ -246,6 +255,20 @@ def check(schema: Schema, what: str) -> None:
         schema.places(f"{what}: columns", schema.columns)
     elif schema.header is False:
         raise DataError(f"{what}: without a header, `columns` must name the columns in their order")
+
+
+def chosen(schema: str | None, label: str | None, categories: str | None, numbers: str | None) -> Schema:
+    """Return the schema that these flags name; each is None if it was not given."""
+    given = None if schema is None else load(schema)
+    if label is None and categories is None and numbers is None:
+        return given or CRITEO
+    lists = [
+        None if text is None else [one.strip() for one in text.split(",") if one.strip()]
+        for text in (categories, numbers)
+    ]
+    if lists == [None, None]:
+        given = given or CRITEO
+    return from_flags(given, label, *lists)
 
 
 def from_flags(

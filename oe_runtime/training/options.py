@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import TRANSFERS
+from oe_runtime.data import row_schema
+from oe_runtime.data.row_schema import CRITEO, Schema
+from oe_runtime.errors import DataError
 from oe_runtime.spec import STORAGES
 from oe_runtime.training import model_options, worker_options
 from oe_runtime.training.argument_types import count, number
@@ -50,6 +53,7 @@ class Options:
     """A checked command line; see `parser` for the meaning of each."""
 
     data: str
+    schema: Schema
     max_bad_rows: int
     model: str
     servers: tuple[str, ...]
@@ -114,7 +118,7 @@ class Options:
 
     def fixed(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run it goes on from."""
-        common = {
+        common: dict[str, Any] = {
             "data": self.data,
             "model": self.model,
             "embeddings": "stock" if self.stock else "servers",
@@ -131,6 +135,8 @@ class Options:
         shape = {name: getattr(self, name) for name in mine}
         if self.workqueue:
             common["workqueue"] = True
+        # Runs of earlier versions have none of it.
+        common["schema"] = None if self.schema == CRITEO else self.schema.describe()
         return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 
 
@@ -138,11 +144,15 @@ def parser() -> argparse.ArgumentParser:
     """The argument parser, whose help is the reference of the trainer."""
     p = argparse.ArgumentParser(
         prog="python -m oe_runtime.train",
-        description="Train a click model on Criteo-format data with its embeddings on parameter servers.",
+        description="Train a click model with its embeddings on parameter servers.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add(p, "data", required=True, metavar="PATH|generate:ROWS[:SEED]")
+    add(p, "schema", metavar="FILE|NAME")
+    add(p, "label", metavar="COLUMN")
+    add(p, "categories", metavar="COLUMN[:IDS],…")
+    add(p, "numbers", metavar="COLUMN[:SCALE],…")
     add(p, "max_bad_rows", 0)
     where = p.add_argument_group("where the embeddings live (one of the three)").add_mutually_exclusive_group(
         required=True
@@ -301,8 +311,14 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
     if a.stock and a.row_precision != "float32":
         p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
+    try:
+        schema = row_schema.chosen(a.schema, a.label, a.categories, a.numbers)
+    except DataError as error:
+        p.error(str(error))
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    values = vars(a) | {
+    own = {name: value for name, value in vars(a).items() if name not in ("label", "categories", "numbers")}
+    values = own | {
+        "schema": schema,
         "servers": servers,
         **place._asdict(),
         "storage": a.storage or "dram",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, field_rows, make_split, open_source
+from oe_runtime.data import Source, make_split, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
 from oe_runtime.support.token_file import read_token
@@ -51,7 +51,7 @@ def _run(options: Options, stop: StopRequest) -> int:
     try:
         # Check everything before TensorFlow is imported and before anything is written.
         check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-        source = open_source(options.data, options.max_cardinality, options.max_bad_rows)
+        source = open_source(options.data, options.max_cardinality, options.max_bad_rows, options.schema)
         if options.device != "auto" or options.inter_threads or options.intra_threads:
             prepare(options)  # before a TFRecord file uses it
         source.check()
@@ -381,9 +381,12 @@ def _where(options: Options) -> str:
 
 
 def _opening(options: Options) -> str:
-    ids = sum(field_rows(options.max_cardinality))
+    categories = options.schema.limited(options.max_cardinality).categories
+    ids = f"{sum(one.rows for one in categories if not one.hashed):,} ids"
+    if hashed := sum(one.hashed for one in categories):
+        ids += f" and those of {hashed} with 64 bits"
     return (
-        f"{options.model}, dim {options.dim}, {options.optimizer}: {ids:,} ids in 26 fields, "
+        f"{options.model}, dim {options.dim}, {options.optimizer}: {ids} in {len(categories)} fields, "
         f"embeddings {_where(options)}\n"
         f"data {options.data}, run directory {options.run_dir}; starting TensorFlow"
     )

@@ -7,6 +7,7 @@ The trainer decides a setting whose default is ``None``: unset, it is not passed
 from __future__ import annotations
 
 import json
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -36,6 +37,10 @@ Optimizer = Literal[
 ]
 
 
+# A method of this name was the base's in pydantic 1.
+warnings.filterwarnings("ignore", 'Field name "schema" in "TrainingSettings" shadows', UserWarning)
+
+
 class TrainingSettings(Settings):
     """The training job; the same for all hosts, so set these under all: vars:."""
 
@@ -45,8 +50,27 @@ class TrainingSettings(Settings):
     )
     data: Annotated[Text, Flag()] = Field(
         default="",
-        description="Rows in Criteo's shape. A file, directory or glob of .tsv, .csv (also .gz, .zst), "
-        ".parquet or .tfrecord; or generated ones: generate:ROWS[:SEED].",
+        description="Rows in Criteo's shape, or training_schema's. A file, directory or glob of .tsv, .csv "
+        "(also .gz, .zst), .parquet, .arrow or .tfrecord; or generated ones: generate:ROWS[:SEED].",
+    )
+    schema: Annotated[Text | None, Flag()] = Field(  # type: ignore[assignment]
+        default=None,
+        description="Columns of the rows. criteo, deeprec, avazu, or a YAML file here, which travels with "
+        "the job (oeprov data inspect writes one). Unset: criteo.",
+    )
+    label: Annotated[Text | None, Flag()] = Field(
+        default=None, description="Column of the label, 0 or 1. Replaces the schema's."
+    )
+    categories: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Columns of categories in place of the schema's, with commas between them: "
+        "COLUMN[:IDS]. Values are hashed into so many ids; without a number, into 64 bits, and the table has "
+        "a row for each id that comes.",
+    )
+    numbers: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Columns of numbers in place of the schema's, with commas between them: COLUMN[:SCALE]. "
+        "The scale is log1p (unset), none, min-max:MIN:MAX or standard:MEAN:DEVIATION.",
     )
     max_bad_rows: int | None = Field(
         default=None,

@@ -93,6 +93,12 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
             f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"
             + ("; oe_runtime has all four" if flavor else "")
         )
+    for name in ("schema", "label", "categories", "numbers"):
+        if getattr(wanted.training, name):
+            raise TrainingError(
+                f"--{name}: flavor {flavor} reads Criteo's columns only; leave it out, or train with "
+                "oe_runtime"
+            )
     # Their scripts have defaults of their own; they train as our trainer does.
     ours = {"server_wait": 0, "restarts": 0, "on_worker_lost": "stop"}
     training = wanted.training.decided().model_copy(update=ours)
