@@ -1,9 +1,10 @@
-"""Criteo-format training data: files, a generator, batches."""
+"""Training data: files of any columns, a generator, batches."""
 
 from oe_runtime.data.batches import (
     Source,
     Split,
     holdout_batches,
+    is_share,
     make_split,
     open_source,
     range_batches,
@@ -20,6 +21,7 @@ __all__ = [
     "field_cardinalities",
     "field_rows",
     "holdout_batches",
+    "is_share",
     "make_split",
     "open_source",
     "range_batches",

@@ -95,7 +95,7 @@ class CriteoFiles:
         size = sum(path.stat().st_size for path in files)
         self._guess(sum(good for good, _, _ in firsts), sum(read for _, read, _ in firsts), size)
         if self._evaluation is not None:
-            self._evaluation.check()
+            self._evaluation.check(tensorflow=tensorflow)
 
     def _first_rows(self, path: Path) -> tuple[int, int, list[tuple[str, str]]]:
         """Return the number of good rows among the file's first ones, their bytes, and the broken rows."""
@@ -110,11 +110,21 @@ class CriteoFiles:
         """See Source: the file eval.csv of a directory that also has a train.csv, as in DeepRec's data."""
         return self._evaluation
 
+    def evaluate_on(self, source: CriteoFiles) -> None:
+        """Take other rows for the evaluation. Raises DataError for a file that is trained on."""
+        mine = {path.resolve() for path in self._files}
+        if both := [path for path in source._files if path.resolve() in mine]:
+            raise DataError(
+                f"--eval-data {source.describe()}: {both[0]} is in --data too, and rows for the evaluation "
+                "must not be trained on; name other files, or a share to hold out, such as 0.1"
+            )
+        self._evaluation = source
+
     def identity(self) -> list[InputFile]:
         """See Source: one entry per file, by its path below the named directory."""
         root = _root(self._name)
-        files = [*self._files, *(self._evaluation._files if self._evaluation else [])]
-        return identify(files, [os.path.relpath(path, root) for path in files])
+        mine = identify(self._files, [os.path.relpath(path, root) for path in self._files])
+        return [*mine, *(self._evaluation.identity() if self._evaluation else [])]
 
     def total_rows(self) -> int | None:
         """Return the rows of one epoch: exact after a pass, before that estimated from the bytes read."""

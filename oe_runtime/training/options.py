@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import TRANSFERS
-from oe_runtime.data import row_schema
+from oe_runtime.data import is_share, row_schema
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.errors import DataError
 from oe_runtime.spec import STORAGES
@@ -98,6 +98,8 @@ class Options:
     max_cardinality: int
     holdout: float
     eval: bool
+    eval_data: str
+    eval_every: int
     deterministic: bool
     jit: bool
     device: str
@@ -115,6 +117,11 @@ class Options:
     stats_seconds: float
     timeline: int
     exit_with_parent: bool
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.eval and bool(self.holdout or self.eval_data)
 
     def fixed(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run it goes on from."""
@@ -136,6 +143,7 @@ class Options:
         if self.workqueue:
             common["workqueue"] = True
         # Runs of earlier versions have none of it.
+        common["eval_data"] = self.eval_data or None
         common["schema"] = None if self.schema == CRITEO else self.schema.describe()
         return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 
@@ -211,11 +219,13 @@ def parser() -> argparse.ArgumentParser:
     add(t, "learning_rate", more=", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items()) + ".")
     add(t, "seed", 0)
     add(t, "holdout", 0.1)
+    add(t, "eval_data", metavar="PATH|SHARE")
+    add(t, "eval_every", 0)
     t.add_argument(
         "--eval",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="Evaluate on the held-out rows at the end. (default on)",
+        help="Evaluate on the rows of --eval-data, or held-out ones, at the end. (default on)",
     )
     add(t, "pipeline", True, more="Several workers only read ahead.")
     add(t, "staleness")
@@ -311,6 +321,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
     if a.stock and a.row_precision != "float32":
         p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
+    if a.eval_every and a.workqueue:
+        p.error("--eval-every: with --workqueue worker 0 evaluates at the end only")
+    if (a.eval_every or a.eval_data) and not a.eval:
+        p.error("--no-eval does not go with --eval-data and --eval-every")
     try:
         schema = row_schema.chosen(a.schema, a.label, a.categories, a.numbers)
     except DataError as error:
@@ -319,6 +333,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     own = {name: value for name, value in vars(a).items() if name not in ("label", "categories", "numbers")}
     values = own | {
         "schema": schema,
+        "eval_data": "" if is_share(a.eval_data or "") else a.eval_data or "",
+        "holdout": float(a.eval_data) if is_share(a.eval_data or "") else a.holdout,
         "servers": servers,
         **place._asdict(),
         "storage": a.storage or "dram",

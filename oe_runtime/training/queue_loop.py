@@ -67,7 +67,7 @@ class QueueLoop(Loop):
 
     def _evaluate(self) -> StreamingAuc:
         auc = StreamingAuc()
-        if not (self._options.holdout and self._options.eval and self._first):
+        if not (self._options.evaluates and self._first):
             return auc
         self._dense.pull()
         for batch in self._shared.held_out():

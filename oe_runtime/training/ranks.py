@@ -252,6 +252,7 @@ class Stopped(Exception):
 _OWN = {
     "rank",
     "data",  # compared by content, see check_input
+    "eval_data",
     "token_file",
     "run_dir",
     "export",

@@ -184,6 +184,17 @@ class TrainingSettings(Settings):
     holdout: float | None = Field(
         default=None, ge=0, le=0.9, description="Share of the rows held out for the final evaluation."
     )
+    eval_data: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Rows for the evaluation, as training_data, of which none is trained on; or a share of "
+        "training_data to hold out, such as 0.05. Unset: training_holdout, or eval.csv of a directory with "
+        "train.csv and eval.csv.",
+    )
+    eval_every: Annotated[int | None, Flag()] = Field(
+        default=None,
+        ge=0,
+        description="Steps between evaluations during training. 0: only one at the end.",
+    )
     tls: Switch = Field(
         default="auto",
         description="Encrypt connections between workers and servers. auto: unless all servers listen on "

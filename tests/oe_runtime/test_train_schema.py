@@ -130,3 +130,29 @@ def test_a_resumed_run_needs_the_same_columns(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         train(tmp_path / "other", "--data", str(path), "--in-process", "--schema", "avazzu")
     assert "did you mean avazu?" in capsys.readouterr().err
+
+
+def test_evaluations_between_steps_change_no_loss(tmp_path: Path) -> None:
+    data, other = write(tmp_path, 300), tmp_path / "other.csv"
+    other.write_text("".join(data.read_text().splitlines(keepends=True)[:121]))
+    words = ["--data", str(data), "--schema", str(tmp_path / "schema.yml"), "--in-process"]
+    words += ["--eval-data", str(other)]
+    assert train(tmp_path / "plain", *words) == 0
+    assert train(tmp_path / "often", *words, "--eval-every", "2") == 0
+    assert losses(tmp_path / "plain") == losses(tmp_path / "often")
+    assert len(losses(tmp_path / "plain")) == 6  # nothing is held out
+    last = events(tmp_path / "plain", "eval")
+    found = events(tmp_path / "often", "eval")
+    assert [(one["step"], one["rows"]) for one in found] == [(2, 120), (4, 120), (6, 120)]
+    for name in ("loss", "auc", "accuracy"):
+        assert found[-1][name] == last[0][name]
+    assert found[0]["loss"] != found[-1]["loss"]
+    assert 0.5 <= last[0]["accuracy"] <= 1
+    page = (tmp_path / "often" / "report.html").read_text()
+    assert "held-out accuracy" in page
+
+
+def test_a_share_to_hold_out(tmp_path: Path) -> None:
+    words = ["--data", str(write(tmp_path, 300)), "--schema", str(tmp_path / "schema.yml"), "--in-process"]
+    assert train(tmp_path / "run", *words, "--eval-data", "0.2") == 0
+    assert events(tmp_path / "run", "eval")[0]["rows"] == 60

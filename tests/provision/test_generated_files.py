@@ -142,7 +142,7 @@ class TestTrainer:
         assert set(trainer_defaults()) <= unset
         assert unset - set(trainer_defaults()) == {
             "steps", "admission", "eviction", "staleness", "learning_rate",
-            "schema", "label", "categories", "numbers",
+            "schema", "label", "categories", "numbers", "eval_data",
         }  # fmt: skip
         for name in set(self.fields) - unset - {"export", "restarts", "data"}:
             assert self.flags[name].default == self.fields[name].default, name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from provision.jobs import placement, request
 from provision.jobs.request import Request
 
 place = placement.place
+_SHARE = re.compile(r"0?\.\d+")  # of the rows, to hold out
 
 
 def settle(_inventory: Inventory, wanted: Request) -> Request:
@@ -59,12 +61,15 @@ def schema_text(schema: str) -> str:
 def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``."""
     request.check_data(wanted.training.data, placement.worker_hosts(inventory))
+    apart = wanted.training.eval_data or ""
+    if apart and not _SHARE.fullmatch(apart):
+        request.check_data(apart, placement.worker_hosts(inventory))
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:
     """See ``Flavor``."""
     training = wanted.training
-    names = ("max_bad_rows", "schema", "label", "categories", "numbers")
+    names = ("max_bad_rows", "eval_data", "schema", "label", "categories", "numbers")
     flags = placement.arguments({name: getattr(training, name) for name in names})
     python = placement.python_of(host)
     if wanted.on:  # containers have a Python of their own, and TensorFlow, which this one may lack
