@@ -10,14 +10,19 @@ from oe_runtime.data.batches import (
     range_batches,
     training_batches,
 )
+from oe_runtime.data.library import Rows, dataset
+from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
 from oe_runtime.errors import DataError
 
 __all__ = [
     "Batch",
     "DataError",
+    "Rows",
+    "Schema",
     "Source",
     "Split",
+    "dataset",
     "field_cardinalities",
     "field_rows",
     "holdout_batches",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,15 +55,20 @@ class CriteoFiles:
 
     def __init__(
         self,
-        name: str,
+        name: str | Sequence[str],
         max_cardinality: int = 0,
         broken: BrokenRows | None = None,
         schema: Schema = CRITEO,
     ) -> None:
-        self._name = name
-        self._files = find_files(name)
+        names = [name] if isinstance(name, str) else name
+        self._name = ", ".join(names)
+        self._roots = [_root(one) for one in names]
+        self._files = [path for one in names for path in find_files(one)]
+        counts = Counter(path.resolve() for path in self._files) if len(names) > 1 else Counter()
+        if twice := [path for path in self._files if counts[path.resolve()] > 1]:
+            raise DataError(f"{self._name} names the file {twice[0]} twice")
         self._evaluation: CriteoFiles | None = None
-        apart = _evaluation_file(name)
+        apart = _evaluation_file(self._name)
         if apart is not None:
             self._files.remove(apart)
             self._evaluation = CriteoFiles(str(apart), max_cardinality, schema=schema)
@@ -122,7 +128,7 @@ class CriteoFiles:
 
     def identity(self) -> list[InputFile]:
         """See Source: one entry per file, by its path below the named directory."""
-        root = _root(self._name)
+        root = os.path.commonpath(self._roots)
         mine = identify(self._files, [os.path.relpath(path, root) for path in self._files])
         return [*mine, *(self._evaluation.identity() if self._evaluation else [])]
 
