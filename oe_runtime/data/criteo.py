@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from oe_runtime.data.identity import InputFile, identify
 from oe_runtime.data.row_schema import CRITEO, Schema
@@ -25,6 +27,7 @@ from oe_runtime.errors import DataError
 RANGE_BYTES = 64 << 20
 
 _COMPRESSED = (".gz", ".zst")
+_ENOUGH = 1000  # rows to say that a label is constant
 _CHECKS = 8  # files checked at the same time
 # First bytes by kind; zstd files may also begin with a skippable frame (RFC 8878).
 _MAGIC: dict[str, tuple[str, tuple[bytes, ...]]] = {
@@ -93,24 +96,32 @@ class CriteoFiles:
         with ThreadPoolExecutor(_CHECKS, "check") as threads:
             firsts = list(threads.map(self._first_rows, files))
         broken = BrokenRows(self.broken.limit, say=lambda _: None)  # reported when they are skipped
-        for path, (good, _, problems) in zip(files, firsts, strict=True):
-            if not good:
+        for path, first in zip(files, firsts, strict=True):
+            if not first.rows:
                 broken.limit = 0  # not a file of rows at all
-            for place, problem in problems:
+            for place, problem in first.problems:
                 broken.add(path, place, problem)
         size = sum(path.stat().st_size for path in files)
-        self._guess(sum(good for good, _, _ in firsts), sum(read for _, read, _ in firsts), size)
+        rows, ones = sum(first.rows for first in firsts), sum(first.ones for first in firsts)
+        self._guess(rows, sum(first.read for first in firsts), size)
+        if rows >= _ENOUGH and ones in (0, rows):
+            print(
+                f"warning: {self._name}: the label {self._schema.label} is {int(ones > 0)} in the first "
+                f"{rows:,} rows; from a constant label a model learns nothing",
+                file=sys.stderr,
+            )
         if self._evaluation is not None:
             self._evaluation.check(tensorflow=tensorflow)
 
-    def _first_rows(self, path: Path) -> tuple[int, int, list[tuple[str, str]]]:
-        """Return the number of good rows among the file's first ones, their bytes, and the broken rows."""
+    def _first_rows(self, path: Path) -> _First:
+        """Return what the file's first rows have."""
         with contextlib.closing(_open(path, self._schema)) as file:
             task = next(file.pieces(), None)
             if task is None:
                 raise _empty(path, self._schema)
             batch, broken, read = task()
-            return batch.rows, read, [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
+            problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
+            return _First(batch.rows, int(batch.labels.sum()), read, problems)
 
     def evaluation(self) -> CriteoFiles | None:
         """See Source: the file eval.csv of a directory that also has a train.csv, as in DeepRec's data."""
@@ -193,6 +204,15 @@ class CriteoFiles:
     def _guess(self, rows: int, read: int, size: int) -> None:
         if read:
             self._total = max(rows, rows * size // read)
+
+
+class _First(NamedTuple):
+    """The first rows of a file."""
+
+    rows: int  # good ones
+    ones: int  # of them, those with label 1
+    read: int  # bytes
+    problems: list[tuple[str, str]]  # of broken ones: place, what is wrong
 
 
 @dataclass

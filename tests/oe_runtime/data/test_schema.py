@@ -300,3 +300,14 @@ def test_no_schema_breaks_the_parser() -> None:
         else:
             refused = "" if row_schema.parse(found.to_value(), "again") == found else "differs"
         assert not refused or refused.startswith("schema.yml"), changed
+
+
+def test_a_constant_label_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.csv"
+    few = schema("label: y\ncategories: [site]")
+    for ones, said in ((0, f"warning: {path}: the label y is 0 in the first 1,500 rows"), (1, "")):
+        path.write_text("y,site\n" + "0,a\n" * (1500 - ones) + "1,a\n" * ones)
+        open_source(str(path), schema=few).check()
+        found = capsys.readouterr().err
+        assert found.startswith(said)
+        assert bool(found) == bool(said)
