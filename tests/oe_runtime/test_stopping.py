@@ -40,7 +40,7 @@ def ended(stop: StopRequest, seconds: float = 0) -> bool:
     return bool(stop.ended.wait(seconds))  # type: ignore[attr-defined]
 
 
-def test_only_a_wait_is_limited(stop: StopRequest) -> None:
+def test_only_waits_have_a_time_limit_after_a_stop_request(stop: StopRequest) -> None:
     stop.ask("SIGTERM")
     time.sleep(LONG)
     with stop.waiting(), stop.without_time_limit():
@@ -53,7 +53,7 @@ def test_only_a_wait_is_limited(stop: StopRequest) -> None:
         assert ended(stop, 10)
 
 
-def test_whoever_asks_wakes_the_watcher(stop: StopRequest) -> None:
+def test_a_stop_request_wakes_the_watcher(stop: StopRequest) -> None:
     with stop.waiting():
         time.sleep(0.2)  # the watcher sleeps, without an end
         stop.ask("the loss does not fall")

@@ -336,7 +336,9 @@ def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert not (tmp_path / "run").exists()
 
 
-def test_places_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_and_export_directories_that_cannot_be_written_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert train(tmp_path / "file/run") == 1
     assert "cannot write to the run directory" in one_error(capsys)
@@ -385,7 +387,7 @@ def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureF
     assert message in capsys.readouterr().err
 
 
-def test_help_teaches() -> None:
+def test_help_has_examples_and_exit_codes() -> None:
     command = [sys.executable, "-m", "oe_runtime.train", "--help"]
     shown = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "100"}

@@ -55,7 +55,7 @@ def test_two_jobs_in_one_second(tmp_path: Path) -> None:
     assert names == ["deepfm-20261121-121500", "deepfm-20261121-121500-2", "deepfm-20261121-121500-3"]
 
 
-def test_find(tmp_path: Path) -> None:
+def test_jobs_are_found_by_id_and_default_to_the_last(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no job in .* yet"):
         store.find(tmp_path, None)
     with pytest.raises(TrainingError, match=r"no job nonsense in .* yet: start one with `oeprov launch"):

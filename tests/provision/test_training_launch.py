@@ -110,7 +110,9 @@ class TestRefusals:
             ({"resume": "", "servers": 65}, "--servers: found 65"),
         ],
     )
-    def test_options(self, state_dir: Path, options: dict[str, object], words: str) -> None:
+    def test_invalid_options_are_refused(
+        self, state_dir: Path, options: dict[str, object], words: str
+    ) -> None:
         refused(state_dir, LaunchOptions(**options), words)  # type: ignore[arg-type]
 
     def test_no_data(self, state_dir: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_workers_host_may_be_silent_as_long_as_a_server(tmp_path: Path) -> Non
         assert Fleet(job, job.spec()).silence == silence
 
 
-def test_who_goes_on() -> None:
+def test_the_workers_that_continue_after_a_loss() -> None:
     endpoints = "--workers a:1,a:2,b:1"
     hosts = ("a", "a", "b")
     specs = [
@@ -216,7 +216,7 @@ def test_who_goes_on() -> None:
     assert left(0, 1) == [], "nobody else is on that host"
 
 
-def test_who_was_lost(tmp_path: Path) -> None:
+def test_exit_codes_that_count_as_a_lost_worker(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1])
     for code, lost in ((0, False), (1, False), (3, False), (130, False), (-9, True), (137, True)):
@@ -353,7 +353,7 @@ def test_a_unit_that_systemd_has_started_again(tmp_path: Path, *, waited_for: bo
     assert server.how_it_ended() == "is gone: its process ended (code=killed, status=9/KILL)"
 
 
-def test_pools_stay_for_those_who_go_on(tmp_path: Path) -> None:
+def test_pools_are_kept_for_a_resume(tmp_path: Path) -> None:
     """The rows of a stopped job stay on persistent memory, those of one that is done go; never others'."""
     job, stop = make_job(tmp_path, worker="waits"), StopRequest()
     mine, other = tmp_path / "pmem" / job.id / "server-0", tmp_path / "pmem" / "other" / "server-0"
