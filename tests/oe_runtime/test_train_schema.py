@@ -1,18 +1,21 @@
 """Built-in models over any columns."""
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from training_runs import events, losses
+from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, models
 from oe_runtime.data import Split, open_source, row_schema, training_batches
 from oe_runtime.train import main
 from oe_runtime.training import trainee
+from provision.jobs.supervisor import free_endpoints
 
 SCHEMA: dict[str, Any] = {
     "label": "bought",
@@ -38,19 +41,23 @@ def write(directory: Path, rows: int = 600) -> Path:
         tags = "|".join([f"t{tag}"] + ["x"] * rng.randrange(3))
         seen = " ".join(f"p{rng.randrange(5)}" for _ in range(rng.randrange(3)))
         lines.append(
-            f"{row},{label},{rng.random():.3f},{rng.randrange(20, 60)},s{site},u{row % 50},{tags},{seen},1"
+            f"{row},{label},{rng.random():.3f},{rng.randrange(20, 60)},s{site},u{row % 50},{tags},{seen},"
+            f"{1 + row % 3}"
         )
     (directory / "rows.csv").write_text("\n".join(lines) + "\n")
     (directory / "schema.yml").write_text(yaml.safe_dump(SCHEMA, sort_keys=False))
     return directory / "rows.csv"
 
 
-def train(run: Path, *more: str) -> int:
+def arguments(run: Path, *more: str) -> list[str]:
     shape = ["--dim", "4", "--hidden", "16", "--cin", "4", "--bottom", "8", "--interaction", "cat"]
     steps = ["--batch-size", "50", "--log-every", "1", "--checkpoint-steps", "0"]
-    return main(
-        ["--run-dir", str(run), *shape, *steps, "--optimizer", "adam", "--learning-rate", "0.02", *more]
-    )
+    rate = ["--optimizer", "adam", "--learning-rate", "0.02"]
+    return ["--run-dir", str(run), *shape, *steps, *rate, *more]
+
+
+def train(run: Path, *more: str) -> int:
+    return main(arguments(run, *more))
 
 
 @pytest.mark.parametrize("name", models.NAMES)
@@ -156,3 +163,46 @@ def test_a_share_to_hold_out(tmp_path: Path) -> None:
     words = ["--data", str(write(tmp_path, 300)), "--schema", str(tmp_path / "schema.yml"), "--in-process"]
     assert train(tmp_path / "run", *words, "--eval-data", "0.2") == 0
     assert events(tmp_path / "run", "eval")[0]["rows"] == 60
+
+
+@pytest.mark.process
+def test_two_workers_have_the_losses_of_one(tmp_path: Path) -> None:
+    """Weights and evaluations between steps included."""
+    data = [
+        "--data",
+        str(write(tmp_path, 400)),
+        "--schema",
+        str(tmp_path / "schema.yml"),
+        "--eval-every",
+        "3",
+    ]
+    server, alone = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "alone")
+    command = [sys.executable, "-m", "oe_runtime.train"]
+    together = [*data, "--servers", server.endpoint, "--workers", free_endpoints(2)]
+    workers = []
+    try:
+        workers = [
+            subprocess.Popen(
+                [*command, *arguments(tmp_path / "two", *together, "--rank", str(rank))],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        said = [worker.communicate(timeout=120)[1] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0], said
+        assert train(tmp_path / "one", *data, "--servers", alone.endpoint) == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.stop()
+        alone.stop()
+    found, expected = (list(losses(tmp_path / run).values()) for run in ("two", "one"))
+    np.testing.assert_allclose([one[0] for one in found], [one[0] for one in expected], rtol=2e-4)
+    two, one = (events(tmp_path / run, "eval") for run in ("two", "one"))
+    assert [each["step"] for each in two] == [each["step"] for each in one] == [3, 6, 8]
+    for mine, theirs in zip(two, one, strict=True):
+        assert mine["rows"] == theirs["rows"] == 40
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
