@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_layers_made_for_servers_are_those_that_distributed_model_makes(name: st
     from oe_runtime.training.trainee import _SERVED_ROWS, _served_embedding
 
     tables = []
-    for layer in (None, _served_embedding):
+    for layer in (None, partial(_served_embedding, parse(["--data", "x", "--in-process"]))):
         plain = models.build(name, [1, 64, 500] + [1] * 23, 4, hidden=(8,), seed=3, embedding=layer)
         model = embed.distributed_model(plain, Client.in_process(), sparse_as_dense_size=_SERVED_ROWS)
         model.compile(keras.optimizers.Adagrad(0.05), "binary_crossentropy")

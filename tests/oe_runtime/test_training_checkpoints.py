@@ -16,11 +16,11 @@ from oe_runtime.checkpoint import published
 from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
 from oe_runtime.training import checkpoints as module
-from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.checkpoints import Checkpoints, RunCheckpoint
 from oe_runtime.training.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import SingleRank
+from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
@@ -231,7 +231,7 @@ def test_checkpoints_in_pools_that_servers_cannot_make_are_refused(
 class Quiet:
     """A run directory, a view and a loop that take note of nothing."""
 
-    def __init__(self, saved: Saved) -> None:
+    def __init__(self, saved: RunCheckpoint) -> None:
         self.saved = saved
         self.said: list[str] = []
 
@@ -250,7 +250,7 @@ def test_repeated_losses_without_progress_end_the_run(tmp_path: Path) -> None:
 
     def waits(*flags: str) -> ServerRecovery:
         stop = StopRequest(with_parent=False)
-        return ServerRecovery(options(tmp_path, *flags), client, saver, loop, loop, stop, SingleRank())
+        return ServerRecovery(options(tmp_path, *flags), client, saver, loop, loop, stop, Ranks())
 
     waiter = waits()
     for _ in range(MOST_LOSSES):

@@ -142,7 +142,7 @@ def test_more_rows_take_more_servers(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.run(["cost", "--rows", "2.1e9", "--dim", "64", "--optimizer", "sgd"]) == 0
     said = capsys.readouterr().out
     assert "34.90" in said
-    assert "give yours with --prices" in said
+    assert "give your own with --prices" in said
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ class TestRefusals:
                 "openembedding",
                 "",
                 {"storage": "pmem_libpmem"},
-                "from PyPI was built without persistent memory",
+                "from PyPI does not support persistent memory",
             ),
             ("openembedding", "", {"storage": "pmem_memkind"}, "deeprec and oe_runtime have pmem_memkind"),
             ("openembedding", "runtime_variant: mirrored", {"workers": 2}, "mirrored is one process"),

@@ -364,7 +364,7 @@ class TestBeforeAnythingIsMade:
         self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
     ) -> None:
         cluster.kubeconfig.write_text(cluster.kubeconfig.read_text().replace('"abc"', '"old"'))
-        self.refused(oeprov, capsys, "does not know who you are: Unauthorized")
+        self.refused(oeprov, capsys, "refused your credentials: Unauthorized")
 
     def test_an_unreachable_api_server_is_reported(
         self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]

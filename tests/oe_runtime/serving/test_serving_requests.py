@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import oe_runtime.keras as embed
+from oe_runtime.model_description import Tensor
 from oe_runtime.serving import Model, rest
-from oe_runtime.serving.description import Tensor
 from oe_runtime.serving.rest import RestServer
 
 
