@@ -15,7 +15,7 @@ from oe_runtime import Client, models
 from oe_runtime.data import Split, open_source, row_schema, training_batches
 from oe_runtime.train import main
 from oe_runtime.training import trainee
-from provision.jobs.supervisor import free_endpoints
+from provision.jobs.worker_group import free_endpoints
 
 SCHEMA: dict[str, Any] = {
     "label": "bought",
