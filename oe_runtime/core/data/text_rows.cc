@@ -274,8 +274,8 @@ class Parser {
   }
 
   [[gnu::noinline]] static std::string NumberProblem(std::string_view value, const NumberColumn& column) {
-    return column.name + " is '" + Shown(value) + "', expected " + (column.whole ? "an integer" : "a number") +
-           " or nothing";
+    return column.name + " is '" + Shown(value) + "', expected " +
+           (column.whole ? "an integer" : "a number") + " or nothing";
   }
 
   // Writes the ids of a field with several values.
