@@ -130,12 +130,18 @@ class Server:
     def stop(self) -> None: ...
 
 MAX_LINE_BYTES: int
+MOST_IDS: int
 
 def report_memory_errors() -> None: ...
 def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
     """sign(x)·log1p(|x|), any shape."""
 
-class CriteoLayout:
+def scale_numbers(
+    values: NDArray[np.float64], logarithm: bool, shift: float, divisor: float
+) -> NDArray[np.float32]:
+    """sign(x)·log1p(|x|), or (x - shift) / divisor, any shape."""
+
+class TextLayout:
     """How lines of training data are divided, and which columns are which."""
 
     def __init__(
@@ -143,13 +149,25 @@ class CriteoLayout:
         delimiter: str,
         quotes: bool,
         columns: int,
-        places: Sequence[int],
-        cardinalities: Sequence[int],
-    ) -> None: ...
+        label: int,
+        numbers: Sequence[tuple[int, str, bool, bool, float, float, float]],
+        categories: Sequence[tuple[int, int, str, int, bool, bool]],
+        weight: int | None = None,
+    ) -> None:
+        """Numbers: place, name, whole, logarithm, shift, divisor, missing.
+
+        Categories: place, cardinality, separator or "", length, pad before, keep last.
+        """
     def parse(
         self, lines: bytes
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64], list[tuple[int, str]]]:
-        """Labels, integers (B, 13), ids (B, 26; column-major); broken lines: number from 0, problem."""
+    ) -> tuple[
+        NDArray[np.float32],
+        NDArray[np.float32],
+        NDArray[np.int64],
+        NDArray[np.float32] | None,
+        list[tuple[int, str]],
+    ]:
+        """Labels, numbers (B, n), ids (B, n; column-major), weights; broken lines: number from 0, problem."""
     def split(self, line: bytes) -> list[bytes]:
         """The fields of a line without its end; none where a quote does not end."""
 

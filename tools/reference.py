@@ -25,6 +25,7 @@ PROGRAMS = (
     "checkpoint",
     "data.generate",
     "data.check",
+    "data.inspect",
 )
 
 

@@ -1,25 +1,32 @@
-"""Criteo-format training data: files, a generator, batches."""
+"""Training data: files of any columns, a generator, batches."""
 
 from oe_runtime.data.batches import (
     Source,
     Split,
     holdout_batches,
+    is_share,
     make_split,
     open_source,
     range_batches,
     training_batches,
 )
+from oe_runtime.data.library import Rows, dataset
+from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
 from oe_runtime.errors import DataError
 
 __all__ = [
     "Batch",
     "DataError",
+    "Rows",
+    "Schema",
     "Source",
     "Split",
+    "dataset",
     "field_cardinalities",
     "field_rows",
     "holdout_batches",
+    "is_share",
     "make_split",
     "open_source",
     "range_batches",

@@ -1,4 +1,4 @@
-"""Area under the ROC curve and log loss over any number of predictions, in constant memory."""
+"""Area under the ROC curve, accuracy and log loss over any number of predictions, in constant memory."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ class StreamingAuc:
             return 0.5
         below = np.cumsum(negatives) - negatives
         return float((positives * (below + negatives / 2)).sum() / pairs)
+
+    def accuracy(self) -> float:
+        """Return the share of predictions on the label's side of 0.5; NaN before the first prediction."""
+        negatives, positives = self._counts
+        right = negatives[: _BINS // 2].sum() + positives[_BINS // 2 :].sum()
+        return float(right) / self.rows if self.rows else float("nan")
 
     def log_loss(self) -> float:
         """Return the mean −log p(label); NaN before the first prediction."""

@@ -11,9 +11,11 @@ import numpy as np
 
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.identity import InputFile
+from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.data.work_queue import Range
+from oe_runtime.errors import DataError
 
 
 class Source(Protocol):
@@ -44,16 +46,43 @@ class Source(Protocol):
         """Yield the rows of a range from its row `start_row` on, in order."""
 
 
-def open_source(name: str, max_cardinality: int = 0, max_bad_rows: int = 0) -> Source:
-    """Open `generate:ROWS[:SEED]`, or Criteo data at a path. Raises DataError when there is no such data.
+def open_source(
+    name: str,
+    max_cardinality: int = 0,
+    max_bad_rows: int = 0,
+    schema: Schema = CRITEO,
+    eval_data: str = "",
+) -> Source:
+    """Open `generate:ROWS[:SEED]`, or a schema's rows at a path. DataError says that there is no such data.
 
-    Up to `max_bad_rows` broken rows per pass are skipped, counted and shown.
+    Up to `max_bad_rows` broken rows per pass are skipped, counted and shown. `eval_data` are separate rows
+    for the evaluation, none of which may be in `name`.
     """
     if name.startswith("generate:"):
         from oe_runtime.data import generate  # here, so that `python -m` can run that module
 
+        if schema != CRITEO:
+            raise DataError(
+                f"{name} makes rows of Criteo's columns, not of another schema; name a file of yours"
+            )
+        if eval_data:
+            raise DataError(
+                f"--eval-data {eval_data}: {name} has a signal of its own, so only its own rows can be held "
+                "out; give a share, such as 0.1"
+            )
         return generate.parse(name, max_cardinality)
-    return CriteoFiles(name, max_cardinality, BrokenRows(max_bad_rows))
+    source = CriteoFiles(name, max_cardinality, BrokenRows(max_bad_rows), schema)
+    if eval_data:
+        source.evaluate_on(CriteoFiles(eval_data, max_cardinality, schema=schema))
+    return source
+
+
+def is_share(eval_data: str) -> bool:
+    """Whether --eval-data is a share of the rows to hold out, and no path."""
+    try:
+        return 0 < float(eval_data) < 1
+    except ValueError:
+        return False
 
 
 class Split:

@@ -1,6 +1,6 @@
 """Check before a run whether a trainer can read its data: every file's format, columns, first rows.
 
-    python -m oe_runtime.data.check [--max-bad-rows N] [--without-tensorflow] PATH
+    python -m oe_runtime.data.check [--schema FILE|NAME …] [--max-bad-rows N] [--without-tensorflow] PATH
 
 PATH is the trainer's --data. Exit status 0 without output when it can; 1 and one line ``error: FILE …`` when
 it cannot.
@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from oe_runtime.data import open_source
+from oe_runtime.data import is_share, open_source, row_schema
 from oe_runtime.errors import OeError
 
 
@@ -25,12 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="only open TFRecord files, where TensorFlow, which reads them, is not installed",
     )
+    for name in ("eval-data", "schema", "label", "categories", "numbers"):
+        parser.add_argument(f"--{name}", metavar="TEXT", help="as for the trainer")
     parser.add_argument("data", metavar="PATH")
     given = parser.parse_args(argv)
     try:
-        open_source(given.data, max_bad_rows=given.max_bad_rows).check(
-            tensorflow=not given.without_tensorflow
-        )
+        schema = row_schema.chosen(given.schema, given.label, given.categories, given.numbers)
+        apart = "" if is_share(given.eval_data or "") else given.eval_data or ""
+        source = open_source(given.data, 0, given.max_bad_rows, schema, apart)
+        source.check(tensorflow=not given.without_tensorflow)
     except OeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

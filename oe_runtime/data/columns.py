@@ -1,35 +1,57 @@
-"""Rows from the Arrow columns of Parquet and TFRecord files."""
+"""Rows from the Arrow columns of Parquet, Arrow and TFRecord files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from oe_runtime.data.rows import Piece, category_ids
-from oe_runtime.data.schema import CATEGORIES, INTEGERS, Batch, normalise
+from oe_runtime.data.row_schema import Category, Number, Schema
+from oe_runtime.data.rows import Piece, category_ids, scaled
+from oe_runtime.data.schema import Batch, normalise
+from oe_runtime.errors import DataError
+
+_TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+_Integers = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
 
 
-def convert_columns(columns: Sequence[pa.Array], cardinalities: Sequence[int], read: int) -> Piece:
-    """Return columns in Criteo's order as a piece; integer categories are hashed as decimal text."""
+def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> Piece:
+    """Return columns in the schema's order as a piece; integer categories are hashed as decimal text."""
     rows = len(columns[0])
     problems: dict[int, str] = {}
     labels, missing, odd = _whole(columns[0])
     for row in np.flatnonzero(missing | odd | (labels < 0) | (labels > 1)).tolist():
         problems[row] = f"the label is '{_shown(columns[0], row)}', expected 0 or 1"
-    integers = np.empty((rows, len(INTEGERS)), np.int64)
-    for i, name in enumerate(INTEGERS):
-        integers[:, i], _, odd = _whole(columns[1 + i])
+    dense = np.empty((rows, len(schema.numbers)), np.float32)
+    rest = iter(columns[1:])
+    for i, number in enumerate(schema.numbers):
+        column = next(rest)
+        dense[:, i], odd = _numbers(column, number)
+        expected = "an integer" if number.whole else "a number"
         for row in np.flatnonzero(odd).tolist():
-            shown = _shown(columns[1 + i], row)
-            problems.setdefault(row, f"{name} is '{shown}', expected an integer or nothing")
-    ids = np.empty((rows, len(CATEGORIES)), np.int64, order="F")
-    for i, cardinality in enumerate(cardinalities):
-        ids[:, i] = category_ids(*_texts(columns[1 + len(INTEGERS) + i]), cardinality)
-    batch = Batch(normalise(integers), ids, labels.astype(np.float32))
+            shown = _shown(column, row)
+            problems.setdefault(row, f"{number.name} is '{shown}', expected {expected} or nothing")
+    ids = np.empty((rows, schema.ids), np.int64, order="F")
+    at = 0
+    for category in schema.categories:
+        column = next(rest)
+        if category.several:
+            ids[:, at : at + category.length] = _several(column, category)
+        else:
+            ids[:, at] = category_ids(*_texts(column), category.cardinality)
+        at += category.length
+    weights = None
+    if schema.weight:
+        column = next(rest)
+        values = _floats(column)
+        for row in np.flatnonzero(~(np.isfinite(values) & (values >= 0))).tolist():
+            problems.setdefault(row, f"the weight is '{_shown(column, row)}', expected a number from 0")
+        weights = values.astype(np.float32)
+    batch = Batch(dense, ids, labels.astype(np.float32), weights)
     if problems:
         good = np.ones(rows, np.bool_)
         good[list(problems)] = False
@@ -37,7 +59,84 @@ def convert_columns(columns: Sequence[pa.Array], cardinalities: Sequence[int], r
     return Piece(batch, sorted(problems.items()), read)
 
 
-def _whole(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+def check_types(path: Path, schema: Schema, kinds: Sequence[pa.DataType]) -> None:
+    """Raise DataError for a column whose type does not fit; `kinds` are in the schema's order."""
+    several = {category.name: category for category in schema.categories if category.several}
+    whole = {schema.label, *(number.name for number in schema.numbers if number.whole)}
+    texts = {category.name for category in schema.categories}
+    for name, given in zip(schema.names, kinds, strict=True):
+        kind = given
+        if name in several and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            kind = kind.value_type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+        if name in texts:
+            good, expected = number or any(is_text(kind) for is_text in _TEXTS), "text, bytes or integers"
+            if name in several:
+                expected += f", in lists or with '{several[name].separator}' between them"
+        else:
+            good = number or pa.types.is_floating(kind)
+            expected = "integers" if name in whole else "numbers"
+        if not good:
+            raise DataError(f"{path}: column {name} has the type {given}, expected {expected}")
+
+
+def _numbers(column: pa.Array, number: Number) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Return numbers as models take them, and which values are none."""
+    if number.whole:
+        values, missing, odd = _whole(column)
+        if number.scale == "log1p":
+            found = normalise(values)
+            if number.missing:
+                found[missing] = scaled(np.array([number.missing]), number)
+            return found, odd
+        floats = values.astype(np.float64)
+    else:
+        floats = _floats(column)
+        missing = np.isnan(floats)
+        odd = np.isinf(floats)
+    floats[missing] = number.missing
+    floats[odd] = 0
+    return scaled(floats, number), odd
+
+
+def _floats(column: pa.Array) -> NDArray[np.float64]:
+    """Return the values, NaN where missing."""
+    found: NDArray[np.float64] = np.array(
+        column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64
+    )
+    return found
+
+
+def _several(column: pa.Array, category: Category) -> NDArray[np.int64]:
+    """Return the ids of a column of several values, (B, length)."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        offsets, data = _texts(column)
+        texts = pa.Array.from_buffers(
+            pa.large_binary(), len(column), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
+        )
+        column = pc.split_pattern(texts, category.separator)
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    offsets, data = _texts(column.flatten())
+    there = np.diff(offsets) > 0  # empty values are left out, as in text files
+    rows = np.repeat(np.arange(len(column)), counts)[there]
+    ids = category_ids(offsets, data, category.cardinality)[there]
+    counts = np.bincount(rows, minlength=len(column))
+    nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = np.minimum(counts, category.length)
+    if category.keep == "last":
+        nth -= (counts - kept)[rows]
+    fits = (nth >= 0) & (nth < category.length)
+    rows, nth, ids = rows[fits], nth[fits], ids[fits]
+    if category.padding == "before":
+        nth += (category.length - kept)[rows]
+    found = np.zeros((len(column), category.length), np.int64)
+    found[rows, nth] = ids
+    return found
+
+
+def _whole(column: pa.Array) -> _Integers:
     """Return the values as integers (0 where missing), which are missing, and which are no integers.
 
     Whole floats are accepted, as pandas stores columns with missing values, with NaN for missing.

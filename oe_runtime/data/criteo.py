@@ -1,4 +1,4 @@
-"""Files in Criteo's format as one table: text, Parquet or TFRecord; a file, a directory or a glob.
+"""Files of rows as one table: text, Parquet, Arrow or TFRecord; a file, a directory or a glob.
 
 Files are read in the order of their names. So the row order, the held-out rows and a resumed position are the
 same each time. A file's name tells its format.
@@ -9,26 +9,32 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Generator
+import sys
+from collections import Counter
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from oe_runtime.data.identity import InputFile, identify
+from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead
-from oe_runtime.data.schema import Batch, field_cardinalities
+from oe_runtime.data.schema import Batch
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
 
 RANGE_BYTES = 64 << 20
 
 _COMPRESSED = (".gz", ".zst")
+_ENOUGH = 1000  # rows to say that a label is constant
 _CHECKS = 8  # files checked at the same time
 # First bytes by kind; zstd files may also begin with a skippable frame (RFC 8878).
 _MAGIC: dict[str, tuple[str, tuple[bytes, ...]]] = {
     ".gz": ("gzip", (b"\x1f\x8b",)),
     ".zst": ("zstd", (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))),
     "parquet": ("Parquet", (b"PAR1", b"PARE")),
+    "arrow": ("Arrow", (b"ARROW1",)),
 }
 _KINDS = {
     ".tsv": "tabs",
@@ -37,26 +43,39 @@ _KINDS = {
     ".csv": "commas",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
 }
 
 
 class CriteoFiles:
-    """The rows of Criteo files as one table; ids are hashed into `max_cardinality`-capped fields.
+    """The rows of files as one table; ids are hashed into `max_cardinality`-capped fields.
 
     Broken rows up to the limit of `broken` are skipped and have no number: row n is the nth row read.
     """
 
-    def __init__(self, name: str, max_cardinality: int = 0, broken: BrokenRows | None = None) -> None:
-        self._name = name
-        self._files = find_files(name)
+    def __init__(
+        self,
+        name: str | Sequence[str],
+        max_cardinality: int = 0,
+        broken: BrokenRows | None = None,
+        schema: Schema = CRITEO,
+    ) -> None:
+        names = [name] if isinstance(name, str) else name
+        self._name = ", ".join(names)
+        self._roots = [_root(one) for one in names]
+        self._files = [path for one in names for path in find_files(one)]
+        counts = Counter(path.resolve() for path in self._files) if len(names) > 1 else Counter()
+        if twice := [path for path in self._files if counts[path.resolve()] > 1]:
+            raise DataError(f"{self._name} names the file {twice[0]} twice")
         self._evaluation: CriteoFiles | None = None
-        apart = _evaluation_file(name)
+        apart = _evaluation_file(self._name)
         if apart is not None:
             self._files.remove(apart)
-            self._evaluation = CriteoFiles(str(apart), max_cardinality)
-        self._cardinalities = field_cardinalities(max_cardinality)
+            self._evaluation = CriteoFiles(str(apart), max_cardinality, schema=schema)
+        self._schema = schema.limited(max_cardinality)
         self.broken = broken or BrokenRows()
         # Exact once a pass has reached the end; before that an estimate from the share of bytes read.
         self._total: int | None = None
@@ -73,38 +92,56 @@ class CriteoFiles:
         files = [path for path in self._files if tensorflow or file_kind(path) != "tfrecord"]
         for path in self._files:
             if path not in files:
-                _check_opens(path)
+                _check_opens(path, self._schema)
         with ThreadPoolExecutor(_CHECKS, "check") as threads:
             firsts = list(threads.map(self._first_rows, files))
         broken = BrokenRows(self.broken.limit, say=lambda _: None)  # reported when they are skipped
-        for path, (good, _, problems) in zip(files, firsts, strict=True):
-            if not good:
+        for path, first in zip(files, firsts, strict=True):
+            if not first.rows:
                 broken.limit = 0  # not a file of rows at all
-            for place, problem in problems:
+            for place, problem in first.problems:
                 broken.add(path, place, problem)
         size = sum(path.stat().st_size for path in files)
-        self._guess(sum(good for good, _, _ in firsts), sum(read for _, read, _ in firsts), size)
+        rows, ones = sum(first.rows for first in firsts), sum(first.ones for first in firsts)
+        self._guess(rows, sum(first.read for first in firsts), size)
+        if rows >= _ENOUGH and ones in (0, rows):
+            print(
+                f"warning: {self._name}: the label {self._schema.label} is {int(ones > 0)} in the first "
+                f"{rows:,} rows; from a constant label a model learns nothing",
+                file=sys.stderr,
+            )
         if self._evaluation is not None:
-            self._evaluation.check()
+            self._evaluation.check(tensorflow=tensorflow)
 
-    def _first_rows(self, path: Path) -> tuple[int, int, list[tuple[str, str]]]:
-        """Return the number of good rows among the file's first ones, their bytes, and the broken rows."""
-        with contextlib.closing(_open(path, self._cardinalities)) as file:
+    def _first_rows(self, path: Path) -> _First:
+        """Return what the file's first rows have."""
+        with contextlib.closing(_open(path, self._schema)) as file:
             task = next(file.pieces(), None)
             if task is None:
-                raise _empty(path)
+                raise _empty(path, self._schema)
             batch, broken, read = task()
-            return batch.rows, read, [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
+            problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
+            return _First(batch.rows, int(batch.labels.sum()), read, problems)
 
     def evaluation(self) -> CriteoFiles | None:
         """See Source: the file eval.csv of a directory that also has a train.csv, as in DeepRec's data."""
         return self._evaluation
 
+    def evaluate_on(self, source: CriteoFiles) -> None:
+        """Take other rows for the evaluation. Raises DataError for a file that is trained on."""
+        mine = {path.resolve() for path in self._files}
+        if both := [path for path in source._files if path.resolve() in mine]:
+            raise DataError(
+                f"--eval-data {source.describe()}: {both[0]} is in --data too, and rows for the evaluation "
+                "must not be trained on; name other files, or a share to hold out, such as 0.1"
+            )
+        self._evaluation = source
+
     def identity(self) -> list[InputFile]:
         """See Source: one entry per file, by its path below the named directory."""
-        root = _root(self._name)
-        files = [*self._files, *(self._evaluation._files if self._evaluation else [])]
-        return identify(files, [os.path.relpath(path, root) for path in files])
+        root = os.path.commonpath(self._roots)
+        mine = identify(self._files, [os.path.relpath(path, root) for path in self._files])
+        return [*mine, *(self._evaluation.identity() if self._evaluation else [])]
 
     def total_rows(self) -> int | None:
         """Return the rows of one epoch: exact after a pass, before that estimated from the bytes read."""
@@ -117,13 +154,13 @@ class CriteoFiles:
         self.broken.start()
         for number, path in enumerate(self._files):
             pass_ = _Pass(max(0, start_row - before))
-            with contextlib.closing(_open(path, self._cardinalities)) as file:
+            with contextlib.closing(_open(path, self._schema)) as file:
                 for batch in self._rows(path, file, pass_):
                     self._guess(before + pass_.rows, sum(sizes[:number]) + pass_.read, sum(sizes))
                     if batch.rows:
                         yield batch
             if pass_.rows == 0 and pass_.broken == 0:
-                raise _empty(path)
+                raise _empty(path, self._schema)
             before += pass_.rows
         if before == 0:
             raise DataError(f"{self._name} has no row that is not broken")
@@ -136,14 +173,14 @@ class CriteoFiles:
         """
         found = []
         for path in self._files:
-            with contextlib.closing(_open(path, self._cardinalities)) as file:
+            with contextlib.closing(_open(path, self._schema)) as file:
                 found += [Range(str(path), *part) for part in file.parts(target_bytes)]
         return found
 
     def read(self, part: Range, start_row: int = 0) -> Generator[Batch, None, None]:
         """Yield the rows of a range from its row `start_row` on, in order."""
         path = Path(part.file)
-        with contextlib.closing(_open(path, self._cardinalities)) as file:
+        with contextlib.closing(_open(path, self._schema)) as file:
             file.narrow(part.start, part.stop)
             for batch in self._rows(path, file, _Pass(start_row)):
                 if batch.rows:
@@ -169,6 +206,15 @@ class CriteoFiles:
             self._total = max(rows, rows * size // read)
 
 
+class _First(NamedTuple):
+    """The first rows of a file."""
+
+    rows: int  # good ones
+    ones: int  # of them, those with label 1
+    read: int  # bytes
+    problems: list[tuple[str, str]]  # of broken ones: place, what is wrong
+
+
 @dataclass
 class _Pass:
     """The progress of reading a file."""
@@ -179,11 +225,11 @@ class _Pass:
     read: int = 0  # bytes
 
 
-def _empty(path: Path) -> DataError:
-    return DataError(f"{path} is empty: it has no row of label, I1 … I13 and C1 … C26")
+def _empty(path: Path, schema: Schema) -> DataError:
+    return DataError(f"{path} is empty: it has no row of {schema.shown}")
 
 
-def _check_magic(path: Path, kind: str) -> None:
+def _check_magic(path: Path, kind: str, schema: Schema) -> None:
     """Raise DataError for a file that is not what its name says. TFRecord files have no magic bytes."""
     name = path.suffix if path.suffix in _COMPRESSED else kind
     if name not in _MAGIC or (kind == "tfrecord" and name == ".zst"):  # the latter is refused elsewhere
@@ -195,35 +241,39 @@ def _check_magic(path: Path, kind: str) -> None:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if not found:
-        raise _empty(path)
+        raise _empty(path, schema)
     if not found.startswith(magics):
         raise DataError(f"{path} is not a {what} file, as its name says: it begins with {found!r:.40}")
 
 
-def _check_opens(path: Path) -> None:
+def _check_opens(path: Path, schema: Schema) -> None:
     """Raise DataError for a TFRecord file that cannot be read or has no record."""
     from oe_runtime.data.tfrecord import check_opens
 
-    _check_magic(path, "tfrecord")
+    _check_magic(path, "tfrecord", schema)
     check_opens(path)
     if not path.stat().st_size:
-        raise _empty(path)
+        raise _empty(path, schema)
 
 
-def _open(path: Path, cardinalities: tuple[int, ...]) -> RowFile:
+def _open(path: Path, schema: Schema) -> RowFile:
     kind = file_kind(path) or "tabs"
-    _check_magic(path, kind)
+    _check_magic(path, kind, schema)
     if kind == "parquet":
         from oe_runtime.data.parquet import ParquetRows
 
-        return ParquetRows(path, cardinalities)
+        return ParquetRows(path, schema)
+    if kind == "arrow":
+        from oe_runtime.data.arrow import ArrowRows
+
+        return ArrowRows(path, schema)
     if kind == "tfrecord":
         from oe_runtime.data.tfrecord import RecordFile
 
-        return RecordFile(path, cardinalities)
+        return RecordFile(path, schema)
     from oe_runtime.data.text import TextFile
 
-    return TextFile(path, cardinalities, commas=kind == "commas")
+    return TextFile(path, schema, commas=kind == "commas")
 
 
 def file_kind(path: Path) -> str | None:

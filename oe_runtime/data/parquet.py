@@ -1,18 +1,18 @@
-"""Parquet files of rows, by pyarrow: the columns label, I1 … I13 and C1 … C26, in any order."""
+"""Parquet files of rows, by pyarrow, with their columns in any order."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oe_runtime.data.columns import convert_columns
+from oe_runtime.data.columns import check_types, convert_columns
+from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import Piece
-from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
 from oe_runtime.errors import DataError
 
 _BATCH_ROWS = 8192
@@ -23,19 +23,18 @@ class ParquetRows:
 
     unit = "row"
 
-    def __init__(self, path: Path, cardinalities: Sequence[int]) -> None:
+    def __init__(self, path: Path, schema: Schema) -> None:
         self._path = path
-        self._cardinalities = cardinalities
+        self._schema = schema
         self.first = 1
         try:
             self._file = pq.ParquetFile(str(path))
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"cannot read {path}: {error}") from error
-        schema = self._file.schema_arrow
-        self._columns = [schema.names[place] for place in column_places(str(path), schema.names)]
         try:
-            for name, column in zip(COLUMNS, self._columns, strict=True):
-                _check_type(path, name, schema.field(column).type)
+            found = self._file.schema_arrow
+            self._columns = [found.names[place] for place in schema.places(str(path), found.names)]
+            check_types(path, schema, [found.field(column).type for column in self._columns])
         except BaseException:
             self.close()
             raise
@@ -99,17 +98,4 @@ class ParquetRows:
 
     def _convert(self, table: pa.RecordBatch, read: int) -> Piece:
         columns = [table.column(name) for name in self._columns]
-        return convert_columns(columns, self._cardinalities, read)
-
-
-def _check_type(path: Path, name: str, kind: pa.DataType) -> None:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
-    if name in CATEGORIES:
-        texts = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
-        good, expected = number or any(is_text(kind) for is_text in texts), "text, bytes or integers"
-    else:
-        good, expected = number or pa.types.is_floating(kind), "integers"
-    if not good:
-        raise DataError(f"{path}: column {name} has the type {kind}, expected {expected}")
+        return convert_columns(columns, self._schema, read)

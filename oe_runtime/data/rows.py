@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import oe_runtime._core as _core
+from oe_runtime.data.row_schema import Number
 from oe_runtime.data.schema import MISSING_ID, Batch
 from oe_runtime.errors import DataError
 
@@ -109,3 +110,8 @@ def category_ids(
     ids += 1
     ids[offsets[1:] == offsets[:-1]] = MISSING_ID
     return ids
+
+
+def scaled(values: NDArray[np.float64], number: Number) -> NDArray[np.float32]:
+    """Return numbers as models take them."""
+    return _core.scale_numbers(np.asarray(values, np.float64), *number.factors)

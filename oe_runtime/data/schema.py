@@ -1,15 +1,13 @@
-"""The Criteo row: a label, 13 integers, 26 categories; and its form in a model."""
+"""Rows in their form for a model; and Criteo's columns: a label, 13 integers, 26 categories."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import oe_runtime._core as _core
-from oe_runtime.errors import DataError
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -28,9 +26,10 @@ MISSING_ID = 0
 class Batch(NamedTuple):
     """Consecutive rows. `ids` is column-major, so that the ids of a field are contiguous."""
 
-    dense: NDArray[np.float32]  # (B, 13)
-    ids: NDArray[np.int64]  # (B, 26)
+    dense: NDArray[np.float32]  # (B, numbers); 13 of Criteo's rows
+    ids: NDArray[np.int64]  # (B, ids); 26 of Criteo's rows
     labels: NDArray[np.float32]  # (B,)
+    weights: NDArray[np.float32] | None = None  # (B,); None: all rows have the same
 
     @property
     def rows(self) -> int:
@@ -48,20 +47,26 @@ class Batch(NamedTuple):
 
     def slice(self, start: int, stop: int) -> Batch:
         """Return rows start..stop (views, no copy)."""
-        return Batch(self.dense[start:stop], self.ids[start:stop], self.labels[start:stop])
+        weights = None if self.weights is None else self.weights[start:stop]
+        return Batch(self.dense[start:stop], self.ids[start:stop], self.labels[start:stop], weights)
 
     def take(self, mask: NDArray[np.bool_]) -> Batch:
         """Return the rows where `mask` is true (copies; `ids` stays column-major)."""
-        return Batch(self.dense[mask], self.ids.T[:, mask].T, self.labels[mask])
+        weights = None if self.weights is None else self.weights[mask]
+        return Batch(self.dense[mask], self.ids.T[:, mask].T, self.labels[mask], weights)
 
 
 def concatenate(parts: list[Batch]) -> Batch:
     """Join several batches in order (`ids` stays column-major)."""
     if len(parts) == 1:
         return parts[0]
-    ids = np.empty((sum(p.rows for p in parts), len(CATEGORIES)), np.int64, order="F")
+    ids = np.empty((sum(p.rows for p in parts), parts[0].ids.shape[1]), np.int64, order="F")
     np.concatenate([p.ids for p in parts], out=ids)
-    return Batch(np.concatenate([p.dense for p in parts]), ids, np.concatenate([p.labels for p in parts]))
+    labels = np.concatenate([p.labels for p in parts])
+    weights = None
+    if parts[0].weights is not None:
+        weights = np.concatenate([p.weights for p in parts if p.weights is not None])
+    return Batch(np.concatenate([p.dense for p in parts]), ids, labels, weights)
 
 
 def field_cardinalities(max_cardinality: int = 0) -> tuple[int, ...]:
@@ -79,15 +84,3 @@ def field_rows(max_cardinality: int = 0) -> tuple[int, ...]:
 def normalise(values: NDArray[np.int64]) -> NDArray[np.float32]:
     """Return sign(x)·log1p(|x|) as float32, any shape; the counts are heavy-tailed."""
     return _core.normalise(values)
-
-
-def column_places(what: str, names: Sequence[str]) -> list[int]:
-    """Return the positions of Criteo's columns in `names`, in any case. DataError names missing ones."""
-    places = {name.lower(): place for place, name in reversed(list(enumerate(names)))}
-    missing = [name for name in COLUMNS if name.lower() not in places]
-    if missing:
-        raise DataError(
-            f"{what} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
-            "expected label, I1 … I13 and C1 … C26"
-        )
-    return [places[name.lower()] for name in COLUMNS]

@@ -1,17 +1,18 @@
-"""Text files of rows: tab- or comma-separated, with or without a header, plain, .gz or .zst."""
+"""Text files of rows: fields between tabs, commas or another byte; plain, .gz .zst; with a header or not."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 import oe_runtime._core as _core
-from oe_runtime.data.rows import Piece
-from oe_runtime.data.schema import COLUMNS, Batch, column_places
+from oe_runtime.data.row_schema import Schema
+from oe_runtime.data.rows import Piece, scaled
+from oe_runtime.data.schema import Batch
 from oe_runtime.errors import DataError
 
 # Large enough for vectorised work, small enough to stay in a core's cache.
@@ -25,7 +26,7 @@ class TextFile:
 
     unit = "line"
 
-    def __init__(self, path: Path, cardinalities: Sequence[int], commas: bool) -> None:
+    def __init__(self, path: Path, schema: Schema, commas: bool) -> None:
         self._path = path
         try:
             self._raw = pa.OSFile(str(path))
@@ -40,8 +41,8 @@ class TextFile:
             self._head = head.removeprefix(_BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
             # Many .csv files are tab-separated.
-            delimiter = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
-            self._layout, header = _layout(path, line, delimiter, cardinalities)
+            guessed = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
+            self._layout, header = _layout(path, line, schema.separator or guessed, schema)
         except BaseException:
             self.close()
             raise
@@ -138,20 +139,34 @@ class TextFile:
         return data
 
 
-def _parse(layout: _core.CriteoLayout, lines: bytes, read: int) -> Piece:
-    labels, dense, ids, broken = layout.parse(lines)
-    return Piece(Batch(dense, ids, labels), broken, read)
+def _parse(layout: _core.TextLayout, lines: bytes, read: int) -> Piece:
+    labels, dense, ids, weights, broken = layout.parse(lines)
+    return Piece(Batch(dense, ids, labels, weights), broken, read)
 
 
-def _layout(
-    path: Path, line: bytes, delimiter: str, cardinalities: Sequence[int]
-) -> tuple[_core.CriteoLayout, bool]:
+def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> tuple[_core.TextLayout, bool]:
     """Return the layout of the file's lines, and whether the first one is a header."""
-    quotes = delimiter == ","
-    plain = _core.CriteoLayout(delimiter, quotes, len(COLUMNS), range(len(COLUMNS)), cardinalities)
+    quotes = delimiter in ",;"
+    plain = _core.TextLayout(delimiter, quotes, 1, 0, [], [])
     names = [field.decode("latin-1").strip() for field in plain.split(line)]
-    known = {name.lower() for name in COLUMNS}
-    if sum(name.lower() in known for name in names) < len(COLUMNS) // 2:
-        return plain, False
-    places = column_places(f"the header of {path}", names)
-    return _core.CriteoLayout(delimiter, quotes, len(names), places, cardinalities), True
+    header = schema.header
+    if header is None:
+        known = {name.lower() for name in schema.names}
+        found = len(known & {name.lower() for name in names})
+        header = not schema.columns or found >= len(known) // 2
+    if not header:
+        names = list(schema.columns)
+    elif not line:
+        raise DataError(f"{path} is empty: it has no header")
+    places = schema.places(f"the header of {path}", names)
+    numbers = [
+        (place, one.name, one.whole, *one.factors, float(scaled(np.array([one.missing]), one)[0]))
+        for place, one in zip(places[1:], schema.numbers, strict=False)
+    ]
+    categories = [
+        (place, one.cardinality, one.separator, one.length, one.padding == "before", one.keep == "last")
+        for place, one in zip(places[1 + len(numbers) :], schema.categories, strict=False)
+    ]
+    weight = places[-1] if schema.weight else None
+    layout = _core.TextLayout(delimiter, quotes, len(names), places[0], numbers, categories, weight)
+    return layout, header

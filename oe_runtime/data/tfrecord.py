@@ -1,7 +1,8 @@
-"""TFRecord files of tf.train.Example, by TensorFlow: features label, I1 … I13 and C1 … C26, plain or .gz.
+"""TFRecord files of tf.train.Example, by TensorFlow: a feature per column, plain or .gz.
 
-An absent or empty feature is a missing value. Integers may be int64 or float. Categories may be bytes, or
-int64, which is hashed as decimal text.
+An absent or empty feature is a missing value. Numbers may be int64 or float. Categories may be bytes, or
+int64, which is hashed as decimal text; a column of several values has them in the feature's list, or in one
+text with the schema's separator between them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from oe_runtime.data.columns import convert_columns
+from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import Piece
-from oe_runtime.data.schema import CATEGORIES, COLUMNS, column_places
 from oe_runtime.errors import DataError
 from oe_runtime.support.tensorflow_noise import without_noise
 
@@ -36,7 +37,7 @@ class RecordFile:
     unit = "record"
     first = 1
 
-    def __init__(self, path: Path, cardinalities: Sequence[int]) -> None:
+    def __init__(self, path: Path, schema: Schema) -> None:
         check_opens(path)
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
@@ -48,13 +49,15 @@ class RecordFile:
             ) from None
         self._tf = tf
         self._path = path
-        self._cardinalities = cardinalities
+        self._schema = schema
         kind = "GZIP" if path.suffix == ".gz" else ""
         self._records = tf.data.TFRecordDataset(str(path), compression_type=kind, buffer_size=1 << 20)
         self._size = path.stat().st_size
         self._read = 0
         # Name of the feature and its type, by column.
-        self._features = _features(path, itertools.islice(self._drawn(self._records), _LOOKED_AT), tf)
+        self._features = _features(path, itertools.islice(self._drawn(self._records), _LOOKED_AT), schema, tf)
+        several = {one.name.lower() for one in schema.categories if one.several}
+        self._several = {name for name, _ in self._features if name.lower() in several}
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
         """Return the whole file, which can only be read from its start."""
@@ -106,24 +109,27 @@ class RecordFile:
         }
         try:
             parsed = tf.io.parse_example(records, spec)
-            if any(parsed[name].shape[1] > 1 for name, _ in self._features):
+            if any(parsed[name].shape[1] > 1 for name, _ in self._features if name not in self._several):
                 raise ValueError("a feature with several values")
         except (tf.errors.OpError, UnicodeDecodeError, ValueError):
             return self._one_by_one(records, read)
         columns = []
         for name, kind in self._features:
             values = parsed[name].numpy()
+            if name in self._several:
+                columns.append(_lists(values, kind.name))
+                continue
             column = (
                 values[:, 0] if values.shape[1] else np.full(len(values), _MISSING[kind.name], values.dtype)
             )
             columns.append(_column(column, kind.name))
-        return convert_columns(columns, self._cardinalities, read)
+        return convert_columns(columns, self._schema, read)
 
     def _one_by_one(self, records: Any, read: int) -> Piece:
         """Parse a batch with broken records: the good ones as usual, the others by number and problem."""
         good, broken = [], []
         for number, record in enumerate(records.numpy()):
-            problem = _problem(record, self._features, self._tf)
+            problem = _problem(record, self._features, self._several, self._tf)
             if problem is None:
                 good.append(number)
             else:
@@ -159,13 +165,24 @@ def _column(values: Any, kind: str) -> pa.Array:
     return pa.array(values)
 
 
+def _lists(values: Any, kind: str) -> pa.Array:
+    """Return padded rows as lists, or as texts where each has one at most, perhaps of several values."""
+    if kind == "string" and values.shape[1] <= 1:
+        texts = values[:, 0] if values.shape[1] else np.full(len(values), b"", object)
+        return pa.array(texts, pa.binary())
+    there = values != _MISSING[kind]
+    offsets = np.concatenate(([0], np.cumsum(there.sum(axis=1)))).astype(np.int32)
+    flat = pa.array(values[there], pa.binary() if kind == "string" else pa.int64())
+    return pa.ListArray.from_arrays(pa.array(offsets), flat)
+
+
 def _kind(feature: Any) -> str | None:
     """Return int64_list, float_list or bytes_list; None for a feature without a value."""
     kind: str | None = feature.WhichOneof("kind")
     return kind if kind and len(getattr(feature, kind).value) else None
 
 
-def _features(path: Path, records: Iterator[Any], tf: Any) -> list[tuple[str, Any]]:
+def _features(path: Path, records: Iterator[Any], schema: Schema, tf: Any) -> list[tuple[str, Any]]:
     types = {"int64_list": tf.int64, "float_list": tf.float32, "bytes_list": tf.string}
     kinds: dict[str, Any] = {}
     drawn = 0
@@ -180,7 +197,7 @@ def _features(path: Path, records: Iterator[Any], tf: Any) -> list[tuple[str, An
                 kinds.setdefault(name, types[kind])
             else:
                 kinds.setdefault(name, None)
-        if len(kinds) >= len(COLUMNS) and None not in kinds.values():
+        if len(kinds) >= len(schema.names) and None not in kinds.values():
             break
     names = list(kinds)
     if not drawn:
@@ -188,16 +205,19 @@ def _features(path: Path, records: Iterator[Any], tf: Any) -> list[tuple[str, An
     if not names:
         raise DataError(f"{path}: its records are no tf.train.Example")
     features = []
-    for column, place in zip(COLUMNS, column_places(str(path), names), strict=True):
-        kind = kinds[names[place]] or (tf.string if column in CATEGORIES else tf.int64)
-        if kind == (tf.float32 if column in CATEGORIES else tf.string):
-            expected = "bytes or integers" if column in CATEGORIES else "integers"
+    categories = {one.name for one in schema.categories}
+    whole = {schema.label, *(one.name for one in schema.numbers if one.whole)}
+    for column, place in zip(schema.names, schema.places(str(path), names), strict=True):
+        kind = kinds[names[place]] or (tf.string if column in categories else tf.int64)
+        if kind == (tf.float32 if column in categories else tf.string):
+            expected = "integers" if column in whole else "numbers"
+            expected = "bytes or integers" if column in categories else expected
             raise DataError(f"{path}: feature {column} has the type {kind.name}, expected {expected}")
         features.append((names[place], kind))
     return features
 
 
-def _problem(record: bytes, features: list[tuple[str, Any]], tf: Any) -> str | None:
+def _problem(record: bytes, features: list[tuple[str, Any]], several: set[str], tf: Any) -> str | None:
     try:
         found = tf.train.Example.FromString(record).features.feature
     except Exception:
@@ -209,6 +229,6 @@ def _problem(record: bytes, features: list[tuple[str, Any]], tf: Any) -> str | N
         if has != lists[kind.name]:
             return f"{name} is a {has}, expected a {lists[kind.name]} as in the file's first records"
         count = len(getattr(found[name], has).value)
-        if count > 1:
+        if count > 1 and name not in several:
             return f"{name} has {count} values, expected one"
     return None

@@ -13,7 +13,7 @@ from oe_runtime.models.shape import Shape
 def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
     embeddings = fields.embed(shape.dim, seeds)
-    parts = [fields.linear(seeds), factorization(embeddings), deep(embeddings, fields.integers, shape, seeds)]
+    parts = [fields.linear(seeds), factorization(embeddings), deep(embeddings, fields.numbers, shape, seeds)]
     return click_model("deepfm", fields, parts)
 
 

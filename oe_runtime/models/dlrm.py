@@ -17,15 +17,18 @@ from oe_runtime.models.shape import Shape
 
 def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
-    bottom = fields.integers
-    for i, width in enumerate((*shape.bottom, shape.dim), start=1):
-        bottom = dense(width, "relu", f"bottom_{i}", seeds, dtype=shape.dtype)(bottom)
+    bottom = fields.numbers
+    if bottom is not None:
+        for i, width in enumerate((*shape.bottom, shape.dim), start=1):
+            bottom = dense(width, "relu", f"bottom_{i}", seeds, dtype=shape.dtype)(bottom)
     embeddings = fields.embed(shape.dim, seeds)
     if shape.interaction == "dot":
         interactions = dot_products(bottom, embeddings)
     else:
         interactions = keras.layers.Flatten(name="flat")(embeddings)
-    x = keras.layers.Concatenate(name="top_input")([bottom, interactions])
+    x = interactions
+    if bottom is not None:
+        x = keras.layers.Concatenate(name="top_input")([bottom, interactions])
     for i, width in enumerate(shape.hidden, start=1):
         x = dense(width, "relu", f"top_{i}", seeds, dtype=shape.dtype)(x)
     return click_model("dlrm", fields, [dense(1, None, "top_logit", seeds)(x)])
@@ -34,10 +37,12 @@ def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
 def dot_products(bottom: Any, embeddings: Any) -> Any:
     """(B, dim), (B, fields, dim) → (B, (fields + 1) · fields / 2): ⟨v, w⟩ of every pair of the vectors.
 
-    A vector's product with itself is not among them.
+    A vector's product with itself is not among them. Without numbers, `bottom` is None and no vector.
     """
-    first = keras.layers.Reshape((1, bottom.shape[1]), name="bottom_vector")(bottom)
-    vectors = keras.layers.Concatenate(axis=1, name="vectors")([first, embeddings])
+    vectors = embeddings
+    if bottom is not None:
+        first = keras.layers.Reshape((1, bottom.shape[1]), name="bottom_vector")(bottom)
+        vectors = keras.layers.Concatenate(axis=1, name="vectors")([first, embeddings])
     n = vectors.shape[1]
     products = keras.ops.matmul(vectors, keras.ops.transpose(vectors, (0, 2, 1)))
     flat = keras.layers.Reshape((n * n,), name="products")(products)

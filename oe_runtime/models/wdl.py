@@ -11,5 +11,5 @@ from oe_runtime.models.shape import Shape
 def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
     """See oe_runtime.models.build."""
     linear = fields.linear(seeds)
-    parts = [linear, deep(fields.embed(shape.dim, seeds), fields.integers, shape, seeds)]
+    parts = [linear, deep(fields.embed(shape.dim, seeds), fields.numbers, shape, seeds)]
     return click_model("wdl", fields, parts)

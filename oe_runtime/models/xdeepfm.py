@@ -21,7 +21,7 @@ def build(fields: Fields, shape: Shape, seeds: Seeds) -> Any:
     parts = [
         fields.linear(seeds),
         interactions(embeddings, shape, seeds),
-        deep(embeddings, fields.integers, shape, seeds),
+        deep(embeddings, fields.numbers, shape, seeds),
     ]
     return click_model("xdeepfm", fields, parts)
 

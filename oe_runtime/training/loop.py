@@ -43,6 +43,7 @@ class Loop(Course):
         self._trainee = trainee
         # Batch sizes for which TensorFlow has compiled since the start or the last return to a checkpoint.
         self._sizes: set[int] = set()
+        self._latest: tuple[int, StreamingAuc] | None = None  # step and result of the last evaluation
 
     def window(self) -> tuple[float, float | None]:
         """See Course."""
@@ -77,17 +78,47 @@ class Loop(Course):
         self._trainee.window()
         self._clock.pause(seconds)
         self._clock.window()
+        self._latest = None
         self._sizes.clear()  # before the next step some workers skip more input than others
         self._ended = None
 
     def evaluate(self) -> StreamingAuc:
-        """Return AUC and log loss on the held-out rows."""
+        """Return AUC, accuracy and log loss on the rows for the evaluation."""
+        if self._latest is not None and self._latest[0] == self.step:
+            return self._latest[1]
+        auc = self._evaluated() if self._options.evaluates else StreamingAuc()
+        if auc is None:
+            raise self.interrupted()
+        return auc
+
+    def say_evaluation(self, step: int, auc: StreamingAuc) -> None:
+        """Write an evaluation's result to the run directory and the screen, once."""
+        if self._latest is not None and self._latest[0] == step:
+            return
+        self._latest = step, auc
+        found = {"loss": auc.log_loss(), "auc": auc.result(), "accuracy": auc.accuracy()}
+        self._directory.event("eval", step=step, rows=auc.rows, **found)
+        self._directory.scalars(step, {f"eval/{name}": value for name, value in found.items()})
+        self._view.say(
+            f"held-out rows {auc.rows:,}: AUC {found['auc']:.4f}, accuracy {found['accuracy']:.4f}, "
+            f"log loss {found['loss']:.4f}"
+        )
+
+    def _evaluate_between(self, position: Position) -> None:
+        """Evaluate after a step, outside the measured speed; a stop request ends it without a result."""
+        started = time.perf_counter()
+        with self._stop.without_time_limit():
+            auc = self._evaluated()
+        if auc is not None and auc.rows:
+            self.say_evaluation(position.step, auc)
+        self._clock.pause(time.perf_counter() - started)
+
+    def _evaluated(self) -> StreamingAuc | None:
+        """Return the result; None after a stop request."""
         auc = StreamingAuc()
-        if not self._options.holdout or not self._options.eval:
-            return auc
         for batch in holdout_batches(self._source, self._split, self._options.batch_size):
             if self._ranks.stop_requested(self._stop):
-                raise self.interrupted()
+                return None
             part = batch.part(self._ranks.rank, self._ranks.count)
             if part.rows:
                 with deferring_losses(self._ranks):
@@ -134,6 +165,10 @@ class Loop(Course):
         self._clock.add(rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._after_step(position, stop)
+        every = self._options.eval_every
+        if every and position.step % every == 0 and self._options.evaluates:
+            self._evaluate_between(position)
+            self._ended = time.monotonic()
         return position
 
     def _finished(self, position: Position) -> bool:

@@ -13,6 +13,9 @@ from typing import Any, NoReturn
 
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
+from oe_runtime.data import is_share, row_schema
+from oe_runtime.data.row_schema import CRITEO, Schema
+from oe_runtime.errors import DataError
 from oe_runtime.spec import STORAGES
 from oe_runtime.support.argument_types import count, number, widths
 from oe_runtime.training import policies, worker_options
@@ -109,6 +112,7 @@ class ScriptOptions(RunOptions):
 class Options(RunOptions):
     """A checked command line of a built-in model; see `parser` for the meaning of each."""
 
+    schema: Schema
     max_bad_rows: int
     model: str
     pipeline: bool
@@ -132,6 +136,8 @@ class Options(RunOptions):
     max_cardinality: int
     holdout: float
     eval: bool
+    eval_data: str
+    eval_every: int
     deterministic: bool
     jit: bool
     device: str
@@ -140,9 +146,14 @@ class Options(RunOptions):
     export: Path | None
     timeline: int
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.eval and bool(self.holdout or self.eval_data)
+
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a resumed run must share with the run that it continues."""
-        common = {
+        common: dict[str, Any] = {
             "data": self.data,
             "model": self.model,
             "embeddings": "stock" if self.stock else "servers",
@@ -159,6 +170,9 @@ class Options(RunOptions):
         shape = {name: getattr(self, name) for name in mine}
         if self.workqueue:
             common["workqueue"] = True
+        # Runs of earlier versions have none of it.
+        common["eval_data"] = self.eval_data or None
+        common["schema"] = None if self.schema == CRITEO else self.schema.describe()
         return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 
 
@@ -166,11 +180,15 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     """Return the argument parser, whose help is the reference of the trainer."""
     p = kind(
         prog="python -m oe_runtime.train",
-        description="Train a click model on Criteo-format data with its embeddings on parameter servers.",
+        description="Train a click model with its embeddings on parameter servers.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add(p, "data", metavar="PATH|generate:ROWS[:SEED]", more="A script may do without.")
+    add(p, "schema", metavar="FILE|NAME")
+    add(p, "label", metavar="COLUMN")
+    add(p, "categories", metavar="COLUMN[:IDS],…")
+    add(p, "numbers", metavar="COLUMN[:SCALE],…")
     add(p, "max_bad_rows", 0)
     p.add_argument(
         "--script",
@@ -251,11 +269,13 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     add(t, "learning_rate", more=", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items()) + ".")
     add(t, "seed", 0)
     add(t, "holdout", 0.1)
+    add(t, "eval_data", metavar="PATH|SHARE")
+    add(t, "eval_every", 0)
     t.add_argument(
         "--eval",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="Evaluate on the held-out rows at the end. (default on)",
+        help="Evaluate on the rows of --eval-data, or held-out ones, at the end. (default on)",
     )
     add(t, "pipeline", True, more="Several workers only read ahead.")
     add(t, "staleness")
@@ -442,8 +462,20 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
         p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
     if a.stock and a.row_precision != "float32":
         p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
+    if a.eval_every and a.workqueue:
+        p.error("--eval-every: with --workqueue worker 0 evaluates at the end only")
+    if (a.eval_every or a.eval_data) and not a.eval:
+        p.error("--no-eval does not go with --eval-data and --eval-every")
+    try:
+        schema = row_schema.chosen(a.schema, a.label, a.categories, a.numbers)
+    except DataError as error:
+        p.error(str(error))
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    values = vars(a) | {
+    own = {name: value for name, value in vars(a).items() if name not in ("label", "categories", "numbers")}
+    values = own | {
+        "schema": schema,
+        "eval_data": "" if is_share(a.eval_data or "") else a.eval_data or "",
+        "holdout": float(a.eval_data) if is_share(a.eval_data or "") else a.holdout,
         "servers": servers,
         **place._asdict(),
         "storage": a.storage or "dram",

@@ -212,6 +212,7 @@ _OWN = {
     "rank",
     "script",  # its place; that models fit is checked later
     "data",  # compared by content, see check_input
+    "eval_data",
     "token_file",
     "run_dir",
     "export",

@@ -125,6 +125,7 @@ def _tiles(events: Sequence[Event]) -> str:
     speed = end.get("samples_per_s") or step.get("samples_per_s")
     tiles = [
         ("held-out AUC", _fixed(result.get("auc"))),
+        ("held-out accuracy", _fixed(result.get("accuracy"))),
         ("held-out log loss", _fixed(result.get("loss"))),
         ("samples/s", f"{speed:,.0f}" if speed else None),
         ("steps", f"{step['step']:,}" if "step" in step else None),
@@ -146,6 +147,8 @@ def _charts(events: Sequence[Event]) -> str:
     steps = _by_step(e for e in events if e["event"] == "step")
     servers = _by_step(e for e in events if e["event"] == "servers")
     result = _last(events, "eval")
+    evaluations = [e for e in events if e["event"] == "eval" and "step" in e]
+    between = _by_step(evaluations) if len(evaluations) > 1 else []  # of --eval-every
     marks = _marks(events)
 
     def curve(name: str, color: str, at: Iterable[Event], value: Callable[[Event], Any]) -> Series | None:
@@ -169,12 +172,14 @@ def _charts(events: Sequence[Event]) -> str:
             "Loss",
             "log loss of the steps between two points",
             curve("training", _BLUE, steps, lambda e: e.get("loss")),
+            curve("held-out rows", _ORANGE, between, lambda e: e.get("loss")),
             level=level("loss"),
         ),
         chart(
             "AUC",
             "AUC of the steps between two points",
             curve("training", _BLUE, steps, lambda e: e.get("auc")),
+            curve("held-out rows", _ORANGE, between, lambda e: e.get("auc")),
             level=level("auc"),
         ),
         chart(
@@ -298,7 +303,11 @@ def _describe(e: Event) -> tuple[str, str, str] | None:
         "checkpoint": lambda: f"step {get('step')}, {get('seconds')} s, rows in {get('rows')}",
         "server_gone": lambda: f"{get('endpoint')}: {get('message')}",
         "server_back": lambda: f"{get('endpoint')} after {get('seconds')} s, from step {get('step')}",
-        "eval": lambda: f"{get('rows'):,} rows, AUC {_fixed(get('auc'))}, log loss {_fixed(get('loss'))}",
+        "eval": lambda: (
+            f"{get('rows'):,} rows, AUC {_fixed(get('auc'))}"
+            + (f", accuracy {_fixed(get('accuracy'))}" if get("accuracy") is not None else "")
+            + f", log loss {_fixed(get('loss'))}"
+        ),
         "export": lambda: str(get("path")),
         "interrupted": lambda: f"after step {get('step')}",
         "error": lambda: str(get("message")),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, field_rows, make_split, open_source
+from oe_runtime.data import Source, make_split, open_source
 from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import horovod
@@ -54,7 +54,9 @@ def _run(options: Options, stop: StopRequest) -> int:
     try:
         # Check everything before TensorFlow is imported and before anything is written.
         check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-        source = open_source(options.data, options.max_cardinality, options.max_bad_rows)
+        source = open_source(
+            options.data, options.max_cardinality, options.max_bad_rows, options.schema, options.eval_data
+        )
         if options.device != "auto" or options.inter_threads or options.intra_threads:
             prepare(options)  # before a TFRecord file uses it
         source.check()
@@ -160,7 +162,7 @@ def _train(
             seconds, speed = loop.speed()
             rate = f", {speed:,.0f} samples/s" if speed else ""
             screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
-            if options.holdout and options.eval and not (options.workqueue and options.rank):
+            if options.evaluates and not (options.workqueue and options.rank):
                 apart = source.evaluation()
                 screen.say(f"evaluating on {apart.describe() if apart else 'the held-out rows'}")
             auc = loop.evaluate()
@@ -169,9 +171,7 @@ def _train(
             position = servers.recover(error, loop)
     stop.limit(0, None)  # no more waits for other workers
     if auc.rows:
-        directory.event("eval", rows=auc.rows, loss=auc.log_loss(), auc=auc.result())
-        directory.scalars(end.step, {"eval/loss": auc.log_loss(), "eval/auc": auc.result()})
-        screen.say(f"held-out rows {auc.rows:,}: AUC {auc.result():.4f}, log loss {auc.log_loss():.4f}")
+        loop.say_evaluation(end.step, auc)
     if options.export is not None and options.rank == 0:
         try:
             trainee.export(options.export, stock=options.stock)
@@ -285,9 +285,12 @@ def _where(options: Options) -> str:
 
 
 def _opening(options: Options) -> str:
-    ids = sum(field_rows(options.max_cardinality))
+    categories = options.schema.limited(options.max_cardinality).categories
+    ids = f"{sum(one.rows for one in categories if not one.hashed):,} ids"
+    if hashed := sum(one.hashed for one in categories):
+        ids += f" and those of {hashed} with 64 bits"
     return (
-        f"{options.model}, dim {options.dim}, {options.optimizer}: {ids:,} ids in 26 fields, "
+        f"{options.model}, dim {options.dim}, {options.optimizer}: {ids} in {len(categories)} fields, "
         f"embeddings {_where(options)}\n"
         f"data {options.data}, run directory {options.run_dir}; starting TensorFlow"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
-from oe_runtime.data import Batch, field_rows
+from oe_runtime.data import Batch
+from oe_runtime.data.row_schema import Schema
 from oe_runtime.support import durable
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
@@ -27,6 +29,7 @@ from oe_runtime.training.stopping import StopRequest
 # All embeddings with two or more rows. With all lookups on the servers, the batch takes one gather, and dense
 # layers and sums over lookups are computed per distinct row (keras/by_row.py).
 _SERVED_ROWS = 2
+_MOST_IDS = 1 << 62  # more: 64-bit hashes, for tables without a place for each id
 
 
 class KerasTrainee:
@@ -34,6 +37,8 @@ class KerasTrainee:
 
     def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
         """With several workers, waits until all have started; see `ranks.join_workers` for its errors."""
+        schema = options.schema.limited(options.max_cardinality)
+        check_schema(schema, options)
         keras = prepare(options)
         workers = join_workers(options, stop) if _together(options) else None
         self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else Ranks()
@@ -41,7 +46,7 @@ class KerasTrainee:
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(
             options.model,
-            field_rows(options.max_cardinality),
+            [one.rows for one in schema.categories],
             options.dim,
             hidden=options.hidden,
             cin=options.cin,
@@ -50,7 +55,9 @@ class KerasTrainee:
             dtype={"float32": "float32", "bfloat16": "mixed_bfloat16"}[options.precision],
             seed=options.seed,
             embedding=None if client is None else partial(_served_embedding, options),
+            schema=schema,
         )
+        self._layout = Layout(schema)
         optimizer = optimizers.make(options.optimizer, options.learning_rate)
         if client is not None:
             import oe_runtime.keras as embed
@@ -78,21 +85,21 @@ class KerasTrainee:
         if self.dense is not None:
             self.dense.bind(self.model)
         self._pulls = client is not None
-        self._following: tuple[Batch, tuple[Any, Any]] | None = None
+        self._following: tuple[Batch, tuple[Any, Any, Any]] | None = None
         self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
 
     def train(self, batch: Batch, following: Batch | None = None) -> None:
         """Run one step on the batch; the rows of `following` are prefetched."""
         if self._following is not None and self._following[0] is batch:
-            x, y = self._following[1]
+            x, y, weights = self._following[1]
         else:
-            x, y = _data(batch)
+            x, y, weights = self._layout.data(batch)
         self._following = None
         if following is not None and self._pulls:
-            self._following = (following, _data(following))
+            self._following = (following, self._layout.data(following))
             self.model.prefetch(*self._following[1])
         before = [] if batch.rows else [(v, np.asarray(v)) for v in self._metrics()]
-        self._logs = self.model.train_on_batch(x, y, return_dict=True)
+        self._logs = self.model.train_on_batch(x, y, sample_weight=weights, return_dict=True)
         for variable, value in before:  # the mean over no rows is not a number
             variable.assign(value)
 
@@ -115,7 +122,9 @@ class KerasTrainee:
 
     def predict(self, batch: Batch) -> NDArray[np.float32]:
         """Return click probabilities, shape (B,)."""
-        probabilities: NDArray[np.float32] = np.asarray(self.model.predict_on_batch(_inputs(batch)))
+        probabilities: NDArray[np.float32] = np.asarray(
+            self.model.predict_on_batch(self._layout.inputs(batch))
+        )
         return probabilities.reshape(-1)
 
     def export(self, path: Path, *, stock: bool, rows_of: Path | None = None) -> None:
@@ -162,10 +171,10 @@ def _served_embedding(options: Options, rows: int, *arguments: Any, **keywords: 
     if rows < _SERVED_ROWS:
         return keras.layers.Embedding(rows, *arguments, **keywords)
     admission: Mapping[str, Any] | None = options.admission
-    if admission is not None and admission["name"] == "cbf":
+    if admission is not None and admission["name"] == "cbf" and rows <= _MOST_IDS:
         admission = {"max_element_size": rows, **admission}
     return embed.Embedding(
-        -1 if options.index == "hash" else rows,
+        -1 if options.index == "hash" or rows > _MOST_IDS else rows,
         *arguments,
         dtype=options.row_precision,
         admission=admission,
@@ -174,12 +183,37 @@ def _served_embedding(options: Options, rows: int, *arguments: Any, **keywords: 
     )
 
 
-def _data(batch: Batch) -> tuple[list[NDArray[Any]], NDArray[Any]]:
-    return _inputs(batch), batch.labels[:, None]
+class Layout:
+    """Divides batches into the inputs of a schema's model."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._numbers = bool(schema.numbers)
+        ends = list(itertools.accumulate((one.length for one in schema.categories), initial=0))
+        self._ids = list(itertools.pairwise(ends))
+
+    def data(self, batch: Batch) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any] | None]:
+        """Return inputs, labels and weights."""
+        return self.inputs(batch), batch.labels[:, None], batch.weights
+
+    def inputs(self, batch: Batch) -> list[NDArray[Any]]:
+        """Return the numbers, if there are any, and the ids of each category."""
+        ids = [batch.ids[:, begin:end] for begin, end in self._ids]
+        return [batch.dense, *ids] if self._numbers else ids
 
 
-def _inputs(batch: Batch) -> list[NDArray[Any]]:
-    return [batch.dense, *(batch.ids[:, i : i + 1] for i in range(batch.ids.shape[1]))]
+def check_schema(schema: Schema, options: Options) -> None:
+    """Raise RunError for columns of which this model cannot be built."""
+    if options.stock and (hashed := [one.name for one in schema.categories if one.hashed]):
+        raise RunError(
+            f"--stock: the 64-bit ids of {', '.join(hashed[:5])} need tables on servers or --in-process; "
+            "give them a cardinality, or --max-cardinality"
+        )
+    if not schema.categories and options.model in ("deepfm", "dlrm", "xdeepfm"):
+        raise RunError(
+            f"{options.model} is a model over categories, and the schema names none; see --model wdl"
+        )
+    if not schema.categories and not options.stock:
+        raise RunError("the schema names no categories, so servers would hold no table: train with --stock")
 
 
 def _together(options: Options) -> bool:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from provision.cli.options import DEFAULT_STATE_DIR, Json, StateDir
+from provision.cli.runtime_program import run_program
 
 RESHARD_EXAMPLES = (
     "Examples:  oeprov reshard JOB --servers 3  |  "
     "oeprov reshard step-0000001000 --servers 8 --output /mnt/nfs/checkpoints"
 )
-
-_DEATH_SIGNAL = 1  # prctl
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,15 +26,8 @@ _PATH = "A job, a checkpoint (step-…), a run's directory of checkpoints, or on
 
 
 def _tool(*arguments: object) -> int:
-    """Run ``python -m oe_runtime.checkpoint``; its words are ours. It ends when we do."""
-    argv = [sys.executable, "-m", "oe_runtime.checkpoint", *map(str, arguments)]
-    libc = ctypes.CDLL(None)
-    code = subprocess.run(
-        argv,
-        check=False,
-        preexec_fn=lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0),
-    ).returncode
-    return code if code >= 0 else 128 - code
+    """Run ``python -m oe_runtime.checkpoint``; its words are ours."""
+    return run_program("oe_runtime.checkpoint", *arguments)
 
 
 def _place(path: Path, state_dir: Path) -> Path:

@@ -17,6 +17,7 @@ from provision import __version__
 from provision.cli import (
     checkpoint,
     cost,
+    data,
     inventory,
     jobs,
     kubernetes,
@@ -60,6 +61,7 @@ app = typer.Typer(
 app.add_typer(inventory.app, name="inventory")
 app.add_typer(lab.app, name="lab")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(data.app, name="data")
 _PROVISION, _TRAIN = "Hosts", "Training"
 
 

@@ -8,6 +8,7 @@ flavors, and ``trainer_optimizers.json`` its optimizers.
 from __future__ import annotations
 
 import json
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -22,7 +23,7 @@ OF_THE_SCRIPT = (
     *("model", "max_bad_rows", "dim", "batch_size", "epochs", "steps", "hidden", "cin", "bottom"),
     *("interaction", "precision", "row_precision", "index", "admission", "eviction", "jit", "micro_batch"),
     *("pipeline", "workqueue", "staleness", "optimizer", "learning_rate", "seed", "max_cardinality"),
-    *("holdout", "timeline", "export"),
+    *("holdout", "timeline", "export", "schema", "label", "categories", "numbers", "eval_data", "eval_every"),
 )
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     Optimizer = str
 else:
     Optimizer = Literal[OPTIMIZERS]
+
+
+# A method of this name was the base's in pydantic 1.
+warnings.filterwarnings("ignore", 'Field name "schema" in "TrainingSettings" shadows', UserWarning)
 
 
 class TrainingSettings(Settings):
@@ -54,8 +59,27 @@ class TrainingSettings(Settings):
     )
     data: Annotated[Text, Flag()] = Field(
         default="",
-        description="Rows in Criteo's shape. A file, directory or glob of .tsv, .csv (also .gz, .zst), "
-        ".parquet or .tfrecord; or generated ones: generate:ROWS[:SEED].",
+        description="Rows in Criteo's shape, or training_schema's. A file, directory or glob of .tsv, .csv "
+        "(also .gz, .zst), .parquet, .arrow or .tfrecord; or generated ones: generate:ROWS[:SEED].",
+    )
+    schema: Annotated[Text | None, Flag()] = Field(  # type: ignore[assignment]
+        default=None,
+        description="Columns of the rows. criteo, deeprec, avazu, or a YAML file here, which travels with "
+        "the job (oeprov data inspect writes one). Unset: criteo.",
+    )
+    label: Annotated[Text | None, Flag()] = Field(
+        default=None, description="Column of the label, 0 or 1. Replaces the schema's."
+    )
+    categories: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Columns of categories in place of the schema's, with commas between them: "
+        "COLUMN[:IDS]. Values are hashed into so many ids; without a number, into 64 bits, and the table has "
+        "a row for each id that comes.",
+    )
+    numbers: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Columns of numbers in place of the schema's, with commas between them: COLUMN[:SCALE]. "
+        "The scale is log1p (unset), none, min-max:MIN:MAX or standard:MEAN:DEVIATION.",
     )
     max_bad_rows: int | None = Field(
         default=None,
@@ -168,6 +192,17 @@ class TrainingSettings(Settings):
     )
     holdout: float | None = Field(
         default=None, ge=0, le=0.9, description="Share of the rows held out for the final evaluation."
+    )
+    eval_data: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Rows for the evaluation, as training_data, of which none is trained on; or a share of "
+        "training_data to hold out, such as 0.05. Unset: training_holdout, or eval.csv of a directory with "
+        "train.csv and eval.csv.",
+    )
+    eval_every: Annotated[int | None, Flag()] = Field(
+        default=None,
+        ge=0,
+        description="Steps between evaluations during training. 0: only one at the end.",
     )
     tls: Switch = Field(
         default="auto",

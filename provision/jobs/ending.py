@@ -101,6 +101,8 @@ def _facts(facts: Summary) -> list[tuple[str, str]]:
     found = []
     if facts.eval:
         found.append(("AUC", f"[bold]{number(facts.eval.get('auc'))}[/] on the held-out part"))
+        if facts.eval.get("accuracy") is not None:
+            found.append(("accuracy", number(facts.eval["accuracy"])))
         found.append(("loss", number(facts.eval.get("loss"))))
     elif facts.auc is not None:
         found.append(("AUC", f"{number(facts.auc)} so far, on the training rows"))

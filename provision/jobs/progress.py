@@ -145,7 +145,8 @@ def describe(event: Event) -> str:
         return f"[green]✓[/] checkpoint at step {get('step')}{seconds}"
     if kind == "eval":
         rows = f" of {get('rows'):,} rows" if isinstance(get("rows"), int) else ""
-        return f"[green]✓[/] held-out part{rows}: AUC {number(get('auc'))}, loss {number(get('loss'))}"
+        right = f", accuracy {number(get('accuracy'))}" if get("accuracy") is not None else ""
+        return f"[green]✓[/] held-out part{rows}: AUC {number(get('auc'))}{right}, loss {number(get('loss'))}"
     if kind == "server_lost":
         how = f": it {get('message')}" if get("message") else ""
         return f"[red]✗[/] {get('name')} on {get('host')} was lost{how}"

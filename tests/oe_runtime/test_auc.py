@@ -31,3 +31,13 @@ def test_ties_and_single_classes() -> None:
     auc.update(np.array([0], np.float32), np.array([0.3], np.float32))
     assert auc.result() == 0.75
     assert np.isfinite(auc.log_loss())
+
+
+def test_accuracy_counts_the_right_side_of_a_half() -> None:
+    auc = StreamingAuc()
+    assert np.isnan(auc.accuracy())
+    rng = np.random.default_rng(1)
+    labels, probabilities = rng.integers(0, 2, 1000).astype(np.float32), rng.random(1000)
+    for part in (slice(0, 400), slice(400, 1000)):
+        auc.update(labels[part], probabilities[part])
+    assert auc.accuracy() == np.mean((probabilities >= 0.5) == (labels > 0.5))

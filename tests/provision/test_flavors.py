@@ -236,6 +236,7 @@ class TestRefusals:
             ("openembedding", "", {"storage": "pmem_memkind"}, "deeprec and oe_runtime have pmem_memkind"),
             ("openembedding", "runtime_variant: mirrored", {"workers": 2}, "mirrored is one process"),
             ("deeprec", "", {"model": "deepfm"}, "flavor deeprec has wdl, dlrm"),
+            ("deeprec", "", {"model": "wdl", "schema": "avazu"}, "--schema: flavor deeprec reads Criteo's"),
             ("deeprec", "", {"workers": 2}, "trains in one process"),
             ("deeprec", "", {"storage": "pmem_libpmem"}, "parameter_server_storage_size"),
             (

@@ -150,7 +150,8 @@ class TestTrainer:
         unset = {name for name, field in self.fields.items() if field.default is None}
         assert set(trainer_defaults()) <= unset
         assert unset - set(trainer_defaults()) == {
-            "steps", "admission", "eviction", "staleness", "learning_rate"
+            "steps", "admission", "eviction", "staleness", "learning_rate",
+            "schema", "label", "categories", "numbers", "eval_data",
         }  # fmt: skip
         for name in set(self.fields) - unset - {"export", "restarts", "data", "script", "script_arguments"}:
             assert self.flags[name].default == self.fields[name].default, name

@@ -211,3 +211,48 @@ def test_flavors_of_others_name_their_programs(tmp_path: Path, monkeypatch: pyte
     assert first[:5] == ["/opt/oeprov/openembedding/bin/python", "-I", "-c", "header", "/srv/day.csv"]
     assert first[6:8] == ["label", "I1"]
     assert third[3:] == ["tables", "/srv/days", "40", "train.csv", "eval.csv"]
+
+
+def test_a_schema_travels_as_one_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(host: Host, name: str, args: dict[str, list[str]], timeout: int) -> dict[str, object]:
+        asked.append(args["argv"])
+        return {"problem": ""}
+
+    monkeypatch.setattr(errands, "run", run)
+    schema = tmp_path / "schema.yml"
+    schema.write_text("label: click\ncategories: {site: 50}\nignored: '*'\n")
+    text = '{"label":"click","categories":{"site":50},"ignored":"*"}'
+    check(tmp_path, HOSTS, "/srv/day.tsv", f", training_schema: {schema}, training_label: bought")
+    for words in asked:
+        assert words[words.index("--schema") + 1] == text
+        assert words[words.index("--label") + 1] == "bought"
+    asked.clear()
+    check(tmp_path, HOSTS, "/srv/day.tsv", ", training_schema: avazu")
+    assert [words[words.index("--schema") + 1] for words in asked] == ["avazu", "avazu"]
+    assert oe_runtime.schema_text(text) == text
+    for content, said in (
+        ("label: [", "schema.yml line 1: "),
+        ("- label", "schema.yml is no mapping of label, numbers"),
+        (None, "schema.yml: No such file or directory"),
+    ):
+        if content is None:
+            schema.unlink()
+        else:
+            schema.write_text(content)
+        with pytest.raises(TrainingError, match=r"^--schema: ") as caught:
+            check(tmp_path, HOSTS, "/srv/day.tsv", f", training_schema: {schema}")
+        assert said in str(caught.value)
+    with pytest.raises(TrainingError, match="--schema: generate:100 makes rows of Criteo's columns"):
+        check(tmp_path, HOSTS, "generate:100", ", training_schema: avazu")
+
+
+def test_a_local_job_reads_any_columns(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("click,site\n1,a\n0,b\n")
+    flags = ", training_label: click, training_categories: 'site:50'"
+    local = LOCAL.replace("training_data: {data}}}", "training_data: {data}{more}}}")
+    check(tmp_path, local, str(rows), flags)
+    with pytest.raises(TrainingError, match="lacks the column sites; did you mean for sites: site"):
+        check(tmp_path, local, str(rows), ", training_label: click, training_categories: 'sites:50'")

@@ -2,20 +2,63 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from dataclasses import replace
+from pathlib import Path
 
+import yaml
+
+from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.jobs import placement, request, script
 from provision.jobs.request import Request
 
 place = placement.place
+_SHARE = re.compile(r"0?\.\d+")  # of the rows, to hold out
 
 
 def settle(inventory: Inventory, wanted: Request) -> Request:
     """See ``Flavor``."""
     if wanted.training.script:
         script.check(inventory, wanted)
-    return wanted
+        return wanted
+    training = wanted.training
+    named = [name for name in ("schema", "label", "categories", "numbers") if getattr(training, name)]
+    if named and training.schema != "criteo" and training.data.startswith("generate:"):
+        raise TrainingError(
+            f"--{named[0]}: {training.data} makes rows of Criteo's columns; name a file of yours with --data"
+        )
+    schema = schema_text(training.schema or "")
+    if not schema:
+        return wanted
+    return replace(wanted, training=training.model_copy(update={"schema": schema}))
+
+
+def schema_text(schema: str) -> str:
+    """A schema as it travels: a name as it is, a file here as JSON in one word."""
+    path = Path(schema).expanduser()
+    if (
+        not schema
+        or schema.lstrip().startswith("{")
+        or not (path.suffix or path.parent.name or path.exists())
+    ):
+        return schema
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise TrainingError(f"--schema: cannot read {schema}: {reason}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise TrainingError(
+            f"--schema: {schema}{line}: {getattr(error, 'problem', 'it is no YAML')}"
+        ) from None
+    if not isinstance(value, dict):
+        raise TrainingError(f"--schema: {schema} is no mapping of label, numbers, categories and so on")
+    return json.dumps(value, separators=(",", ":"), default=str)
 
 
 def check_data(inventory: Inventory, wanted: Request) -> None:
@@ -24,6 +67,9 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
         script.check_data(wanted.training.data, placement.worker_hosts(inventory))
         return
     request.check_data(wanted.training.data, placement.worker_hosts(inventory))
+    apart = wanted.training.eval_data or ""
+    if apart and not _SHARE.fullmatch(apart):
+        request.check_data(apart, placement.worker_hosts(inventory))
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:
@@ -31,7 +77,8 @@ def data_check(host: Host, wanted: Request) -> list[str]:
     training = wanted.training
     if training.script:
         return script.data_check(host, training.data)
-    flags = placement.arguments({"max_bad_rows": training.max_bad_rows})
+    names = ("max_bad_rows", "eval_data", "schema", "label", "categories", "numbers")
+    flags = placement.arguments({name: getattr(training, name) for name in names})
     python = placement.python_of(host)
     if wanted.on:  # containers have a Python of their own, and TensorFlow, which this one may lack
         python, flags = sys.executable, [*flags, "--without-tensorflow"]

@@ -11,7 +11,7 @@ from typing import Any
 from provision.cluster import share
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.jobs import placement, units
+from provision.jobs import placement, request, units
 from provision.jobs.placement import directory_of
 from provision.jobs.request import Request
 from provision.jobs.store import Job, ProcessSpec, Role
@@ -85,6 +85,14 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
             f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"
             "; oe_runtime has all four"
         )
+    for name in ("schema", "label", "categories", "numbers", "eval_data", "eval_every"):
+        if getattr(wanted.training, name):
+            what = (
+                "evaluates as its script does" if name.startswith("eval") else "reads Criteo's columns only"
+            )
+            raise TrainingError(
+                f"{request.flag(name)}: flavor {flavor} {what}; leave it out, or train with oe_runtime"
+            )
     # Their scripts have defaults of their own; they train as our trainer does.
     ours = {"server_wait": 0, "restarts": 0, "on_worker_lost": "stop"}
     training = wanted.training.decided().model_copy(update=ours)

@@ -367,3 +367,24 @@ def test_the_evaluation_of_deeprecs_data_is_kept_apart(tmp_path: Path) -> None:
     (tmp_path / "eval.csv").write_bytes(b"".join(lines[150:]))
     source = open_source(str(tmp_path))  # any other directory: all files are rows to train on
     assert sum(batch.rows for batch in training_batches(source, make_split(source, 0.0), 32)) == 200
+
+
+def test_rows_for_the_evaluation_are_never_trained_on(tmp_path: Path) -> None:
+    lines = EXCERPT.read_bytes().splitlines(keepends=True)
+    for name, part in (("a", lines[:100]), ("b", lines[100:150]), ("c", lines[150:])):
+        (tmp_path / f"{name}.tsv").write_bytes(b"".join(part))
+    source = open_source(str(tmp_path / "[ab].tsv"), eval_data=str(tmp_path / "c.tsv"))
+    split = make_split(source, 0.1)
+    assert sum(batch.rows for batch in training_batches(source, split, 32)) == 150
+    assert_equal(concatenate(list(holdout_batches(source, split, 32))), WHOLE.slice(150, 200))
+    assert [file.name for file in source.identity()] == ["a.tsv", "b.tsv", "c.tsv"]
+    (tmp_path / "link.tsv").symlink_to(tmp_path / "b.tsv")
+    for apart in ("b.tsv", "link.tsv", "[bc].tsv"):
+        with pytest.raises(DataError, match=r"/b.tsv is in --data too|/link.tsv is in --data too"):
+            open_source(str(tmp_path / "[ab].tsv"), eval_data=str(tmp_path / apart))
+    with pytest.raises(DataError, match="only its own rows can be held out; give a share"):
+        open_source("generate:100", eval_data=str(tmp_path / "c.tsv"))
+    (tmp_path / "c.tsv").write_bytes(b"1\t2\n")
+    words = ["--eval-data", str(tmp_path / "c.tsv"), str(tmp_path / "a.tsv")]
+    assert check.main(words) == 1
+    assert check.main(["--eval-data", "0.2", str(tmp_path / "a.tsv")]) == 0

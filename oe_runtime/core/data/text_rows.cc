@@ -1,8 +1,10 @@
-#include "oe_runtime/core/data/criteo.h"
+#include "oe_runtime/core/data/text_rows.h"
 
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #ifdef __AVX2__
@@ -78,9 +80,13 @@ float Log1p(uint64_t value, const std::array<float, 4096>& logs) {
   return value < logs.size() ? logs[value] : Log1p(value);
 }
 
-// An integer's float as models take it; false if the text is none. "7.0" is one: pandas writes integers so
-// in columns that miss some.
-bool ParseInteger(std::string_view text, const std::array<float, 4096>& logs, float* out) {
+struct Integer {
+  uint64_t size;  // up to 2^63 - 1
+  bool negative;
+};
+
+// False if the text is none. "7.0" is one: pandas writes integers so in columns that miss some.
+bool ParseInteger(std::string_view text, Integer* out) {
   const bool negative = !text.empty() && text.front() == '-';
   size_t i = negative ? 1 : 0;
   const size_t first = i;
@@ -95,14 +101,54 @@ bool ParseInteger(std::string_view text, const std::array<float, 4096>& logs, fl
   if (i < text.size()) {
     if (text[i] != '.' || text.find_first_not_of('0', i + 1) != std::string_view::npos) return false;
   }
-  const float size = Log1p(value, logs);
-  *out = negative ? -size : size;
+  *out = {value, negative};
   return true;
+}
+
+// False if the text is no finite number.
+bool ParseDouble(std::string_view text, double* out) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, *out);
+  return error == std::errc() && stop == end && std::isfinite(*out);
+}
+
+// Apart from the common case, integers of kLog1p.
+[[gnu::noinline]] bool ParseOther(std::string_view text, const NumberColumn& column, float* out) {
+  Integer integer;
+  double value;
+  if (ParseInteger(text, &integer)) {
+    const auto size = static_cast<double>(integer.size);
+    value = integer.negative ? -size : size;
+  } else if (column.whole || !ParseDouble(text, &value)) {
+    return false;
+  }
+  *out = Scaled(value, column);
+  return true;
+}
+
+bool ParseNumber(std::string_view text, const NumberColumn& column, const std::array<float, 4096>& logs,
+                 float* out) {
+  Integer integer;
+  if (column.scale != Scale::kLog1p || !ParseInteger(text, &integer)) return ParseOther(text, column, out);
+  const float size = Log1p(integer.size, logs);
+  *out = integer.negative ? -size : size;
+  return true;
+}
+
+bool ParseWeight(std::string_view text, float* out) {
+  double weight;
+  if (!ParseDouble(text, &weight) || weight < 0) return false;
+  *out = static_cast<float>(weight);
+  return true;
+}
+
+int64_t IdOf(std::string_view value, uint64_t cardinality) {
+  return 1 + static_cast<int64_t>(XXH3_64bits(value.data(), value.size()) % cardinality);
 }
 
 class Parser {
  public:
-  Parser(const CriteoLayout& layout, const CriteoRows& rows, std::vector<BrokenLine>* broken)
+  Parser(const TextLayout& layout, const TextRows& rows, std::vector<BrokenLine>* broken)
       : layout_(layout), rows_(rows), broken_(broken), logs_(SmallLogs()), ends_(layout.columns) {}
 
   size_t Parse(std::string_view text) {
@@ -194,36 +240,68 @@ class Parser {
   // Writes the row; what is wrong with it, or nothing.
   template <typename Field>
   std::string Row(const Field& field) {
-    const std::string_view label = field(layout_.places[0]);
+    const std::string_view label = field(layout_.label);
     if (label.size() != 1 || (label[0] != '0' && label[0] != '1')) {
       return "the label is '" + Shown(label) + "', expected 0 or 1";
     }
     rows_.labels[row_] = static_cast<float>(label[0] - '0');
-    float* dense = rows_.dense + row_ * kCriteoIntegers;
-    for (size_t i = 0; i < kCriteoIntegers; ++i) {
-      const std::string_view value = field(layout_.places[1 + i]);
-      dense[i] = 0;
-      if (!value.empty() && !ParseInteger(value, logs_, &dense[i])) {
-        return "I" + std::to_string(1 + i) + " is '" + Shown(value) + "', expected an integer or nothing";
+    float* dense = rows_.dense + row_ * layout_.numbers.size();
+    for (const NumberColumn& column : layout_.numbers) {
+      const std::string_view value = field(column.place);
+      if (value.empty()) {
+        *dense = column.missing;
+      } else if (!ParseNumber(value, column, logs_, dense)) {
+        return NumberProblem(value, column);
       }
+      ++dense;
     }
+    if (layout_.weight && !ParseWeight(field(*layout_.weight), &rows_.weights[row_])) {
+      return "the weight is '" + Shown(field(*layout_.weight)) + "', expected a number from 0";
+    }
+    const size_t capacity = rows_.capacity;
     int64_t* id = rows_.ids + row_;
-    for (size_t i = 0; i < kCriteoCategories; ++i, id += rows_.capacity) {
-      const std::string_view value = field(layout_.places[1 + kCriteoIntegers + i]);
-      *id =
-          value.empty()
-              ? 0
-              : 1 + static_cast<int64_t>(XXH3_64bits(value.data(), value.size()) % layout_.cardinalities[i]);
+    for (const CategoryColumn& column : layout_.categories) {
+      const std::string_view value = field(column.place);
+      if (column.separator == '\0') {
+        *id = value.empty() ? 0 : IdOf(value, column.cardinality);
+        id += capacity;
+      } else {
+        Values(value, column, id);
+        id += column.length * capacity;
+      }
     }
     return {};
   }
 
-  const CriteoLayout& layout_;
-  const CriteoRows& rows_;
+  [[gnu::noinline]] static std::string NumberProblem(std::string_view value, const NumberColumn& column) {
+    return column.name + " is '" + Shown(value) + "', expected " +
+           (column.whole ? "an integer" : "a number") + " or nothing";
+  }
+
+  // Writes the ids of a field with several values.
+  [[gnu::noinline]] void Values(std::string_view text, const CategoryColumn& column, int64_t* id) {
+    values_.clear();
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find(column.separator, at), text.size());
+      if (end > at) values_.push_back(IdOf(text.substr(at, end - at), column.cardinality));
+      at = end + 1;
+      if (values_.size() == column.length && !column.keep_last) break;
+    }
+    const size_t count = std::min(values_.size(), column.length);
+    const size_t dropped = column.keep_last ? values_.size() - count : 0;
+    const size_t first = column.pad_before ? column.length - count : 0;
+    for (size_t i = 0; i < column.length; ++i) {
+      id[i * rows_.capacity] = i >= first && i < first + count ? values_[dropped + i - first] : 0;
+    }
+  }
+
+  const TextLayout& layout_;
+  const TextRows& rows_;
   std::vector<BrokenLine>* broken_;
   const std::array<float, 4096>& logs_;
   std::vector<size_t> ends_;  // where the fields of the line end
   std::vector<std::string_view> fields_;
+  std::vector<int64_t> values_;
   std::string scratch_;
   size_t row_ = 0;
   size_t line_ = 0;
@@ -239,17 +317,23 @@ void Normalise(const int64_t* values, size_t count, float* out) {
   }
 }
 
+float Scaled(double value, const NumberColumn& column) {
+  if (column.scale == Scale::kLinear) return static_cast<float>((value - column.shift) / column.divisor);
+  const auto size = static_cast<float>(std::log1p(std::abs(value)));
+  return value < 0 ? -size : size;
+}
+
 size_t CountLines(std::string_view text) {
   const auto ends = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
   return ends + (text.empty() || text.back() == '\n' ? 0 : 1);
 }
 
-size_t ParseCriteo(std::string_view text, const CriteoLayout& layout, const CriteoRows& rows,
-                   std::vector<BrokenLine>* broken) {
+size_t ParseRows(std::string_view text, const TextLayout& layout, const TextRows& rows,
+                 std::vector<BrokenLine>* broken) {
   return Parser(layout, rows, broken).Parse(text);
 }
 
-bool SplitLine(std::string_view line, const CriteoLayout& layout, std::vector<std::string_view>* fields,
+bool SplitLine(std::string_view line, const TextLayout& layout, std::vector<std::string_view>* fields,
                std::string* scratch) {
   fields->clear();
   scratch->clear();

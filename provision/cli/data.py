@@ -1,0 +1,41 @@
+"""``oeprov data``: the runtime's tools for training data, run as what they are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from provision.cli.runtime_program import run_program
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at training data.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Look at training data."""
+
+
+@app.command(
+    epilog="Examples:  oeprov data inspect train.csv > schema.yml  |  "
+    "oeprov launch-training --data train.csv --schema schema.yml"
+)
+def inspect(
+    file: Annotated[
+        str, typer.Argument(help="Rows: text (.csv, .tsv; also .gz, .zst), .parquet, .arrow or .tfrecord.")
+    ],
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The label, where it is not found.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows to read.")] = 100_000,
+) -> int:
+    """Print a schema to edit for a file: what its columns seem to be, from a sample of its rows.
+
+    With the label's rate, distinct values, missing shares, ranges, and what tables of each width take.
+    """
+    named = [] if label is None else ["--label", label]
+    return run_program("oe_runtime.data.inspect", "--rows", rows, *named, "--", file)
