@@ -28,7 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -37,6 +37,9 @@ from pyarrow import fs
 SCHEMES = ("s3", "oss", "gs", "hdfs")
 PART = 8 << 20  # bytes per request
 _AHEAD = 4  # parts requested at the same time
+# Bytes of a request at least: pyarrow puts the text of a store's error into the buffer for the answer, and
+# without room for it the error is lost.
+_LEAST = 64 << 10
 _ATTEMPTS = 6  # of a request
 _CONNECT_SECONDS, _SILENT_SECONDS = 5, 10
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -291,8 +294,8 @@ class RemoteFile(io.RawIOBase):
         onward = self._at == self._last
         if not onward and not (self._parts and self._parts[0][0] <= self._at < self._parts[0][0] + PART):
             self._parts.clear()
-            # A jump: parquet's footer, a header, a digest's block. Ask for no more than that.
-            found = memoryview(self._part(self._at, min(most, PART)))
+            # A jump: Parquet's footer, a header, a digest's block. Ask for little more than that.
+            found = memoryview(self._part(self._at, max(_LEAST, min(most, PART))))[:most]
         else:
             found = self._ahead(most)
         self._at += len(found)
@@ -343,7 +346,6 @@ class Bandwidth:
 
 
 _UNLIMITED = Bandwidth()
-AnyPath = Path | RemotePath
 
 
 def is_remote(name: object) -> bool:
@@ -357,14 +359,14 @@ def is_remote(name: object) -> bool:
     return True
 
 
-def path(name: str) -> AnyPath:
-    """Return the path of a local name or a URL. Raises InvalidUrl."""
+def path(name: str) -> Path:
+    """Return the path of a local name; of a URL, a RemotePath in its place. Raises InvalidUrl."""
     if is_remote(name):
-        return RemotePath(name.rstrip("/"))
+        return cast(Path, RemotePath(name.rstrip("/")))
     return Path(name.removeprefix("file://")).expanduser()
 
 
-def match(pattern: str) -> list[RemotePath]:
+def match(pattern: str) -> list[Path]:
     """Return the objects of a URL with *, ? or [] in it, sorted; none of these matches a slash."""
     parts = pattern.split("/")
     fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
@@ -374,14 +376,20 @@ def match(pattern: str) -> list[RemotePath]:
         found = RemotePath("/".join(parts[:fixed]))._list(recursive=fixed < len(parts) - 1)
     except FileNotFoundError:
         return []
-    return [one for one in found if one._size is not None and _matches(one.url.split("/"), parts)]
+    found = [one for one in found if one._size is not None and _matches(one.url.split("/"), parts)]
+    return cast(list[Path], found)
 
 
 def _matches(names: list[str], parts: list[str]) -> bool:
     return len(names) == len(parts) and all(map(fnmatch.fnmatchcase, names, parts))
 
 
-def open_input(place: AnyPath) -> pa.NativeFile:
+def reason(error: Exception) -> str:
+    """Return why a file could not be read or written, without its name."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def open_input(place: Path | RemotePath) -> pa.NativeFile:
     """Open a file for pyarrow: it can be read from anywhere, and knows its size. Raises OSError."""
     if isinstance(place, RemotePath):
         return pa.PythonFile(RemoteFile(place), "r")
@@ -507,10 +515,12 @@ def _explain(place: RemotePath, text: str, number: int | None) -> tuple[int, str
         return errno.ENOENT, "there is no such object"
     if _DENIED.search(text):
         return errno.EACCES, f"the store refuses these credentials; {_CREDENTIALS[place.scheme]}"
+    if "Failed to flush response stream" in text:
+        return errno.EIO, f"the store refuses to send it; {_CREDENTIALS[place.scheme]}"
     if _BUSY.search(text):
         return (
             errno.EBUSY,
-            f"the store is overloaded (it refused {_ATTEMPTS} times); try again later",
+            f"the store is overloaded ({_ATTEMPTS} attempts failed); try again later",
         )
     if _UNREACHED.search(text):
         return errno.EHOSTUNREACH, f"{where} does not answer; check the endpoint and the network"

@@ -155,7 +155,7 @@ def test_a_silent_answer_is_asked_for_again(store: ObjectStore, monkeypatch: pyt
     [
         (DENIED, "the store refuses these credentials; use AWS_ACCESS_KEY_ID"),
         (WRONG_KEY, "the store refuses these credentials; use AWS_ACCESS_KEY_ID"),
-        (SLOW_DOWN, "the store is overloaded (it refused 2 times); try again later"),
+        (SLOW_DOWN, "the store is overloaded (2 attempts failed); try again later"),
     ],
 )
 def test_errors_are_one_sentence(
