@@ -107,7 +107,7 @@ class RemotePath:
 
     def is_file(self) -> bool:
         """Return whether there is such an object."""
-        return self._info().type == fs.FileType.File
+        return bool(self._info().type == fs.FileType.File)
 
     def is_dir(self) -> bool:
         """Return whether there are objects below it."""
@@ -325,24 +325,32 @@ class RemoteFile(io.RawIOBase):
         raise OSError(errno.EIO, f"the store sends {len(found)} bytes instead of {wanted}", self.name)
 
 
+class Cancelled(Exception):
+    """A transfer that was given up on request."""
+
+
 class Bandwidth:
-    """Lets bytes pass at most at a rate; one for all threads that share it."""
+    """Lets bytes pass at most at a rate, until it is cancelled; one for all threads that share it."""
 
     def __init__(self, bytes_per_second: float = 0) -> None:
         """0: no limit."""
         self._rate = bytes_per_second
+        self._cancelled = threading.Event()
         self._free = 0.0  # when the next bytes may pass
         self._lock = threading.Lock()
 
     def spend(self, count: int) -> None:
-        """Wait until `count` more bytes may pass."""
-        if not self._rate:
-            return
+        """Wait until `count` more bytes may pass. Raises Cancelled."""
         with self._lock:
             now = time.monotonic()
             start = max(now, self._free)
-            self._free = start + count / self._rate
-        time.sleep(start - now)
+            self._free = start + (count / self._rate if self._rate else 0)
+        if self._cancelled.wait(start - now):
+            raise Cancelled
+
+    def cancel(self) -> None:
+        """End the transfers that share it."""
+        self._cancelled.set()
 
 
 _UNLIMITED = Bandwidth()
@@ -389,6 +397,11 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def describe(error: OSError) -> str:
+    """Return the file's name and why it could not be read or written."""
+    return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
+
+
 def open_input(place: Path | RemotePath) -> pa.NativeFile:
     """Open a file for pyarrow: it can be read from anywhere, and knows its size. Raises OSError."""
     if isinstance(place, RemotePath):
@@ -429,6 +442,7 @@ def _system(scheme: str, bucket: str) -> fs.FileSystem:
         return fs.HadoopFileSystem(host, int(port or 8020))
     common = {
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+        "allow_delayed_open": True,  # a small object takes one request instead of three
         "connect_timeout": _CONNECT_SECONDS,
         "request_timeout": _SILENT_SECONDS,
     }

@@ -28,6 +28,7 @@ from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, Saved
 from oe_runtime.training.ranks import Ranks, SingleRank, deferring_losses
 from oe_runtime.training.run_directory import RunError
+from oe_runtime.training.uploads import Uploads
 
 _PATIENCE = 600.0  # seconds that a checkpoint waits for another process that publishes in the same directory
 _POLL = 0.1  # seconds between checks whether a checkpoint in the pools is durable
@@ -118,6 +119,7 @@ class Checkpoints:
         self._model = model
         self._client = client
         self.in_pools = _use_pools(options, client)
+        self.uploads: Uploads | None = None
         self._pending: _Pending | None = None
         self._asked = 0.0
         self._in_files: Path | None = None  # the servers' last save or restore
@@ -244,6 +246,8 @@ class Checkpoints:
         )
         if pending.pool is None:
             self._in_files = path
+            if self.uploads is not None:
+                self.uploads.offer(path)
         return Saved(path, pending.position, pending.pool)
 
     def _base(self) -> Path | None:

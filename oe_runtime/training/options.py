@@ -11,6 +11,7 @@ from typing import Any
 
 from oe_runtime.client import TRANSFERS
 from oe_runtime.spec import STORAGES
+from oe_runtime.support.remote_files import InvalidUrl, is_remote
 from oe_runtime.training import model_options, worker_options
 from oe_runtime.training.argument_types import count, number
 from oe_runtime.training.optimizers import LEARNING_RATES
@@ -105,6 +106,8 @@ class Options:
     checkpoint_rows: str
     export_checkpoints: int
     checkpoint_increments: int
+    upload_to: str
+    upload_bandwidth: int
     resume: bool
     export: Path | None
     log_every: int
@@ -241,7 +244,13 @@ def parser() -> argparse.ArgumentParser:
     add(r, "checkpoint_rows", "auto", more="For pool, servers need --storage-recover.")
     add(r, "export_checkpoints", 0)
     add(r, "checkpoint_increments", 0)
-    r.add_argument("--resume", action="store_true", help="Go on from the latest checkpoint of --run-dir.")
+    add(r, "upload_to", "", metavar="URL")
+    add(r, "upload_bandwidth", 0)
+    r.add_argument(
+        "--resume",
+        action="store_true",
+        help="Go on from the latest checkpoint of --run-dir, or of --upload-to if that one is newer.",
+    )
     r.add_argument(
         "--export",
         type=Path,
@@ -293,6 +302,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--checkpoint-rows pool goes with --servers")
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
+    if a.upload_to:
+        try:
+            remote = is_remote(a.upload_to)
+        except InvalidUrl as error:
+            p.error(f"--upload-to: {error}")
+        if not remote:
+            p.error(f"--upload-to {a.upload_to} is no URL of a store; --run-dir is the local directory")
+    elif a.upload_bandwidth:
+        p.error("--upload-bandwidth goes with --upload-to")
     if a.epochs == 0 and not a.steps:
         p.error("--epochs 0 goes with --steps, which then says when training ends")
     if a.stock and a.micro_batch > 1:

@@ -30,6 +30,8 @@ from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.trainee import KerasTrainee, check_backend, prepare
+from oe_runtime.training.uploads import Uploads
+from oe_runtime.training.uploads import prepare as prepare_uploads
 from oe_runtime.training.worker_input import WorkerInput
 
 WORKER_LOST, INTERRUPTED = 3, 130
@@ -48,6 +50,8 @@ def _run(options: Options, stop: StopRequest) -> int:
     directory: RunDirectory | FollowingDirectory | None = None
     first = options.rank == 0
     client: Client | None = None
+    uploads: Uploads | None = None
+    ended = False  # by its end or a stop request, not by an error
     try:
         # Check everything before TensorFlow is imported and before anything is written.
         check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
@@ -58,6 +62,7 @@ def _run(options: Options, stop: StopRequest) -> int:
         if first:
             _check_export(options)
         _check_tables(options)
+        fetched = prepare_uploads(options) if options.upload_to and first else ""
         if options.resume and first:
             check_resume(options)
         if options.rendezvous:
@@ -71,9 +76,13 @@ def _run(options: Options, stop: StopRequest) -> int:
         if options.size > 1:
             stop.limit(_STOP_SECONDS, partial(_end_at_limit, options, directory, stop))
         with view() as screen:
+            if fetched:
+                screen.say(fetched)
+            if options.upload_to and isinstance(directory, RunDirectory):
+                uploads = Uploads(options, directory, screen.say)
             try:
                 with translating_worker_losses(options):
-                    _train(options, source, mine, client, directory, screen, stop)
+                    _train(options, source, mine, client, directory, screen, stop, uploads)
             except Stopped:
                 directory.event("interrupted", step=0, path=None)
                 screen.say(f"stopped ({stop.reason}) before all workers had started")
@@ -86,8 +95,15 @@ def _run(options: Options, stop: StopRequest) -> int:
                 )
                 screen.say(_interrupted(options, stop, interrupted))
                 _leave(client)
+                if uploads is not None:
+                    try:
+                        uploads.finish()
+                    except RunError as error:
+                        screen.say(f"warning: {error}")
+                    ended = True
                 return INTERRUPTED
         _leave(client)
+        ended = True
         return 0
     except OeError as error:
         message = _message(error, options)
@@ -106,8 +122,12 @@ def _run(options: Options, stop: StopRequest) -> int:
             directory.event("error", message=f"{type(error).__name__}: {error}")
         raise
     finally:
+        if uploads is not None:
+            uploads.close()
         if directory is not None:
             directory.close()
+        if uploads is not None and ended:
+            uploads.upload_reports()
         if client is not None:
             client.close()
 
@@ -140,6 +160,7 @@ def _train(
     directory: RunDirectory | FollowingDirectory,
     screen: View,
     stop: StopRequest,
+    uploads: Uploads | None,
 ) -> None:
     screen.say(_opening(options))
     trainee = KerasTrainee(options, client, stop)
@@ -156,6 +177,12 @@ def _train(
     else:
         checkpoints, start, resumed = _begin_in_step(options, mine, client, trainee, screen, stop)
         loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
+    if uploads is not None and isinstance(checkpoints, Checkpoints):
+        checkpoints.uploads = uploads
+        if checkpoints.in_pools and not options.export_checkpoints:
+            screen.say("checkpoints in pools are not uploaded, except the last; see --export-checkpoints")
+        if resumed is not None and resumed.pool is None:
+            uploads.offer(resumed.path)
     directory.event(
         "start",
         pid=os.getpid(),
@@ -207,6 +234,10 @@ def _train(
             trainee.export(options.export, stock=False, rows_of=loop.saved.path)
         directory.event("export", path=str(options.export))
         screen.say(f"exported a SavedModel to {options.export}")
+    if uploads is not None:
+        uploads.finish()
+        if options.export is not None:
+            screen.say(f"uploaded the SavedModel to {uploads.upload_directory(options.export, 'export')}")
     directory.event(
         "end",
         steps=end.step,

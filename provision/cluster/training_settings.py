@@ -188,6 +188,14 @@ class TrainingSettings(Settings):
         description="With rows in files: N incremental checkpoints after each full one. Checkpoints that "
         "later ones build on are kept. 0: each checkpoint is full.",
     )
+    upload_to: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Folder in an object store to upload to: checkpoints in files while training goes on, "
+        "export and report at the end. s3://BUCKET/PATH, oss://, gs:// or hdfs://. Each run needs its own.",
+    )
+    upload_bandwidth: int | None = Field(
+        default=None, ge=0, description="Most megabytes per second of uploads. 0: no limit."
+    )
     server_wait: int = Field(
         default=300,
         ge=0,

@@ -229,9 +229,9 @@ def test_a_full_disk_names_the_local_file(store: ObjectStore, disk: Path) -> Non
 
 def test_bandwidth_is_shared_by_what_it_is_given_to(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     limit = Bandwidth(1000)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(limit._cancelled, "wait", slept.append)
     for _ in range(3):
         limit.spend(500)
     assert slept == [0.0, 0.5, 1.0]

@@ -1,0 +1,161 @@
+"""Checkpoints in an object store: published whole or not at all, pruned, fetched and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_store import BUCKET, SLOW_DOWN, ObjectStore
+
+from oe_runtime import checkpoint
+from oe_runtime.checkpoint.remote import RemoteCheckpoints, locate
+from oe_runtime.errors import CheckpointError
+from oe_runtime.support import remote_files
+from oe_runtime.support.remote_files import RemotePath
+
+ROOT = RemotePath(f"s3://{BUCKET}/run/checkpoints")
+
+
+@pytest.fixture
+def store(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    monkeypatch.setattr(remote_files, "_ATTEMPTS", 1)
+    return object_store
+
+
+def local(directory: Path, step: int, base: Path | None = None) -> Path:
+    def write(path: Path) -> Mapping[str, Any]:
+        (path / "rows").write_bytes(b"rows of %d" % step)
+        (path / "more").mkdir()
+        (path / "more" / "weights").write_bytes(b"weights of %d" % step)
+        return {"training": {"step": step}}
+
+    return checkpoint.publish(directory, step, write, base=base, keep=99)
+
+
+def names(store: ObjectStore) -> list[str]:
+    return sorted({key.split("/")[2] for key in store.objects() if not key.endswith("/")})
+
+
+def test_a_checkpoint_goes_there_and_comes_back(store: ObjectStore, tmp_path: Path) -> None:
+    path = local(tmp_path / "here", 7)
+    there = RemoteCheckpoints(ROOT)
+    assert not there.has(path)
+    there.upload(path)
+    assert there.has(path)
+    assert there.list() == (["step-0000000007"], [])
+    back = there.fetch(path.name, tmp_path / "back")
+    assert checkpoint.verify(back).step == 7
+    assert (back / "more/weights").read_bytes() == b"weights of 7"
+
+
+def test_the_manifest_is_written_last(store: ObjectStore, tmp_path: Path) -> None:
+    RemoteCheckpoints(ROOT).upload(local(tmp_path, 7))
+    written = [path.split("?")[0] for method, path, _ in store.requests if method in ("PUT", "POST")]
+    of_manifest = [path.endswith("manifest.json") for path in written]
+    assert any(of_manifest)
+    assert of_manifest == sorted(of_manifest)
+
+
+@pytest.mark.parametrize("part", ["rows", "weights", "manifest.json"])
+def test_a_failed_upload_publishes_nothing(store: ObjectStore, tmp_path: Path, part: str) -> None:
+    there = RemoteCheckpoints(ROOT)
+    there.upload(local(tmp_path, 7))
+    second = local(tmp_path, 8)
+    store.fault = lambda method, path, _: SLOW_DOWN if method != "GET" and part in path else None
+    with pytest.raises(OSError, match="overloaded"):
+        there.upload(second)
+    store.fault = None
+    assert there.list()[0] == ["step-0000000007"]
+    there.upload(second)
+    assert there.list() == (["step-0000000007", "step-0000000008"], [])
+
+
+def test_the_next_upload_removes_what_a_killed_one_left(store: ObjectStore, tmp_path: Path) -> None:
+    store.put("run/checkpoints/step-0000000003/rows", b"half")
+    store.put("run/checkpoints/notes.txt", b"of the user")
+    there = RemoteCheckpoints(ROOT)
+    assert there.list() == ([], ["step-0000000003"])
+    there.upload(local(tmp_path, 7))
+    assert names(store) == ["notes.txt", "step-0000000007"]
+
+
+def test_another_checkpoint_of_the_same_name_is_replaced(store: ObjectStore, tmp_path: Path) -> None:
+    there = RemoteCheckpoints(ROOT)
+    there.upload(local(tmp_path / "one", 7))
+    other = local(tmp_path / "two", 7, None)
+    (other / "manifest.json").write_text((other / "manifest.json").read_text() + "\n")
+    assert not there.has(other)
+    there.upload(other)
+    assert there.has(other)
+
+
+def test_pruning_keeps_the_newest_and_their_bases(store: ObjectStore, tmp_path: Path) -> None:
+    there = RemoteCheckpoints(ROOT)
+    paths = [local(tmp_path, 1), local(tmp_path, 2)]
+    paths.append(local(tmp_path, 3, base=paths[1]))
+    for path in paths:
+        there.upload(path)
+    there.prune(1)
+    assert there.list() == (["step-0000000002", "step-0000000003"], [])
+    back = there.fetch("step-0000000003", tmp_path / "back")
+    assert [path.name for path in checkpoint.chain(back)] == ["step-0000000002", "step-0000000003"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"rows", "it has 4 bytes, the manifest says 9"), (b"rows of 8", "its SHA-256 is not the manifest's")],
+)
+def test_a_damaged_object_is_not_fetched(
+    store: ObjectStore, tmp_path: Path, content: bytes, words: str
+) -> None:
+    RemoteCheckpoints(ROOT).upload(local(tmp_path, 7))
+    store.put("run/checkpoints/step-0000000007/rows", content)
+    with pytest.raises(CheckpointError, match=f"{ROOT}/step-0000000007/rows is damaged: {words}"):
+        RemoteCheckpoints(ROOT).fetch("step-0000000007", tmp_path / "back")
+    assert list((tmp_path / "back").iterdir()) == []
+
+
+def test_a_damaged_local_file_is_not_published(store: ObjectStore, tmp_path: Path) -> None:
+    path = local(tmp_path, 7)
+    (path / "rows").write_bytes(b"rows of 8")
+    with pytest.raises(CheckpointError, match="rows is damaged"):
+        RemoteCheckpoints(ROOT).upload(path)
+    assert RemoteCheckpoints(ROOT).list()[0] == []
+
+
+def test_what_is_there_already_is_not_fetched_again(store: ObjectStore, tmp_path: Path) -> None:
+    there = RemoteCheckpoints(ROOT)
+    path = local(tmp_path, 7)
+    there.upload(path)
+    store.requests.clear()
+    assert there.fetch(path.name, tmp_path) == path
+    assert not [path for _, path, _ in store.requests if path.endswith("rows")]
+    (path / "rows").write_bytes(b"x")
+    there.fetch(path.name, tmp_path)
+    assert (path / "rows").read_bytes() == b"rows of 7"
+
+
+def test_a_full_disk_is_named(store: ObjectStore, tmp_path: Path, disk: Path) -> None:
+    def write(path: Path) -> Mapping[str, Any]:
+        (path / "rows").write_bytes(bytes(12 << 20))
+        return {}
+
+    RemoteCheckpoints(ROOT).upload(checkpoint.publish(tmp_path / "here", 1, write))
+    with pytest.raises(CheckpointError, match=f"cannot fetch {ROOT}/step-.* to {disk}: .*No space left"):
+        RemoteCheckpoints(ROOT).fetch("step-0000000001", disk)
+    assert list(disk.iterdir()) == []
+
+
+def test_a_run_its_checkpoints_and_one_of_them(store: ObjectStore, tmp_path: Path) -> None:
+    for step in (1, 2):
+        RemoteCheckpoints(ROOT).upload(local(tmp_path, step))
+    both = ["step-0000000001", "step-0000000002"]
+    assert locate(ROOT.parent)[1] == both
+    assert locate(ROOT)[1] == both
+    assert locate(ROOT / both[0])[1] == both[:1]
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        locate(ROOT / "step-0000000009")
+    with pytest.raises(CheckpointError, match="cannot read s3://no-such-bucket/run: there is no bucket"):
+        locate(RemotePath("s3://no-such-bucket/run"))
