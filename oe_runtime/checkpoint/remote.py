@@ -153,10 +153,57 @@ def locate(path: RemotePath) -> tuple[RemoteCheckpoints, list[str]]:
     raise CheckpointError(f"{path} has no checkpoint: no step-…/{MANIFEST} is there")
 
 
-def cache_directory(root: RemotePath) -> Path:
-    """Return the local directory in which commands keep what they fetch from `root`."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "oeprov" / "checkpoints" / hashlib.sha256(root.url.encode()).hexdigest()[:16]
+class Mirror:
+    """Local copies of remote checkpoints for commands, in ~/.cache/oeprov; local paths stay what they are."""
+
+    def __init__(self) -> None:
+        self._urls: dict[str, str] = {}  # by local directory
+
+    def newest(self, name: str) -> Path:
+        """Return a checkpoint: the one that a URL names, or the newest there. Raises CheckpointError."""
+        if not remote_files.is_remote(name):
+            return Path(name)
+        found, names, directory = self._prepare(name)
+        return found.fetch(names[-1], directory)
+
+    def all(self, name: str) -> tuple[Path, list[str]]:
+        """Return a directory with all checkpoints at a URL, and why some of them cannot be fetched."""
+        if not remote_files.is_remote(name):
+            return Path(name), []
+        found, names, directory = self._prepare(name)
+        problems = []
+        for one in names:
+            try:
+                found.fetch(one, directory)
+            except CheckpointError as error:
+                problems.append(str(error))
+        single = RemotePath(name.rstrip("/")) == found.root / names[0]
+        return (directory / names[0] if single else directory), problems
+
+    def with_urls(self, text: str) -> str:
+        """Return a message with the URLs in place of the copies' paths."""
+        for local, url in self._urls.items():
+            text = text.replace(local, url)
+        return text
+
+    def _prepare(self, name: str) -> tuple[RemoteCheckpoints, list[str], Path]:
+        found, names = locate(RemotePath(name.rstrip("/")))
+        digest = hashlib.sha256(found.root.url.encode()).hexdigest()[:16]
+        directory = _cache() / digest
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            there = {name for part in found.list() for name in part}
+        except OSError as error:
+            raise CheckpointError(f"cannot read {remote_files.describe(error)}") from error
+        for path in store.published(directory):
+            if path.name not in there:
+                shutil.rmtree(path, ignore_errors=True)
+        self._urls[str(directory)] = found.root.url
+        return found, names, directory
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oeprov" / "checkpoints"
 
 
 def _each(work: Callable[[str, Mapping[str, Any]], T], files: Mapping[str, Mapping[str, Any]]) -> list[T]:

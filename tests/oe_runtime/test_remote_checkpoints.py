@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from object_store import BUCKET, SLOW_DOWN, ObjectStore
+from object_store import BUCKET, DENIED, SLOW_DOWN, ObjectStore
 
-from oe_runtime import checkpoint
+from oe_runtime import Client, TableSpec, checkpoint
+from oe_runtime.checkpoint import cli
 from oe_runtime.checkpoint.remote import RemoteCheckpoints, locate
 from oe_runtime.errors import CheckpointError
+from oe_runtime.serving.checkpoints import Checkpoints
 from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
 
@@ -159,3 +162,97 @@ def test_a_run_its_checkpoints_and_one_of_them(store: ObjectStore, tmp_path: Pat
         locate(ROOT / "step-0000000009")
     with pytest.raises(CheckpointError, match="cannot read s3://no-such-bucket/run: there is no bucket"):
         locate(RemotePath("s3://no-such-bucket/run"))
+
+
+def table(rows: int) -> Client:
+    client = Client.in_process()
+    client.create_table(TableSpec("C1", 4, optimizer={"name": "adagrad"}))
+    more(client, rows)
+    return client
+
+
+def more(client: Client, rows: int) -> None:
+    pulled = client.pull([np.arange(rows)], [(0, 0)])
+    client.push(pulled, [np.ones((rows, 4), np.float32)], 0.1)
+
+
+@pytest.fixture
+def run(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The local copy of two uploaded checkpoints with rows, the second an increment."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    directory = tmp_path / "run/checkpoints"
+    with table(9) as client:
+        first = checkpoint.publish(directory, 1, lambda path: {"tables": client.save(path)})
+        more(client, 3)
+        second = checkpoint.publish(
+            directory, 2, lambda path: {"tables": client.save(path, since=first)}, base=first
+        )
+    for path in (first, second):
+        RemoteCheckpoints(ROOT).upload(path)
+    return directory.parent
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: object, expect: int = 0) -> str:
+    assert cli.main([str(word) for word in words]) == expect
+    said = capsys.readouterr()
+    return said.out + said.err
+
+
+@pytest.mark.parametrize("name", ["", "/checkpoints", "/checkpoints/step-0000000002"])
+def test_commands_say_of_a_url_what_they_say_of_a_directory(
+    run: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    url = f"{ROOT.parent}{name}"
+    for words in (["inspect"], ["inspect", "--json"], ["verify"]):
+        here = command(capsys, *words, f"{run}{name or '/checkpoints'}")
+        there = command(capsys, *words, url)
+        shown = here.replace(str(run), str(ROOT.parent))
+        assert there == (shown.replace(f"{ROOT}:", f"{url}:") if words == ["verify"] else shown)
+    assert "no difference" in command(capsys, "diff", url, run)
+
+
+def test_verify_finds_each_damage_by_url(
+    store: ObjectStore, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = next(key for key in store.objects() if "step-0000000001/" in key and key.endswith(".oet"))
+    store.put(key, store.objects()[key][:-1] + b"\0")
+    said = command(capsys, "verify", ROOT, expect=1)
+    assert f"s3://{BUCKET}/{key} is damaged: its SHA-256 is not the manifest's" in said
+    assert "cache" not in said
+    assert "is damaged" in command(capsys, "inspect", ROOT, expect=1)
+
+
+def test_resharding_what_was_fetched(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("reshard", ROOT, "--servers", "2")
+    assert "name one with --output" in command(capsys, *words, expect=1)
+    assert "name one with --output" in command(capsys, *words, "--output", ROOT, expect=1)
+    command(capsys, *words, "--output", tmp_path / "two")
+    assert "no difference" in command(capsys, "diff", ROOT, tmp_path / "two")
+
+
+def test_commands_name_what_is_wrong_with_a_url(
+    store: ObjectStore, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no checkpoint" in command(capsys, "inspect", f"s3://{BUCKET}/none", expect=1)
+    store.fault = lambda *_: DENIED
+    said = command(capsys, "verify", ROOT, expect=1)
+    assert said.startswith(f"error: cannot read {ROOT}: the store refuses these credentials")
+    with pytest.raises(SystemExit):
+        cli.main(["inspect", "s3://a:secret-key@b/c"])
+    said = capsys.readouterr().err
+    assert "has credentials in it" in said
+    assert "secret-key" not in said
+
+
+def test_serving_takes_the_newest_of_a_url(store: ObjectStore, run: Path) -> None:
+    serving = Checkpoints(str(ROOT.parent))
+    place = serving.newest()
+    assert [path.name for path in place.chain] == ["step-0000000001", "step-0000000002"]
+    store.requests.clear()
+    assert serving.newest() == place
+    assert not [path for _, path, _ in store.requests if ".oet" in path]
+    with table(5) as client:
+        third = checkpoint.publish(run / "checkpoints", 3, lambda path: {"tables": client.save(path)})
+    RemoteCheckpoints(ROOT).upload(third)
+    assert [path.name for path in serving.newest().chain] == ["step-0000000003"]
+    assert [path.name for path in checkpoint.published(serving.directory)] == ["step-0000000003"]
