@@ -46,7 +46,8 @@ class TrainingSettings(Settings):
     data: Annotated[Text, Flag()] = Field(
         default="",
         description="Rows in Criteo's shape. A file, directory or glob of .tsv, .csv (also .gz, .zst), "
-        ".parquet or .tfrecord; or generated ones: generate:ROWS[:SEED].",
+        ".parquet or .tfrecord, or generated ones: generate:ROWS[:SEED]. All but .tfrecord may lie in a "
+        "store: s3://, oss://, gs://, hdfs://.",
     )
     max_bad_rows: int | None = Field(
         default=None,

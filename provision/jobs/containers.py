@@ -20,7 +20,7 @@ from pathlib import Path
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.jobs import units
-from provision.jobs.request import Request
+from provision.jobs.request import Request, is_url
 from provision.jobs.store import Job, ProcessSpec
 
 ENGINES = ("docker", "podman")
@@ -119,7 +119,7 @@ def _binds_memory(spec: ProcessSpec) -> bool:
 
 def _data_mounts(data: str) -> list[str]:
     """The training data, to read: a file, a directory, or the directory of a pattern."""
-    if data.startswith("generate:"):
+    if data.startswith("generate:") or is_url(data):
         return []
     path = Path(data)
     place = path if path.exists() else path.parent

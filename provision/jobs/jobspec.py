@@ -23,7 +23,7 @@ from provision.cluster.training_settings import TrainingSettings
 from provision.inventory.loader import explain
 from provision.jobs import flavors, placement, units
 from provision.jobs.placement import Placement
-from provision.jobs.request import LaunchOptions, Request, check_counts, flag
+from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, flag, is_url
 from provision.jobs.storage import storage_directory, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
@@ -52,8 +52,10 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
             "dots, dashes and underscores"
         )
-    if training.data and not training.data.startswith("generate:"):
-        path = Path(training.data).expanduser()
+    for key in ("data", "upload_to"):
+        check_url(flag(key), getattr(training, key) or "")
+    if training.data and not (training.data.startswith("generate:") or is_url(training.data)):
+        path = Path(training.data.removeprefix("file://")).expanduser()
         if not units.on_host(placement.worker_hosts(inventory)[0]):
             training = training.model_copy(update={"data": str(path.absolute())})
     wanted = Request(training, storage or "", 0, servers or 0, workers or 0, name or training.model, on)
