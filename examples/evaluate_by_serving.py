@@ -1,4 +1,4 @@
-"""Train, publish checkpoints, and measure the AUC through the serving model that follows them.
+"""Train, publish checkpoints, and measure the AUC with a serving model that follows them.
 
 Run:
 

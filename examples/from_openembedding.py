@@ -1,4 +1,4 @@
-"""A script for OpenEmbedding, on the shape of its examples, moved over: one import and the endpoint changed.
+"""A script for OpenEmbedding, written like its examples, with only the import and the endpoint changed.
 
 Run:
 
@@ -14,7 +14,7 @@ from clicks import clicks
 
 import oe_runtime.keras as embed  # before: import openembedding.tensorflow as embed
 
-embed.flags.master_endpoint = sys.argv[1]  # before: the master's address; now those of all servers
+embed.flags.master_endpoint = sys.argv[1]  # before: the master's address; now the addresses of all servers
 embed.flags.num_workers = 1
 
 

@@ -31,7 +31,7 @@ with Client(sys.argv[1].split(",")) as client:
     model.compile(
         embed.distributed_optimizer(keras.optimizers.Adam(0.01)), "binary_crossentropy", metrics=["AUC"]
     )
-    embed.check_export("export")  # before training: is there a place to export to?
+    embed.check_export("export")  # before training: raise if it could not export there
     model.fit(*clicks(100_000), batch_size=512, epochs=2)
     loss, auc = model.evaluate(*clicks(20_000, seed=1), batch_size=512)
     print(f"AUC of rows that were not trained on: {auc:.3f}")

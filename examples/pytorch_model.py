@@ -18,7 +18,7 @@ from oe_runtime import Client
 
 
 class ClickModel(torch.nn.Module):
-    """An ordinary PyTorch model, but for one line in `forward`."""
+    """An ordinary PyTorch model, except for one line in `forward`."""
 
     def __init__(self) -> None:
         super().__init__()

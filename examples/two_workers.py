@@ -1,4 +1,4 @@
-"""Train one Keras model by two worker processes, each with its half of every batch.
+"""Train one Keras model in two worker processes, each with half of every batch.
 
 Run:
 

@@ -1,4 +1,4 @@
-"""Train on from embeddings that you have: a model trained in plain Keras, and rows from a file.
+"""Start from existing embeddings: a model that was trained in plain Keras, and rows from a file.
 
 Run:
 
@@ -36,7 +36,7 @@ table = pa.table({"key": keys, "row": vectors})
 pq.write_table(table, "items.parquet")
 
 with Client(sys.argv[1].split(",")) as client:
-    model = embed.distributed_model(stock_model, client, fresh=True)  # rows of an earlier run are dropped
+    model = embed.distributed_model(stock_model, client, fresh=True)  # drop rows of an earlier run
     model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.01)), "binary_crossentropy")
     if not np.allclose(model.get_layer("users").get_weights()[0], matrix):
         raise SystemExit("the servers do not have the rows of the trained model")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,8 +89,7 @@ class Client:
                 f"checkpoint_transfer is {checkpoint_transfer!r}; known are {', '.join(TRANSFERS)}"
             )
         wire = checkpoint_transfer == "wire"
-        self._job = job
-        self._connect: Callable[[], _core.Client] | None = partial(
+        self._connect = partial(
             _core.Client.connect,
             list(endpoints),
             token,
@@ -104,7 +102,13 @@ class Client:
             read_only,
             share_memory,
         )
-        self._core = self._connect()
+        self._begin(self._connect(), job)
+
+    _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
+
+    def _begin(self, core: _core.Client, job: str = "") -> None:
+        self._core = core
+        self._job = job
         self._tables = 0
         self._dropped: set[int] = set()  # ids
         self._pending: Future[None] | None = None
@@ -117,17 +121,11 @@ class Client:
         Warns where ``storage`` is for persistent memory but its directory is not on it.
         """
         self = cls.__new__(cls)
-        self._connect = None
-        self._dropped = set()
         storage = storage or StorageSpec()
-        self._core = _core.Client.in_process(storage.to_json(), servers, threads)
+        self._begin(_core.Client.in_process(storage.to_json(), servers, threads))
         is_pmem = json.loads(self._core.stats())[0]["is_pmem"]
         if note := persistence_note(storage.type, storage.path, is_pmem):
             warnings.warn(note, stacklevel=2)
-        self._job = ""
-        self._tables = 0
-        self._pending = None
-        self.connection = 0
         return self
 
     @property
@@ -138,14 +136,13 @@ class Client:
     def reconnect(self) -> None:
         """Connect to the same servers again after ``ServerLost``; the tables keep their ids.
 
-        A restarted server has no rows, or those of its newest checkpoint, and other servers may have taken a
-        push that it has not. Therefore go back to one checkpoint of all by ``recover`` or ``restore``.
-        Batches pulled before cannot be pushed any more. All workers of a job must reconnect, and then go back
-        to the same checkpoint. Raises what a new client and ``create_table`` raise; it may then be called
-        again.
+        A restarted server has no rows, or those of its newest checkpoint; other servers may have later
+        pushes. So go back to a checkpoint of all servers by ``recover`` or ``restore``. Batches pulled before
+        cannot be pushed any more. All workers of a job must reconnect, and then go back to the same
+        checkpoint. Raises the errors of a new client and of ``create_table``; call it again then.
         """
         if self._connect is None:
-            raise SpecError("a client in one process has no servers to connect to")
+            raise SpecError("this client keeps its tables in this process: it has no servers to connect to")
         with contextlib.suppress(OeError):
             self.settle()
         specs = [None if table in self._dropped else self._core.spec(table) for table in range(self._tables)]
@@ -178,8 +175,9 @@ class Client:
         storage. Files that ``save`` wrote stay. Ids of other tables stay valid. This one's id raises
         ``SpecError``, in other clients too, until the table is created again (here under a new id).
 
-        Raises ``SpecError`` for a table that does not exist, and, unless ``force``, while other clients of
-        the job are connected. Several workers must all make the same call; the last one drops the table.
+        Raises ``SpecError`` for a table that does not exist, and, unless ``force``, while any server has
+        other clients of the job; nothing has changed then. Several workers must all make the same call; the
+        last one drops the table.
         """
         name = table if isinstance(table, str) else self.spec(table).name
         if self.drop_tables([name], force=force) == 0:
@@ -255,9 +253,10 @@ class Client:
         return Pairs(*self._core.pairs(group))
 
     def follow(self, pulled: Pulled, before: Pulled) -> None:
-        """Declare that ``before`` will be pushed before ``pulled``, which has its rows already, is used.
+        """Declare that ``before`` will be pushed before ``pulled`` is used, whose rows are pulled already.
 
-        The next ``refresh`` then pulls only the rows in both, unless something else has changed any row.
+        The next ``refresh`` of ``pulled`` then pulls only the rows that both have, unless anything else has
+        changed rows.
         """
         self._core.follow(pulled, before)
 
@@ -614,9 +613,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()

@@ -39,6 +39,14 @@ class CheckpointError(OeError):
     """A checkpoint that is damaged, belongs to another table, or cannot be written."""
 
 
+class ServingError(OeError):
+    """A model that cannot be served, or not with these rows; the message names the file and the field."""
+
+
+class InputError(ServingError):
+    """A request that the model cannot answer; the message names the input and the problem."""
+
+
 class AuthError(OeError):
     """A server refused the token."""
 

@@ -39,11 +39,17 @@ def make_tables(
     With ``fresh=True`` the tables, and those named in `also`, are dropped before; all workers of a job must
     make this call, and it takes effect once. Raises SpecError where other clients use the tables.
     """
+    names = [spec.name for spec in specs]
     if fresh:
-        client.drop_tables([*(spec.name for spec in specs), *also])
+        client.drop_tables([*names, *also])
     numbers = [client.create_table(spec) for spec in specs]
-    if fresh is None and first:
-        _warn(client, [spec.name for spec in specs])
+    for name, rows in rows_on_servers(client, names).items() if fresh is None and first else ():
+        if rows:
+            warnings.warn(
+                f"table {name} exists with {rows:,} rows, which are kept: they are of an earlier run, the "
+                "model's other weights are not; fresh=True drops them, fresh=False silences this warning",
+                stacklevel=4,
+            )
     return numbers
 
 
@@ -54,16 +60,6 @@ def rows_on_servers(client: Client, names: Iterable[str]) -> dict[str, int]:
         name: sum(server["tables"][name]["rows"] for server in servers if name in server["tables"])
         for name in names
     }
-
-
-def _warn(client: Client, names: Sequence[str]) -> None:
-    for name, count in rows_on_servers(client, names).items():
-        if count:
-            warnings.warn(
-                f"table {name} exists with {count:,} rows, which are kept: they are of an earlier run, the "
-                "model's other weights are not; fresh=True drops them, fresh=False silences this warning",
-                stacklevel=5,
-            )
 
 
 def assign_all(

@@ -21,14 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run directory of oe_runtime.train")
     p.add_argument("--stdout", action="store_true", help="print the page and write no file")
     args = p.parse_args(argv)
-    run_directory = args.run_dir
     try:
-        print(render(run_directory) if args.stdout else write(run_directory))
+        print(render(args.run_dir) if args.stdout else write(args.run_dir))
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error: cannot write {run_directory / FILE}: {error.strerror}", file=sys.stderr)
+        print(f"error: cannot write {args.run_dir / FILE}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -22,8 +23,17 @@ from oe_runtime.support.token_file import read_token
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status."""
     options = _parser().parse_args(arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
     try:
-        return _serve(options)
+        if options.servers is None:
+            return _answer(options, None, ended)
+        token = "" if options.token_file is None else read_token(options.token_file)
+        client = Client(options.servers, token=token, tls=options.tls, job=options.job, read_only=True)
+        with contextlib.closing(client):
+            return _answer(options, client, ended)
     except (OeError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -67,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "--refresh-seconds",
         type=float,
         default=10.0,
-        help="seconds between looks for a newer checkpoint (default: %(default)s; 0: never)",
+        help="seconds between checks for a newer checkpoint (default: %(default)s; 0: never)",
     )
     parser.add_argument(
         "--max-body-bytes",
@@ -83,26 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--storage-cache", type=int, default=0, metavar="BYTES", help="DRAM of dram_pmem")
     parser.add_argument("--ready-file", type=Path, help="JSON file with ports and pid, written at the start")
     return parser
-
-
-def _serve(options: argparse.Namespace) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    client = _client(options)
-    try:
-        return _answer(options, client, ended)
-    finally:
-        if client is not None:
-            client.close()
-
-
-def _client(options: argparse.Namespace) -> Client | None:
-    if options.servers is None:
-        return None
-    token = "" if options.token_file is None else read_token(options.token_file)
-    return Client(options.servers, token=token, tls=options.tls, job=options.job, read_only=True)
 
 
 def _answer(options: argparse.Namespace, client: Client | None, ended: threading.Event) -> int:

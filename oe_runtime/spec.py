@@ -30,14 +30,6 @@ OPTIMIZERS = tuple(_core.optimizers())
 STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "pmem_memkind")
 
 
-def _adagrad() -> Mapping[str, Any]:
-    return {"name": "adagrad"}
-
-
-def _uniform() -> Mapping[str, Any]:
-    return {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}
-
-
 def _mapping(where: str, field: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
@@ -105,8 +97,10 @@ class TableSpec:
     index: str = "hash"
     input_dim: int = 0
     dtype: str = "float32"
-    optimizer: Mapping[str, Any] = field(default_factory=_adagrad)
-    initializer: Mapping[str, Any] = field(default_factory=_uniform)
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: {"name": "adagrad"})
+    initializer: Mapping[str, Any] = field(
+        default_factory=lambda: {"name": "uniform", "minval": -0.05, "maxval": 0.05, "seed": 0}
+    )
     nonfinite_gradients: str = "refuse"
     admission: Mapping[str, Any] | None = None
     eviction: Sequence[Mapping[str, Any]] = ()
@@ -114,24 +108,16 @@ class TableSpec:
     def to_json(self) -> str:
         """Return the specification as a JSON object; ``SpecError`` if a value has no JSON form."""
         where = f"table {self.name!r}"
-        fields: dict[str, Any] = {
-            "name": self.name,
-            "dim": self.dim,
-            "index": self.index,
-            "input_dim": self.input_dim,
-            "dtype": self.dtype,
-            "optimizer": _mapping(where, "optimizer", self.optimizer),
-            "initializer": _mapping(where, "initializer", self.initializer),
-            "nonfinite_gradients": self.nonfinite_gradients,
-        }
-        if self.admission is not None:
-            fields["admission"] = _mapping(where, "admission", self.admission)
-        if self.eviction and (isinstance(self.eviction, str) or not isinstance(self.eviction, Sequence)):
-            raise SpecError(f"{where}: 'eviction' must be a list of mappings, not {self.eviction!r}")
-        if self.eviction:
-            fields["eviction"] = [
-                _mapping(where, f"eviction[{i}]", policy) for i, policy in enumerate(self.eviction)
-            ]
+        fields = dict(vars(self))
+        if self.admission is None:
+            del fields["admission"]
+        for name in {"optimizer", "initializer", "admission"} & fields.keys():
+            fields[name] = _mapping(where, name, fields[name])
+        policies = fields.pop("eviction")
+        if policies and (isinstance(policies, str) or not isinstance(policies, Sequence)):
+            raise SpecError(f"{where}: 'eviction' must be a list of mappings, not {policies!r}")
+        if policies:
+            fields["eviction"] = [_mapping(where, f"eviction[{i}]", one) for i, one in enumerate(policies)]
         return _json(where, fields)
 
     @classmethod
@@ -190,7 +176,7 @@ def persistence_note(storage: str, path: str | os.PathLike[str], is_pmem: bool) 
 
 @dataclass(frozen=True)
 class Worker:
-    """The place of a client among the workers of a job: ``rank``, from 0, of ``of``.
+    """One worker of a job: its ``rank``, from 0, among ``of`` workers.
 
     All workers must agree on everything except ``rank`` and ``wait``.
 

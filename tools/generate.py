@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,12 @@ sys.path.insert(0, str(ROOT))
 
 from provision.cluster import settings  # noqa: E402
 from provision.cluster.setting_types import Settings  # noqa: E402
-from provision.cluster.training_settings import TRAINER_DEFAULTS, TrainingSettings, trainer_defaults  # noqa: E402
+from provision.cluster.training_settings import (  # noqa: E402
+    TRAINER_DEFAULTS,
+    TRAINER_OPTIMIZERS,
+    TrainingSettings,
+    trainer_defaults,
+)
 from provision.inventory import schema  # noqa: E402
 
 TRAINER_FLAGS = "oe_runtime/training/setting_flags.json"
@@ -37,6 +43,7 @@ _OF_KIND = ("kernel", "pmem", "runtime", "gpu")  # roles whose hosts say their k
 
 def outputs(models: Sequence[type[Settings]] = settings.MODELS) -> Iterator[tuple[str, str]]:
     """Each generated file with its text; in this order, since later ones follow from earlier ones."""
+    yield str(TRAINER_OPTIMIZERS.relative_to(ROOT)), _json(_trainer_optimizers())
     yield TRAINER_FLAGS, _json(dict(_trainer_flags(models)))
     yield str(TRAINER_DEFAULTS.relative_to(ROOT)), _json(_trainer_defaults(models))
     trainer_defaults.cache_clear()
@@ -117,6 +124,12 @@ def _trainer_defaults(models: Sequence[type[Settings]]) -> dict[str, Any]:
         name: ",".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in values.items()
     }
+
+
+def _trainer_optimizers() -> list[str]:
+    from oe_runtime.training.optimizers import LEARNING_RATES
+
+    return list(LEARNING_RATES)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -291,6 +304,8 @@ def main(words: Sequence[str] = tuple(sys.argv[1:])) -> int:
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text, encoding="utf-8")
         print(f"wrote {path}")
+        if ROOT / path == TRAINER_OPTIMIZERS:  # the settings, which have been read, follow from it
+            return subprocess.run([sys.executable, __file__, *words], check=False).returncode
     return 1 if wrong and "--check" in words else 0
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import pipeline
 from processes import RESULTS, Server, header, measured, server, table
 
-from provision.jobs.supervisor import free_endpoints
+from provision.jobs.worker_group import free_endpoints
 
 WORKERS, SERVERS, GIGABITS = (1, 2, 4, 8, 16), (1, 2, 4, 8), (10, 25, 100)
 PAYLOAD = 0.94  # of a network's bits: Ethernet's, IP's and TCP's headers take the rest

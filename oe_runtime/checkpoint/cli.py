@@ -23,6 +23,7 @@ from oe_runtime.checkpoint.saved import Saved, checkpoints_at, describe_storage
 from oe_runtime.checkpoint.verification import fields, problems_of, verify
 from oe_runtime.errors import CheckpointError, OeError
 from oe_runtime.support import remote_files
+from oe_runtime.support.argument_types import count
 
 _MEMORY = 1024  # MiB for rows in a comparison
 _PATIENCE = 600.0  # seconds that `reshard` waits for a run that publishes in the same directory
@@ -113,12 +114,9 @@ def _show(found: Mapping[str, Any]) -> Iterable[str]:
             yield f"{name}: {size} bytes"
         if pool := found["pool"]:
             rows_of = pool.get("rows")
-            in_all = f": {sum(rows_of.values())} rows of {len(rows_of)} tables" if _counts(rows_of) else ""
+            counted = isinstance(rows_of, dict) and all(isinstance(rows, int) for rows in rows_of.values())
+            in_all = f": {sum(rows_of.values())} rows of {len(rows_of)} tables" if counted else ""
             yield f"rows in {describe_storage(pool)}{in_all}"
-
-
-def _counts(rows: object) -> bool:
-    return isinstance(rows, dict) and all(isinstance(count, int) for count in rows.values())
 
 
 def _two(spec: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -264,7 +262,7 @@ def _place(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m oe_runtime.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, words in (("inspect", "show what is in it"), ("verify", "compare every checksum")):
+    for name, words in (("inspect", "show its content"), ("verify", "compare every checksum")):
         command = commands.add_parser(name, help=words)
         command.add_argument(
             "path",
@@ -276,7 +274,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("diff", help="compare two checkpoints")
     command.add_argument("before", type=_place)
     command.add_argument("after", type=_place)
-    command.add_argument("--memory", type=_positive, default=_MEMORY, metavar="MIB", help="for rows")
+    command.add_argument("--memory", type=count(1), default=_MEMORY, metavar="MIB", help="for rows")
     command.add_argument("--json", action="store_true")
     command = commands.add_parser("reshard", help="rewrite a checkpoint for another number of servers")
     command.add_argument("path", type=_place)
@@ -284,12 +282,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--output", type=_place)
     command.add_argument("--json", action="store_true")
     return parser
-
-
-def _positive(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
 
 
 def _run(options: argparse.Namespace, mirror: Mirror) -> int:
@@ -321,7 +313,7 @@ def _run(options: argparse.Namespace, mirror: Mirror) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+    """Run one command; return its exit status."""
     mirror = Mirror()
     try:
         return _run(_parser().parse_args(argv), mirror)

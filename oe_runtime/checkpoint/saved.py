@@ -48,7 +48,7 @@ class Saved:
 
     @cached_property
     def directories(self) -> list[str]:
-        """Itself, after its bases. Raises CheckpointError for a missing base."""
+        """Its bases' directories, oldest first, and its own. Raises CheckpointError for a missing base."""
         paths = [self.path] if self.found is None else store.chain(self.path)
         return [str(path) for path in paths]
 
@@ -97,7 +97,7 @@ def checkpoints_at(path: Path) -> list[Path]:
 
 
 def describe_storage(pool: Mapping[str, Any]) -> str:
-    """Where the rows of a checkpoint are that has a `pool`, in words."""
+    """Describe the storage that holds a checkpoint's rows, from `pool` in its manifest."""
     servers = pool.get("servers")
     several = "" if servers == 1 else "s"
     return f"the storage of {servers} server{several} ({pool.get('storage')})"

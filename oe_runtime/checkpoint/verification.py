@@ -20,7 +20,7 @@ def verify(path: Path) -> list[str]:
     For pools (``pmem_libpmem``, ``dram_pmem``), `path` is the storage directory of servers, or one above it.
     """
     if path.is_file():
-        return list(file_problems(path))
+        return list(_failure(partial(_core.verify_table_file, str(path))))
     places = checkpoints_at(path)
     if places == [path] and (problems := pool_problems(path)) is not None:
         return problems
@@ -57,11 +57,6 @@ def checkpoint_problems(saved: Saved) -> Iterable[str]:
                 yield f"{saved.path / store.MANIFEST}: tables: {name!r} is not in files"
             else:
                 yield from _entry_problems(saved, entry)
-
-
-def file_problems(path: Path) -> Iterable[str]:
-    """Yield the problems of one table file."""
-    return _failure(partial(_core.verify_table_file, str(path)))
 
 
 def pool_problems(path: Path) -> list[str] | None:

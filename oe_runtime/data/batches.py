@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Protocol
@@ -20,35 +21,27 @@ class Source(Protocol):
 
     def describe(self) -> str:
         """Return the name of the data on the command line."""
-        ...
 
     def check(self, *, tensorflow: bool = True) -> None:
         """Raise DataError for unreadable data. Without `tensorflow`, TFRecord files are only opened."""
-        ...
 
     def identity(self) -> list[InputFile]:
         """Return what workers on several hosts compare to know whether they have the same rows."""
-        ...
 
     def evaluation(self) -> Source | None:
         """Return separate rows for the evaluation; None: hold rows out of these."""
-        ...
 
     def total_rows(self) -> int | None:
         """Return the rows of one epoch as far as they are known."""
-        ...
 
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
         """Yield all rows from `start_row` on, in order, in blocks of any size."""
-        ...
 
     def ranges(self) -> list[Range]:
         """Return parts that together have all rows, for a work queue."""
-        ...
 
     def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
         """Yield the rows of a range from its row `start_row` on, in order."""
-        ...
 
 
 def open_source(name: str, max_cardinality: int = 0, max_bad_rows: int = 0) -> Source:
@@ -81,16 +74,10 @@ class Split:
 
     def row_of(self, index: int) -> int:
         """Return a row with `index` training rows before it."""
-        low, high = index, 2 * index + 2
+        high = 2 * index + 2
         while self.training_rows(high) < index:
             high *= 2
-        while low < high:
-            middle = (low + high) // 2
-            if self.training_rows(middle) < index:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect.bisect_left(range(high), index, lo=index, key=self.training_rows)
 
     def held(self, start: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return for rows start … start+rows whether they are held out."""

@@ -37,23 +37,18 @@ class RowFile(Protocol):
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
         """Return starts and stops for `narrow`, about `target_bytes` apart, that together have all rows."""
-        ...
 
     def narrow(self, start: int, stop: int) -> None:
         """Read only this part; call it before reading or skipping."""
-        ...
 
     def skip(self, count: int) -> int:
         """Skip `count` rows without parsing them; return how many there were."""
-        ...
 
     def pieces(self) -> Iterator[Callable[[], Piece]]:
         """Yield the rest, in order: pieces to be parsed on any thread."""
-        ...
 
     def close(self) -> None:
         """Close the file."""
-        ...
 
 
 class BrokenRows:

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from oe_runtime.data.work_queue import Range, Work, WorkQueue
@@ -48,9 +47,7 @@ class SharedWorkQueue:
     def __enter__(self) -> SharedWorkQueue:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def take(

@@ -56,7 +56,6 @@ class _BestRows:
         self._rows: Path | None = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See keras.callbacks.Callback."""
         weights = self._stopping.best_weights
         if weights is self._weights:
             return
@@ -67,6 +66,5 @@ class _BestRows:
             shutil.rmtree(before)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """See keras.callbacks.Callback."""
         if self._rows is not None:
             self.model.client.restore(self._rows)

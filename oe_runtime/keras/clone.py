@@ -12,15 +12,16 @@ import keras
 from oe_runtime.keras.embedding import TableLayer
 
 
-def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
+def clone(model: Any, replace: Callable[[Any], Any], library: Any = keras) -> tuple[Any, Any]:
     """Copy a functional or Sequential model's graph; return the symbolic (inputs, outputs) of the copy.
 
-    `replace(layer)` returns the replacement of `layer`, or None for a copy of it with the same weights.
-    Models inside the model are copied too; layers used several times stay shared.
+    `library` is the model's, keras or tf_keras. `replace(layer)` returns the replacement of `layer`, or None
+    for a copy of it with the same weights. Models inside the model are copied too; layers used several times
+    stay shared.
 
     Raises ValueError when `model` has no graph, or naming a layer that cannot be copied.
     """
-    if not isinstance(model, keras.Model) or not getattr(model, "inputs", None):
+    if not isinstance(model, library.Model) or not getattr(model, "inputs", None):
         raise ValueError(
             "a functional keras.Model (or a Sequential model with an Input) is needed, not "
             f"{type(model).__name__}: the graph of a subclassed model is not known"
@@ -28,24 +29,31 @@ def clone(model: Any, replace: Callable[[Any], Any]) -> tuple[Any, Any]:
     copies: list[tuple[Any, Any]] = []
     originals: list[Any] = []
     made: dict[int, Any] = {}  # by id of the layer, because inner models may share layers
+    make = library.models.clone_model
 
     def copy_of(layer: Any) -> Any:
-        if not isinstance(layer, keras.layers.Layer):
+        if not isinstance(layer, library.layers.Layer):
             return _copy_operation(layer)
         if id(layer) not in made:
-            originals.append(layer)
-            made[id(layer)] = replace(layer)
-            if made[id(layer)] is None:
-                made[id(layer)] = remake_layer(layer)
-                copies.append((layer, made[id(layer)]))
+            made[id(layer)] = copy_once(layer)
         return made[id(layer)]
 
+    def copy_once(layer: Any) -> Any:
+        new = replace(layer)
+        is_model = isinstance(layer, library.Model) and getattr(layer, "inputs", None)
+        if new is None and is_model and library is not keras:  # Keras 3 enters inner models itself
+            return make(layer, clone_function=copy_of)
+        originals.append(layer)
+        if new is None:
+            new = remake_layer(layer)
+            copies.append((layer, new))
+        return new
+
     # A fresh model over the same graph is not compiled, so that its clone is not either.
-    if isinstance(model, keras.Sequential):
-        source = keras.Model(model.inputs, model.outputs, name=model.name)
-    else:
-        source = keras.Model(model.input, model.output, name=model.name)
-    cloned = keras.models.clone_model(source, clone_function=copy_of, recursive=True)
+    sequential = isinstance(model, library.Sequential)
+    ends = (model.inputs, model.outputs) if sequential else (model.input, model.output)
+    inner = {"recursive": True} if library is keras else {}
+    cloned = make(library.Model(*ends, name=model.name), clone_function=copy_of, **inner)
     check_ties(originals)
     copy_weights(copies)
     return cloned.input, cloned.output

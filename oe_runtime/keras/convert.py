@@ -68,8 +68,8 @@ def distributed_model(
     With `pipeline`, the rows of the next batch are pulled while one computes. The results equal those of
     sequential steps, bit for bit. `fit` and `evaluate` use it; see `prefetch` for `train_on_batch`. Where the
     next batch is known, another thread pushes, and the next step, or the next request to the servers, raises
-    the errors of a push. Several workers only read ahead and make ids unique ahead, because the next rows
-    exist when all have pushed.
+    the errors of a push. Several workers only read the next batch and make its ids unique: its rows exist
+    once all workers have pushed.
 
     `staleness=1` sends a push while the next batch computes, on rows that always lack this one push. It is
     faster and as reproducible, but its results differ from sequential steps.
@@ -100,30 +100,46 @@ def distributed_model(
     """
     del num_shards, override_method
     settings = Settings(
-        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, tuple(in_worker), fresh
+        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, in_worker, fresh
     )
+    refuse_legacy(model)
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
+    kinds = (Embedding, DistributedModel, Distributed)
+    new: Distributed = convert(model, client, workers, settings, kinds, sparse_as_dense_size, explicit)
+    return new
+
+
+def convert(
+    model: Any,
+    client: Client | None,
+    workers: Workers | None,
+    settings: Settings,
+    kinds: tuple[type[TableLayer], type, type],
+    size: int,
+    explicit: bool,
+) -> Any:
+    """Do as `distributed_model` for either library, with its `kinds` of layer and models."""
+    embedding, functional, subclassed = kinds
+    library = embedding._library
     workers = check_workers(client, workers, settings)
+    check_names(model, settings.in_worker)
+    stays = find_kept_layers(model, settings.in_worker)
 
     def replace(layer: Any) -> Any:
         if id(layer) in stays:
             return None
-        if isinstance(layer, keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
-            return server_embedding(Embedding, layer, explicit=explicit)
+        if isinstance(layer, library.layers.Embedding) and layer.input_dim >= size:
+            return server_embedding(embedding, layer, explicit=explicit)
         return None
 
-    refuse_legacy(model)
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
-    check_names(model, in_worker)
-    stays = find_kept_layers(model, in_worker)
-    new: Distributed
-    if isinstance(model, keras.Sequential) or getattr(model, "inputs", None):
+    if isinstance(model, library.Sequential) or getattr(model, "inputs", None):
         if not isinstance(model, WithTables):
             check_graph(model)
-        new = DistributedModel(*clone(model, replace), name=model.name)
+        new = functional(*clone(model, replace, library), name=model.name)
     else:
-        new = in_place(model, replace, Distributed, keras)
-    warn_of_embeddings(new, keras, sparse_as_dense_size, in_worker)
+        new = in_place(model, replace, subclassed, library)
+    warn_of_embeddings(new, library, size, settings.in_worker)
     backend.adapt(new)
     new._bind(client if client is not None else connect(workers), workers, settings)
     warn_of_regularizers(new.served)
@@ -233,6 +249,7 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
     unsupported = {
         "lora_rank": getattr(layer, "lora_rank", None),
         "quantization": getattr(layer, "quantization_mode", None),
+        "sparse=True": getattr(layer, "sparse", None) or None,  # of tf-keras
     }
     for option, value in unsupported.items():
         if value is not None:
@@ -262,5 +279,5 @@ def warn_of_regularizers(served: Served) -> None:
         warnings.warn(
             f"embeddings_regularizer of {', '.join(names)}: only the rows of a batch are regularized in its "
             "step, while Keras regularizes all rows of a matrix in every step",
-            stacklevel=3,
+            stacklevel=4,
         )

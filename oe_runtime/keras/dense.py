@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,28 @@ def named_variables(model: Any) -> dict[str, Any]:
         raise RuntimeError("compile the model first: its dense checkpoint has the optimizer's variables too")
     check_built(model)
     build_optimizer(model)
-    named: dict[str, Any] = {}
 
-    def add(name: str, variable: Any) -> None:
+    def pairs() -> Iterator[tuple[str, Any]]:
+        for variable in model.variables:
+            # Keras numbers the random generators of all models in a process.
+            yield "model/" + re.sub(r"\bseed_generator_\d+\b", "seed_generator", _path(variable)), variable
+        for variable in model.optimizer.variables:
+            # It begins with the optimizer's name, which depends on how many optimizers were made before.
+            path = _path(variable)
+            yield f"optimizer/{path.partition('/')[2] or path}", variable
+
+    return by_unique_name(pairs())
+
+
+def by_unique_name(variables: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Number equal names from the second on, `#2`: layers of models inside the model may have equal paths."""
+    named: dict[str, Any] = {}
+    for name, variable in variables:
         unique, n = name, 1
-        while unique in named:  # layers of models inside the model may have equal paths
+        while unique in named:
             n += 1
             unique = f"{name}#{n}"
         named[unique] = variable
-
-    for variable in model.variables:
-        # Keras numbers the random generators of all models in a process.
-        add("model/" + re.sub(r"\bseed_generator_\d+\b", "seed_generator", _path(variable)), variable)
-    for variable in model.optimizer.variables:
-        # The path begins with the optimizer's name, which depends on how many optimizers were made before.
-        path = _path(variable)
-        add(f"optimizer/{path.partition('/')[2] or path}", variable)
     return named
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,12 @@ from oe_runtime.keras.backends.tensorflow import trigger
 from oe_runtime.keras.clone import clone
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.feed import feeding
-from oe_runtime.keras.plan import Plan
-from oe_runtime.keras.saving import check_export
+from oe_runtime.keras.plan import LookupPlan
+from oe_runtime.keras.saving import check_export, replacing
 from oe_runtime.keras.served import Table
 from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value
-from oe_runtime.serving.description import FILE, Description, Lookup, Tensor
-from oe_runtime.support import durable
+from oe_runtime.model_description import FILE, Description, Lookup, Tensor
 
 # Bytes of rows per request.
 _PIECE = 64 << 20
@@ -33,7 +29,8 @@ _PIECE = 64 << 20
 
 def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
     """Write `model` with the rows of its `tables` as a SavedModel; see the method of `WithTables`."""
-    return publish(path, lambda place: original_model(model, tables).export(place, verbose=False), overwrite)
+    original = with_rows_inside(model, tables, _SortedRows)
+    return publish(path, lambda place: original.export(place, verbose=False), overwrite)
 
 
 def save_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> Path:
@@ -42,21 +39,10 @@ def save_serving_model(model: Any, tables: Mapping[str, Table], path: Path) -> P
 
 
 def publish(path: Path, write: Callable[[Path], Any], overwrite: bool = False) -> Path:
-    """Have `write` make a SavedModel beside `path`, then rename it to `path`. Raises FileExistsError."""
+    """Let `write` make a SavedModel beside `path`, then rename it to `path`. Raises FileExistsError."""
     check_export(path, overwrite)
-    replaces = os.path.lexists(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that one rename publishes it.
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        write(temporary / "model")
-        if replaces:
-            os.rename(path, temporary / "old")
-        if os.path.lexists(path):
-            raise FileExistsError(f"{path} was created by another process in the meantime")
-        durable.rename(temporary / "model", path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing(path) as place:
+        write(place)
     return path
 
 
@@ -69,7 +55,7 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         )
     structure = model.input
     specs = [tf.TensorSpec([None, *x.shape[1:]], x.dtype, x.name) for x in model.inputs]
-    plan = Plan(model, structure, specs)
+    plan = LookupPlan(model, structure, specs)
     first = [plan.sources.index(n) for n in range(len(set(plan.sources)))]
     numbered = [tf.TensorSpec(s.shape, s.dtype, f"input_{i}") for i, s in enumerate(specs)]
     # Each tensor costs time in every call: lookups of equal width and dtype share one.
@@ -132,15 +118,9 @@ def _named_outputs(outputs: Any) -> dict[str, Any]:
     return {f"output_{i}": output for i, output in enumerate(keras.tree.flatten(outputs))}
 
 
-def original_model(model: Any, tables: Mapping[str, Table]) -> Any:
-    """Return a plain Keras model equal to `model`, with the rows in its layers."""
-    return with_rows_inside(model, tables, clone, _SortedRows)
-
-
-def with_rows_inside(
-    model: Any, tables: Mapping[str, Table], clone: Callable[..., Any], any_id: Callable[..., Any]
-) -> Any:
-    """Do so for either library, with its `clone` and its layer `any_id` for a table of any id."""
+def with_rows_inside(model: Any, tables: Mapping[str, Table], any_id: Callable[..., Any]) -> Any:
+    """Return a plain model with the rows in its layers; `any_id` makes the layer of a table of any id."""
+    library = model.served.library
     by_layer = {id(layer): tables[name] for name, layer in model.served.layers.items()}
     filled: list[tuple[Any, Table]] = []
 
@@ -150,25 +130,19 @@ def with_rows_inside(
         table = by_layer[id(layer)]
         shared = {"name": layer.name, "dtype": layer.dtype_policy.name, "mask_zero": layer.mask_zero}
         if table.spec.index == "array":
-            plain = model.served.library.layers.Embedding
-            new = plain(layer.input_dim, layer.output_dim, "zeros", **shared)
+            new = library.layers.Embedding(layer.input_dim, layer.output_dim, "zeros", **shared)
             filled.append((new, table))
             return new
         return any_id(table, **shared)
 
-    inputs, outputs = clone(model, replace)
+    inputs, outputs = clone(model, replace, library)
     for layer, table in filled:
-        rows = layer.embeddings
-        _fill(rows if isinstance(rows, tf.Variable) else rows.value, table)
-    return model.served.library.Model(inputs, outputs, name=model.name)
-
-
-def _fill(rows: Any, table: Table) -> None:
-    """Assign all rows of a table with an input_dim to a TensorFlow variable."""
-    step = max(1, _PIECE // (4 * table.spec.dim))
-    for begin in range(0, table.spec.input_dim, step):
-        keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
-        rows[begin : begin + len(keys)].assign(tf.cast(table.rows(keys), rows.dtype))
+        rows = layer.embeddings if isinstance(layer.embeddings, tf.Variable) else layer.embeddings.value
+        step = max(1, _PIECE // (4 * table.spec.dim))
+        for begin in range(0, table.spec.input_dim, step):
+            keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
+            rows[begin : begin + len(keys)].assign(tf.cast(table.rows(keys), rows.dtype))
+    return library.Model(inputs, outputs, name=model.name)
 
 
 def sorted_rows(table: Table) -> tuple[Any, Any, float]:
@@ -231,13 +205,10 @@ class _SortedRows(keras.layers.Layer):  # type: ignore[misc]
         """Build nothing."""
 
     def call(self, inputs: Any) -> Any:
-        """Return the rows of ids, the default for unknown ids."""
         return tf.cast(search(inputs, self.keys.value, self.rows.value, self._default), self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return False where the id is 0, if mask_zero is set."""
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the ids' shape + (dim,)."""
         return (*input_shape, self._dim)

@@ -1,4 +1,4 @@
-"""The way rows reach the embedding layers while a model is traced.
+"""How rows reach the embedding layers while a model is traced.
 
 A step runs outside the graph: first the ids, then the pull, then one compiled function. While a model is
 called under `feeding(...)`, its `Embedding` layers ask the given feed, once per lookup, always in the same
@@ -19,7 +19,6 @@ class Feed(Protocol):
 
     def lookup(self, layer: Any, ids: Any) -> Any:
         """Return the embeddings of `ids` as the servers give them, of shape ids.shape + (dim,)."""
-        ...
 
 
 _current: contextvars.ContextVar[Feed | None] = contextvars.ContextVar("oe_runtime_keras_feed", default=None)

@@ -36,7 +36,7 @@ def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]
             warnings.warn(
                 f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "
                 "ordinary Keras embedding in the worker's memory",
-                stacklevel=3,
+                stacklevel=4,
             )
         for column, rows in _embedding_columns(layer):
             if rows >= size:
@@ -44,7 +44,7 @@ def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]
                     f"layer '{layer.name}' ({type(layer).__name__}): its column '{column}' ({rows} rows) "
                     "stays in the worker's memory, because feature columns are not served; look it up with "
                     "Hashing, IntegerLookup or StringLookup and an Embedding",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
 
 

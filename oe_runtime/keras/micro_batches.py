@@ -54,7 +54,7 @@ def accumulated(
         return step(served, supply.part(cut), some, values, share)
 
     first = part(0)
-    sums = [_dense(g) for g in _there([*first.dense, *first.rows])]
+    sums = [tf.convert_to_tensor(g) for g in _there([*first.dense, *first.rows])]
     pieces = _there(keras.tree.flatten([first.y_pred, first.lookups]))
     joined = [
         tf.TensorArray(p.dtype, parts, element_shape=[None, *p.shape[1:]], infer_shape=False).write(0, p)
@@ -63,7 +63,7 @@ def accumulated(
 
     def body(number: Any, sums: list[Any], joined: list[Any]) -> Any:
         found = part(number)
-        more = [_dense(g) for g in _there([*found.dense, *found.rows])]
+        more = [tf.convert_to_tensor(g) for g in _there([*found.dense, *found.rows])]
         pieces = _there(keras.tree.flatten([found.y_pred, found.lookups]))
         return (
             number + 1,
@@ -105,7 +105,3 @@ class _Cut:
 
 def _there(values: list[Any]) -> list[Any]:
     return [value for value in values if value is not None]
-
-
-def _dense(gradient: Any) -> Any:
-    return tf.convert_to_tensor(gradient)

@@ -12,13 +12,26 @@ import keras
 from keras import ops
 
 
+class _Configured:
+    """Lists the additional arguments of an optimizer's constructor, which are attributes of the same name."""
+
+    _own: tuple[str, ...]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        return {**config, **{name: getattr(self, name) for name in self._own}}
+
+
 @keras.saving.register_keras_serializable(package="oe_runtime")
-class AdamAsync(keras.optimizers.Optimizer):  # type: ignore[misc]
+class AdamAsync(_Configured, keras.optimizers.Optimizer):  # type: ignore[misc]
     """DeepRec's AdamAsync: Adam whose powers of the betas count a table's own updates.
 
     `apply_sparse_rmsprop` drops the momenta's bias corrections in tables, as in RMSprop; dense variables are
     updated as by Adam.
     """
+
+    _own = ("beta_1", "beta_2", "epsilon", "apply_sparse_rmsprop")
 
     def __init__(
         self,
@@ -56,41 +69,31 @@ class AdamAsync(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.assign(v, v * beta_2 + ops.square(gradient) * (1 - beta_2))
         self.assign_sub(variable, m * alpha / (ops.sqrt(v) + self.epsilon))
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "epsilon": self.epsilon,
-            "apply_sparse_rmsprop": self.apply_sparse_rmsprop,
-        }
-
 
 @keras.saving.register_keras_serializable(package="oe_runtime")
-class Ftrl(keras.optimizers.Ftrl):  # type: ignore[misc]
+class Ftrl(_Configured, keras.optimizers.Ftrl):  # type: ignore[misc]
     """Keras's Ftrl, with DeepRec's rule for rows where `group_lasso` is set.
 
     `l1_regularization_strength` then applies to the norm of a row, which becomes zero as a whole, not to each
     weight. Dense variables are updated as by Keras's Ftrl, as in DeepRec.
     """
 
+    _own = ("group_lasso",)
+
     def __init__(self, learning_rate: Any = 0.001, *, group_lasso: bool = False, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.group_lasso = bool(group_lasso)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "group_lasso": self.group_lasso}
-
 
 @keras.saving.register_keras_serializable(package="oe_runtime")
-class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
+class AdagradDecay(_Configured, keras.optimizers.Optimizer):  # type: ignore[misc]
     """DeepRec's AdagradDecay: Adagrad with decaying accumulators.
 
     They decay by `accumulator_decay_rate` every `accumulator_decay_step` steps, but not below
     `initial_accumulator_value`.
     """
+
+    _own = ("initial_accumulator_value", "accumulator_decay_step", "accumulator_decay_rate")
 
     def __init__(
         self,
@@ -123,12 +126,3 @@ class AdagradDecay(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.assign(slot, ops.where(due, decayed, accumulator) + ops.square(gradient))
         rate = ops.cast(learning_rate, variable.dtype)
         self.assign_sub(variable, rate * gradient / ops.sqrt(ops.convert_to_tensor(slot)))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "initial_accumulator_value": self.initial_accumulator_value,
-            "accumulator_decay_step": self.accumulator_decay_step,
-            "accumulator_decay_rate": self.accumulator_decay_rate,
-        }

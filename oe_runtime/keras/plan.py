@@ -18,7 +18,7 @@ from oe_runtime.keras.supply import Collect
 _SAME_ELEMENTS = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"}
 
 
-class Plan:
+class LookupPlan:
     """The lookups of one model for inputs of one structure.
 
     layers[i] is the layer of lookup i, sources[i] the index of its ids in the result of `ids`. Lookups of the

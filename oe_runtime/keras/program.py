@@ -14,7 +14,7 @@ from oe_runtime.keras import by_row
 from oe_runtime.keras.arrays import to_tensor
 from oe_runtime.keras.bodies import TRAIN, Body
 from oe_runtime.keras.gradients import RowGroup
-from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.plan import LookupPlan
 from oe_runtime.keras.served import Served
 from oe_runtime.keras.supply import Supply
 
@@ -56,7 +56,7 @@ class Program:
                 "a model with distributed embeddings needs all of its inputs, but one of them is None"
             )
         self._inputs = n
-        self._plan = Plan(served.model, data[0], specs[:n])
+        self._plan = LookupPlan(served.model, data[0], specs[:n])
         for layer in self._plan.layers:
             if layer.table is None:
                 raise RuntimeError(f"Embedding '{layer.name}' has no table yet: compile the model first")
@@ -103,8 +103,9 @@ class Program:
             }
         else:
             wanted = self._paired
+        none = [tf.constant([], tf.int32)] * len(Pairs._fields)
         return [
-            [tf.constant(part) for part in client.pairs(group)] if g in wanted else _no_pairs()
+            [tf.constant(part) for part in client.pairs(group)] if g in wanted else none
             for g, group in enumerate(groups)
         ]
 
@@ -134,7 +135,7 @@ class Program:
         n, m = len(groups), len(Pairs._fields)
         whole = served.settings.micro_batches == 1
         parts = [part for pulled in pulls for part in pulled.groups]
-        even = [g for g, part in enumerate(parts) if whole and _even(part.sizes)]
+        even = [g for g, part in enumerate(parts) if whole and part.sizes[1:] and len(set(part.sizes)) == 1]
         paired = [g for g, parts in enumerate(prepared.pairs) if int(tf.size(parts[1]))]
         trained = len(pulls[0].groups) if self._trained else 0
 
@@ -175,10 +176,6 @@ class Program:
         )
 
 
-def _even(sizes: Sequence[int]) -> bool:
-    return len(set(sizes)) == 1 and len(sizes) > 1
-
-
 def _together(rows: Any, inverse: Any, lookups: int) -> Any:
     """Return (examples, lookups, dim) for lookups with equally many ids."""
     # Not tf.transpose: of int32, oneDNN complains about it on stderr where there is no AVX-512.
@@ -186,7 +183,3 @@ def _together(rows: Any, inverse: Any, lookups: int) -> Any:
     whole = tf.gather(rows, by_example)
     whole.set_shape((None, lookups, rows.shape[1]))
     return whole
-
-
-def _no_pairs() -> list[Any]:
-    return [tf.constant([], tf.int32)] * len(Pairs._fields)

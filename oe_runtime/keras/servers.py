@@ -14,7 +14,7 @@ import yaml
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
 from oe_runtime.spec import StorageSpec, Worker
-from oe_runtime.training import horovod
+from oe_runtime.support import horovod
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import TensorFlowWorkers, Workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,18 +12,6 @@ from oe_runtime.keras.feed import check_order
 
 # By graph and operation of a tensor: the lookups that it answers, side by side, with one id per example.
 Answers = dict[tuple[int, str], tuple[int, ...]]
-
-
-class Products(Protocol):
-    """Computes products of embeddings a shorter way; see `oe_runtime.keras.by_row`."""
-
-    def product(self, answers: Answers, inputs: Any, kernel: Any) -> Any:
-        """Return inputs @ kernel, or None."""
-        ...
-
-    def summed(self, answers: Answers, inputs: Any) -> Any:
-        """Return (examples, lookups, dim) summed over the lookups, or None."""
-        ...
 
 
 class Plain:
@@ -65,7 +53,7 @@ class Supply:
         layers: Sequence[Any],
         rows: Sequence[Any],
         together: Mapping[tuple[int, ...], Any] = MappingProxyType({}),
-        products: Products | None = None,
+        products: Any = None,  # by_row.Products
     ) -> None:
         self._layers = layers
         self._rows = rows

@@ -157,7 +157,6 @@ class _Feed(Plain):
         self._tape = tape
 
     def lookup(self, layer: Any, ids: Any) -> Any:
-        """See Feed."""
         return self._tape.look_up(layer, ids)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def _read_saved_model(served: Served, path: Path) -> dict[Any, tuple[Any, Any]]:
             raise CheckpointError(f"{path}: weights '{name}' have shape {have}, but the model's {want}")
         variable.assign(saved.pop(name).numpy())
     if saved:
-        raise CheckpointError(f"{path}: has weights '{next(iter(saved))}', which the model has not")
+        raise CheckpointError(f"{path}: has weights '{next(iter(saved))}', which the model lacks")
     return by_key
 
 
@@ -174,15 +174,6 @@ def _numbered_anew(named: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _by_name(variables: Any) -> dict[str, Any]:
-    """Give unique names, as layers of inner models may have equal ones. Leaves out random states."""
-    named: dict[str, Any] = {}
-    for name, variable in variables:
-        if "seed_generator" in name:
-            continue
-        unique, n = name, 1
-        while unique in named:
-            n += 1
-            unique = f"{name}#{n}"
-        named[unique] = variable
-    return named
+def _by_name(variables: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the variables by unique name, without random states."""
+    return dense.by_unique_name((name, one) for name, one in variables if "seed_generator" not in name)

@@ -36,19 +36,16 @@ class Workers(Protocol):
     @property
     def rank(self) -> int:
         """The rank of this worker."""
-        ...
 
     @property
     def count(self) -> int:
         """The number of workers."""
-        ...
 
     def sum(self, values: Any, what: int) -> Any:
         """Sum a tensor of numbers, of equal shape (N,) in all workers; the same bits in each.
 
         `what` identifies the calling place, the same number in all workers. Works in a tf.function too.
         """
-        ...
 
 
 class TensorFlowWorkers:

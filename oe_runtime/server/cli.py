@@ -14,7 +14,7 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import oe_runtime._core as _core
@@ -22,6 +22,7 @@ from oe_runtime.errors import OeError
 from oe_runtime.server import metrics
 from oe_runtime.spec import STORAGES, TLS, StorageSpec, persistence_note
 from oe_runtime.support import durable
+from oe_runtime.support.argument_types import count
 from oe_runtime.support.token_file import read_token
 
 METRICS_SECONDS = 5.0
@@ -45,11 +46,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m oe_runtime.server", description="Serve one server's part of every embedding table."
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=_in_range(0, 65535), default=0, help="0 (default): any free port")
-    parser.add_argument(
-        "--index", type=_in_range(0, 2**31 - 1), default=0, help="index of this server, from 0"
-    )
-    parser.add_argument("--count", type=_in_range(1, 2**31 - 1), default=1, help="number of servers")
+    parser.add_argument("--port", type=count(0, 65535), default=0, help="0 (default): any free port")
+    parser.add_argument("--index", type=count(0, 2**31 - 1), default=0, help="index of this server, from 0")
+    parser.add_argument("--count", type=count(1, 2**31 - 1), default=1, help="number of servers")
     parser.add_argument(
         "--storage",
         choices=STORAGES,
@@ -66,14 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--storage-cache",
-        type=_in_range(0, 2**63 - 1),
+        type=count(0, 2**63 - 1),
         default=0,
         metavar="BYTES",
         help="with dram_pmem: maximum DRAM for the most used rows",
     )
     parser.add_argument(
         "--storage-size",
-        type=_in_range(0, 2**63 - 1),
+        type=count(0, 2**63 - 1),
         default=0,
         metavar="BYTES",
         help="maximum bytes of rows; 0 (default): no limit",
@@ -85,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--storage-checkpoints",
-        type=_in_range(1, 64),
+        type=count(1, 64),
         default=2,
         metavar="N",
         help="checkpoints that pmem_libpmem and dram_pmem keep; 1 only for a single table on a single "
@@ -93,13 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--storage-scrub",
-        type=_in_range(0, 2**63 - 1),
+        type=count(0, 2**63 - 1),
         default=32 << 20,
         metavar="BYTES",
         help="bytes per second of rows in pmem_libpmem and dram_pmem whose checksums are verified in the "
         "background; 0: verify only rows that are copied or saved (default 32 MiB)",
     )
-    parser.add_argument("--threads", type=_in_range(0, 4096), default=0, help="0 (default): one per core")
+    parser.add_argument("--threads", type=count(0, 4096), default=0, help="0 (default): one per core")
     parser.add_argument(
         "--checkpoint-dir",
         default="",
@@ -116,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-connections",
-        type=_in_range(1, 2**31 - 1),
+        type=count(1, 2**31 - 1),
         default=1024,
         metavar="N",
         help="maximum number of clients; more are refused. The limit of open files (ulimit -n), which the "
@@ -124,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-request-bytes",
-        type=_in_range(1 << 20, 2**63 - 1),
+        type=count(1 << 20, 2**63 - 1),
         default=4 << 30,
         metavar="BYTES",
         help="memory for requests in flight; the same for replies, and for data that waits for other "
@@ -139,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--metrics-port",
-        type=_in_range(0, 65535),
+        type=count(0, 65535),
         default=0,
         metavar="PORT",
         help="serve metrics for Prometheus at http://METRICS_HOST:PORT/metrics; 0 (default): do not",
@@ -152,19 +151,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--exit-with-parent", action="store_true", help="end at the end of standard input")
     return parser
-
-
-def _in_range(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{value} is not between {low} and {high}")
-        return value
-
-    return parse
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What a server says of itself: the metrics file, and the page for Prometheus (text format 0.0.4).
+"""The metrics of a server: a JSON file, and a page for Prometheus (text format 0.0.4).
 
 The format is written here, not by python3-prometheus-client: servers' hosts have no packages from PyPI, and
 the counters live in the core. See https://prometheus.io/docs/instrumenting/exposition_formats/.
@@ -56,6 +56,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partialmethod
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socket import AF_INET, AF_INET6
@@ -140,11 +141,11 @@ def text(stats: Mapping[str, Any], now: float) -> str:
             page.counter(f"oe_{field}_total", what, [(_labels(t), t["damage"][field]) for t in tables])
     pools = [(_labels(t), t["pool"]) for t in tables if "pool" in t]
     for name, field, kind, what in _POOL if pools else ():
-        page.add(name, kind, what, [(labels, pool[field]) for labels, pool in pools])
+        page.add(kind, name, what, [(labels, pool[field]) for labels, pool in pools])
     if stats["storage"] == "dram_pmem" and tables:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
-            page.add(name, kind, what, [(_labels(t), t["cache"][field]) for t in tables])
+            page.add(kind, name, what, [(_labels(t), t["cache"][field]) for t in tables])
     page.gauge(
         "oe_memory_bytes",
         "Memory of the rows by tier, and of the indexes.",
@@ -289,22 +290,19 @@ class _Page:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def add(self, name: str, kind: str, what: str, samples: Sequence[Sample]) -> None:
-        """Add a metric family."""
+    def add(self, kind: str, name: str, what: str, samples: float | Sequence[Sample]) -> None:
+        """Add a metric family; a number is a single sample without labels."""
+        if not isinstance(samples, Sequence):
+            samples = [({}, samples)]
         self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
         self._lines += [_line(name, labels, value) for labels, value in samples]
 
-    def gauge(self, name: str, what: str, samples: float | Sequence[Sample]) -> None:
-        """Add a gauge; a number is a single sample without labels."""
-        self.add(name, "gauge", what, samples if isinstance(samples, Sequence) else [({}, samples)])
-
-    def counter(self, name: str, what: str, samples: float | Sequence[Sample]) -> None:
-        """Add a counter; a number is a single sample without labels."""
-        self.add(name, "counter", what, samples if isinstance(samples, Sequence) else [({}, samples)])
+    gauge = partialmethod(add, "gauge")
+    counter = partialmethod(add, "counter")
 
     def histogram(self, name: str, what: str, times: Mapping[str, Any]) -> None:
         """Add a histogram from the core's counts, which are per bucket."""
-        self.add(name, "histogram", what, [])
+        self.add("histogram", name, what, [])
         total = 0
         for bound, count in zip([*times["bounds"], None], times["counts"], strict=True):
             total += count
@@ -313,7 +311,6 @@ class _Page:
         self._lines += [_line(f"{name}_sum", {}, times["sum_seconds"]), _line(f"{name}_count", {}, total)]
 
     def end(self) -> str:
-        """Return the page."""
         return "\n".join(self._lines) + "\n"
 
 

@@ -9,7 +9,7 @@
 `python -m oe_runtime.serve` serves it over HTTP and gRPC, with TensorFlow Serving's requests.
 """
 
-from oe_runtime.serving.description import InputError, ServingError
+from oe_runtime.errors import InputError, ServingError
 from oe_runtime.serving.model import Model
 
 __all__ = ["InputError", "Model", "ServingError"]

@@ -16,8 +16,7 @@ from oe_runtime import checkpoint
 from oe_runtime.checkpoint.remote import locate
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
-from oe_runtime.errors import CheckpointError
-from oe_runtime.serving.description import ServingError
+from oe_runtime.errors import CheckpointError, ServingError
 from oe_runtime.spec import StorageSpec, TableSpec
 from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
@@ -26,8 +25,8 @@ DENSE = "dense.npz"
 
 
 @dataclass(frozen=True)
-class Place:
-    """One checkpoint: `chain` are the directories that make it up, the newest last."""
+class ServedCheckpoint:
+    """A checkpoint on disk; `chain` are the directories of its bases and its own, the newest last."""
 
     chain: Sequence[Path]
     step: int
@@ -44,7 +43,7 @@ class Place:
         file = self.path / DENSE
         return file if file.exists() else None
 
-    def since(self, other: Place | None) -> Sequence[Path] | None:
+    def since(self, other: ServedCheckpoint | None) -> Sequence[Path] | None:
         """Return the increments from `other` to this one; None where they do not lead here."""
         n = 0 if other is None else len(other.digests)
         return self.chain[n:] if other is not None and self.digests[:n] == other.digests else None
@@ -66,7 +65,7 @@ class Checkpoints:
         else:
             self.directory = Path(name)
 
-    def newest(self) -> Place:
+    def newest(self) -> ServedCheckpoint:
         """Return the newest checkpoint whose rows are files.
 
         Raises CheckpointError where there is none or one cannot be read.
@@ -91,7 +90,7 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         self._fetched = digest
 
-    def _newest(self) -> Place:
+    def _newest(self) -> ServedCheckpoint:
         if self._remote is not None:
             self._fetch(self._remote)
         for directory in (self.directory, self.directory / "checkpoints"):
@@ -100,7 +99,7 @@ class Checkpoints:
                 found = checkpoint.read(path)
                 if any(name.endswith(".oet") for name in found.manifest["files"]):
                     chain = checkpoint.chain(path)
-                    return Place(chain, found.step, [_digest(part) for part in chain])
+                    return ServedCheckpoint(chain, found.step, [_digest(part) for part in chain])
                 pools += 1
             if pools:
                 raise CheckpointError(
@@ -111,7 +110,9 @@ class Checkpoints:
             raise CheckpointError(f"{self.directory}: there is no such directory")
         saved = Saved.open(self.directory).require()
         chain = [Path(part) for part in saved.directories]
-        return Place(chain, 1 if saved.found is None else saved.found.step, [str(part) for part in chain])
+        return ServedCheckpoint(
+            chain, 1 if saved.found is None else saved.found.step, [str(part) for part in chain]
+        )
 
 
 class Rows:
@@ -125,9 +126,9 @@ class Rows:
         self.client: Client | None = None
         self._directory: Path | None = None
 
-    def load(self, place: Place) -> tuple[Client, Path | None]:
-        """Load `place` beside the present rows; return a client and the directory that it takes."""
-        servers = _servers(place.path, self._specs)
+    def load(self, chosen: ServedCheckpoint) -> tuple[Client, Path | None]:
+        """Load `chosen` beside the present rows; return a client and the directory that it takes."""
+        servers = _servers(chosen.path, self._specs)
         self._generation += 1
         storage, directory = replace(self._storage, weights_only=True), None
         if storage.type != "dram" and storage.path:
@@ -140,7 +141,7 @@ class Rows:
         try:
             for spec in self._specs:
                 client.create_table(spec)
-            client.restore(*place.chain)
+            client.restore(*chosen.chain)
         except BaseException:
             client.close()
             if directory is not None:

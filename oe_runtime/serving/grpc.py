@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.errors import InputError, OeError, ServingError
 from oe_runtime.serving import requests
-from oe_runtime.serving.description import InputError, ServingError
 from oe_runtime.serving.model import Model
 
 _THREADS = 16
@@ -114,16 +112,10 @@ class _Service:
             return work()
         except _NotFound as error:
             code, message = grpc.StatusCode.NOT_FOUND, str(error)
-        except InputError as error:
-            code, message = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-        except (ServerLost, ServingError) as error:
-            code, message = grpc.StatusCode.UNAVAILABLE, str(error)
-        except OeError as error:
-            code, message = grpc.StatusCode.INTERNAL, str(error)
         except Exception as error:
-            traceback.print_exc()
-            code = grpc.StatusCode.INTERNAL
-            message = f"internal error ({type(error).__name__}); the server's log has more"
+            kind, message = requests.describe_error(error)
+            codes = {"invalid": grpc.StatusCode.INVALID_ARGUMENT, "unavailable": grpc.StatusCode.UNAVAILABLE}
+            code = codes.get(kind, grpc.StatusCode.INTERNAL)
         context.abort(code, message)
         return None
 

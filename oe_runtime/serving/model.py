@@ -9,17 +9,17 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.errors import KeyRangeError, OeError, ServerLost
-from oe_runtime.serving.checkpoints import Checkpoints, Place, Rows
-from oe_runtime.serving.description import FILE, InputError, ServingError, Tensor
-from oe_runtime.spec import StorageSpec
+from oe_runtime.errors import InputError, KeyRangeError, OeError, ServerLost, ServingError
+from oe_runtime.model_description import FILE, Tensor
+from oe_runtime.serving.checkpoints import Checkpoints, Rows, ServedCheckpoint
+from oe_runtime.spec import StorageSpec, TableSpec
 
 
 class Model:
@@ -66,7 +66,7 @@ class Model:
             return cls(loaded, None, None, None)
         if rows is None and client is None:
             raise ServingError(f"{path} includes no rows: name checkpoints or servers that have them")
-        specs = loaded.description.specs()
+        specs = [TableSpec.from_json(spec) for spec in loaded.description.tables]
         if client is not None:
             for spec in specs:
                 client.create_table(spec)
@@ -89,7 +89,7 @@ class Model:
         self._rows = rows
         self._client = client
         self._checkpoints = checkpoints
-        self._place: Place | None = None
+        self._served: ServedCheckpoint | None = None
         self._gate = _Gate()
         self._refreshing = threading.Lock()
         self._lost = False  # whether the client must connect again
@@ -109,12 +109,12 @@ class Model:
     @property
     def version(self) -> int:
         """The step of the served checkpoint; 1 without one."""
-        return 1 if self._place is None else self._place.step
+        return 1 if self._served is None else self._served.step
 
     @property
     def checkpoint(self) -> Path | None:
         """The path of the served checkpoint."""
-        return None if self._place is None else self._place.path
+        return None if self._served is None else self._served.path
 
     def predict(self, inputs: Any) -> dict[str, NDArray[Any]]:
         """Return outputs by name for a batch of inputs: a mapping by name, or the array of the only input.
@@ -179,26 +179,26 @@ class Model:
                     self._lost = False
             if self._checkpoints is None:
                 return False
-            place = self._checkpoints.newest()
-            since = place.since(self._place)
+            newest = self._checkpoints.newest()
+            since = newest.since(self._served)
             if since is not None and not since:
                 return False
-            weights = None if place.dense is None else self._loaded.read_weights(place.dense)
+            weights = None if newest.dense is None else self._loaded.read_weights(newest.dense)
             loaded = None
             if self._rows is not None:
                 if since is None:
-                    loaded = self._rows.load(place)
+                    loaded = self._rows.load(newest)
                 else:
                     self._rows.read_ahead(since)
             with self._gate.exclusive():
                 if self._rows is not None and loaded is not None:
                     self._rows.use(loaded)
                 elif self._rows is not None and since:
-                    self._place = None  # if it fails, the next one loads all rows
+                    self._served = None  # if it fails, the next one loads all rows
                     self._rows.apply(since)
                 if weights is not None:
                     self._loaded.use_weights(weights)
-                self._place = place
+                self._served = newest
             return True
 
     def watch(self, seconds: float) -> None:
@@ -232,9 +232,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

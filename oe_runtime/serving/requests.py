@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime.errors import OeError
-from oe_runtime.serving.description import InputError, Tensor
+from oe_runtime.errors import InputError, OeError, ServerLost, ServingError
+from oe_runtime.model_description import Tensor
 from oe_runtime.serving.model import Model
 
 SIGNATURE = "serving_default"
@@ -112,6 +113,18 @@ def _json(name: str, array: NDArray[Any]) -> Any:
             "its input, is broken (gRPC answers it as it is)"
         )
     return array.tolist()
+
+
+def describe_error(error: Exception) -> tuple[str, str]:
+    """Return the kind of an error, "invalid", "unavailable" or "internal", and the message for the client."""
+    if isinstance(error, InputError):
+        return "invalid", str(error)
+    if isinstance(error, (ServerLost, ServingError)):
+        return "unavailable", str(error)
+    if isinstance(error, OeError):
+        return "internal", str(error)
+    traceback.print_exception(error)
+    return "internal", f"internal error ({type(error).__name__}); the server's log has more"
 
 
 def status(version: int) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from oe_runtime.errors import OeError, ServerLost
+from oe_runtime.errors import ServingError
 from oe_runtime.serving import requests
-from oe_runtime.serving.description import InputError, ServingError
 from oe_runtime.serving.model import Model
 
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+))?(?P<verb>:\w+|/metadata)?")
@@ -224,19 +223,13 @@ class _Handler(BaseHTTPRequestHandler):
             status, reply = HTTPStatus.OK, work()
         except _Refusal as refusal:
             status, reply = refusal.status, {"error": str(refusal)}
-        except InputError as error:
-            status, reply = HTTPStatus.BAD_REQUEST, {"error": str(error)}
-        except (ServerLost, ServingError) as error:
-            status, reply = HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
-        except OeError as error:
-            status, reply = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": str(error)}
         except OSError:  # the connection
             self.close_connection = True
             return
         except Exception as error:
-            traceback.print_exc()
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
-            reply = {"error": f"internal error ({type(error).__name__}); the server's log has more"}
+            kind, message = requests.describe_error(error)
+            codes = {"invalid": HTTPStatus.BAD_REQUEST, "unavailable": HTTPStatus.SERVICE_UNAVAILABLE}
+            status, reply = codes.get(kind, HTTPStatus.INTERNAL_SERVER_ERROR), {"error": message}
         self._reply(status, reply)
         if self._body_is_unread:
             self._discard()

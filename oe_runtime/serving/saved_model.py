@@ -12,7 +12,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.serving.description import FILE, Description, InputError, ServingError, Tensor
+from oe_runtime.errors import InputError, ServingError
+from oe_runtime.model_description import FILE, Description, Tensor
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -1,4 +1,4 @@
-"""Help from below for every package here: files that survive a power cut, signals, quiet imports, tokens.
+"""For every package here: durable files, signals, command lines, quiet imports, tokens, horovodrun.
 
-Imports nothing else of `oe_runtime`.
+Of `oe_runtime` it imports only `errors`.
 """

@@ -9,14 +9,9 @@ import keras
 import tf_keras
 
 from oe_runtime.client import Client
-from oe_runtime.keras.convert import check_workers, in_place, server_embedding, warn_of_regularizers
-from oe_runtime.keras.in_worker import check_names, find_kept_layers, warn_of_embeddings
+from oe_runtime.keras.convert import convert
 from oe_runtime.keras.served import Settings
-from oe_runtime.keras.servers import connect
-from oe_runtime.keras.unchanged import check_graph
-from oe_runtime.keras.with_tables import WithTables
 from oe_runtime.keras.workers import Workers
-from oe_runtime.tf_keras.clone import clone
 from oe_runtime.tf_keras.embedding import Embedding
 from oe_runtime.tf_keras.model import Distributed, DistributedModel, refuse_strategy
 
@@ -51,37 +46,14 @@ def distributed_model(
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
     refuse_strategy()
     settings = Settings(
-        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, tuple(in_worker), fresh
+        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, in_worker, fresh
     )
-    workers = check_workers(client, workers, settings)
-
-    def replace(layer: Any) -> Any:
-        if id(layer) in stays:
-            return None
-        if isinstance(layer, tf_keras.layers.Embedding) and layer.input_dim >= sparse_as_dense_size:
-            if getattr(layer, "sparse", False):
-                raise ValueError(
-                    f"layer '{layer.name}': sparse=True is not supported for rows on parameter servers; "
-                    "leave it out"
-                )
-            return server_embedding(Embedding, layer, explicit=explicit)
-        return None
-
-    check_names(model, in_worker)
-    stays = find_kept_layers(model, in_worker)
-    new: Distributed
     if getattr(model, "inputs", None):
-        if not isinstance(model, WithTables):
-            check_graph(model)
         _check_additions(model)
-        new = DistributedModel(*clone(model, replace), name=model.name)
     elif isinstance(model, tf_keras.Sequential):
         raise ValueError("the Sequential model has no Input yet: add one before distributed_model")
-    else:
-        new = in_place(model, replace, Distributed, tf_keras)
-    warn_of_embeddings(new, tf_keras, sparse_as_dense_size, in_worker)
-    new._bind(client if client is not None else connect(workers), workers, settings)
-    warn_of_regularizers(new.served)
+    kinds = (Embedding, DistributedModel, Distributed)
+    new: Distributed = convert(model, client, workers, settings, kinds, sparse_as_dense_size, explicit)
     return new
 
 

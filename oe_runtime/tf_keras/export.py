@@ -11,7 +11,6 @@ import tf_keras
 
 from oe_runtime.keras.export import publish, search, sorted_rows, with_rows_inside
 from oe_runtime.keras.served import Table
-from oe_runtime.tf_keras.clone import clone
 
 
 def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, *, overwrite: bool) -> Path:
@@ -22,7 +21,7 @@ def save_as_original_model(model: Any, tables: Mapping[str, Table], path: Path, 
         )
 
     def write(place: Path) -> None:
-        original = with_rows_inside(model, tables, clone, _SortedRows)
+        original = with_rows_inside(model, tables, _SortedRows)
         original.save(place, save_format="tf", include_optimizer=False)
 
     return publish(path, write, overwrite)
@@ -47,13 +46,10 @@ class _SortedRows(tf_keras.layers.Layer):  # type: ignore[misc]
         return variable
 
     def call(self, inputs: Any) -> Any:
-        """Return the rows of ids, the default for unknown ids."""
         return tf.cast(search(inputs, self.keys, self.rows, self._default), self.compute_dtype)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Return False where the id is 0, if mask_zero is set."""
         return tf.not_equal(inputs, 0) if self.mask_zero else None
 
     def get_config(self) -> dict[str, Any]:
-        """Return tf-keras's configuration of the layer; the rows are its variables."""
         return {**super().get_config(), "mask_zero": self.mask_zero}

@@ -14,14 +14,9 @@ from torch.nn import functional
 
 from oe_runtime.client import Client, Pulled
 from oe_runtime.model_tables import assign_all, rows_on_servers
-from oe_runtime.spec import TableSpec
+from oe_runtime.spec import DTYPES, TableSpec
 
-_DTYPES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
+_DTYPES = {getattr(torch, name): name for name in DTYPES}
 
 
 @dataclass
@@ -67,9 +62,9 @@ def pull(ids: Mapping[Any, Any]) -> None:
     it can: with one process, one learning rate, and one such pull since the last step. Ids that were not
     announced, or differ when they come, take a request of their own.
     """
-    by_request: dict[tuple[int, bool], list[tuple[_Layer, Any]]] = {}
+    by_request: dict[tuple[int, bool], list[tuple[TableLayer, Any]]] = {}
     for layer, tensors in ids.items():
-        if not isinstance(layer, _Layer):
+        if not isinstance(layer, TableLayer):
             raise TypeError(f"pull() takes layers of oe_runtime.torch, not {type(layer).__name__}")
         layer.ahead.clear()
         # A push covers all rows of its request, so frozen layers have a request of their own.
@@ -81,7 +76,7 @@ def pull(ids: Mapping[Any, Any]) -> None:
             layer.ahead.append(lookup)
 
 
-def _pull(asked: Sequence[tuple[_Layer, Any]]) -> list[Lookup]:
+def _pull(asked: Sequence[tuple[TableLayer, Any]]) -> list[Lookup]:
     """Pull the rows of the ids of layers of one client, in one request."""
     keys, paddings = [], []
     for layer, ids in asked:
@@ -125,12 +120,19 @@ def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[n
     return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[numbers]
 
 
+def process() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes, by torch.distributed."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
 def _to_numpy(rows: Any) -> NDArray[Any]:
     array: NDArray[Any] = rows.to("cpu", torch.promote_types(rows.dtype, torch.float32)).numpy()
     return array
 
 
-class _Layer(nn.Module):  # type: ignore[misc]
+class TableLayer(nn.Module):  # type: ignore[misc]
     """The common part of both layers: the table's description, and lookups."""
 
     def __init__(
@@ -243,8 +245,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def bring_rows(self) -> None:
         """Assign the first rows to the table, which exists now; only the first process does so."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if self.first_rows is not None and not (distributed and torch.distributed.get_rank() != 0):
+        if self.first_rows is not None and process()[0] == 0:
             table = self.bound()
             # Existing rows are of an earlier run, which this one continues (`fresh`), or of an interrupted
             # assignment.
@@ -290,12 +291,12 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return None
 
     def extra_repr(self) -> str:
-        """As nn.Embedding's."""
+        """Return the arguments as nn.Embedding shows them."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
-class Embedding(_Layer):
+class Embedding(TableLayer):
     """Like `torch.nn.Embedding`, with the rows in a table of the parameter servers.
 
     `num_embeddings` is the number of rows, with ids in [0, num_embeddings), or -1 for any 64-bit id; a row
@@ -315,7 +316,7 @@ class Embedding(_Layer):
         return functional.embedding(numbers, rows)
 
 
-class EmbeddingBag(_Layer):
+class EmbeddingBag(TableLayer):
     """Like `torch.nn.EmbeddingBag`, with the rows in a table of the parameter servers; see `Embedding`.
 
     `mode` is "sum", "mean" or "max". ids are 2-D, one bag per row, or 1-D with the `offsets` at which bags
@@ -352,5 +353,5 @@ class EmbeddingBag(_Layer):
         )
 
     def extra_repr(self) -> str:
-        """As nn.EmbeddingBag's."""
+        """Return the arguments as nn.EmbeddingBag shows them."""
         return f"{super().extra_repr()}, mode={self.mode!r}"

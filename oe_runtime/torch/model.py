@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
-from oe_runtime.torch.embedding import Embedding, EmbeddingBag, _Layer
+from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 
 
 def distributed_model(
@@ -23,6 +26,7 @@ def distributed_model(
     sparse_as_dense_size: int = 64,
     seed: int = 0,
     name_prefix: str = "",
+    in_worker: Sequence[str] = (),
     fresh: bool | None = None,
 ) -> Any:
     """Replace the large embeddings of `model` by tables on parameter servers, in place; return `model`.
@@ -34,8 +38,9 @@ def distributed_model(
     torch.distributed, those of the first. Make the optimizer after this. Rows of this package's layers start
     from their `initializer`, a function of `seed`, the table's name and the row.
 
-    A warning names subclasses of the two layers, and other layers with weights of a size that belongs on
-    servers, which stay in this process.
+    Layers at the paths `in_worker` stay unchanged, with everything inside them. A warning names subclasses of
+    the two layers, and other layers with weights of a size that belongs on servers, which also stay in this
+    process.
 
     Where the servers already have rows of these tables, the optimizer keeps them with a warning. `fresh=True`
     drops them first, with their checkpoints in the servers' storage; it raises SpecError while clients other
@@ -44,8 +49,11 @@ def distributed_model(
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
     shared with another layer); the model is unchanged then.
     """
+    kept = _kept_layers(model, in_worker)
     replaced: dict[int, Any] = {}
     for name, layer in model.named_modules():
+        if id(layer) in kept:
+            continue
         if type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.num_embeddings >= sparse_as_dense_size:
             _refuse_shared(model, name, layer)
             replaced[id(layer)] = _replacement(name, layer)
@@ -55,9 +63,9 @@ def distributed_model(
         for name, child in parent.named_children():
             if id(child) in replaced:  # a layer that is used twice stays one
                 setattr(parent, name, replaced[id(child)])
-    _warn_of_what_stays(model, sparse_as_dense_size)
+    _warn_of_large_weights(model, sparse_as_dense_size, kept)
     client = client if client is not None else Client.in_process()
-    for name, layer in _layers(model).items():
+    for name, layer in table_layers(model).items():
         layer.client = client
         layer.default_name = name_prefix + (name or "embedding")
         layer.seed = seed
@@ -65,9 +73,23 @@ def distributed_model(
     return model
 
 
-def _warn_of_what_stays(model: Any, size: int) -> None:
-    """Warn of weights of a size that belongs on servers in layers that are not replaced."""
+def _kept_layers(model: Any, names: Sequence[str]) -> set[int]:
+    """Return the ids of the layers at these paths, and of all layers inside them."""
+    if isinstance(names, str):
+        raise ValueError(f"in_worker is a list of layers' paths: in_worker=[{names!r}]")
+    layers = dict(model.named_modules(remove_duplicate=False))
+    for name in names:
+        if name not in layers:
+            known = ", ".join(path for path in layers if path)
+            raise ValueError(f"in_worker: the model has no layer '{name}'; it has {known}")
+    return {id(inner) for name in names for inner in layers[name].modules()}
+
+
+def _warn_of_large_weights(model: Any, size: int, kept: set[int]) -> None:
+    """Warn of weights of a size that belongs on servers in layers that are neither replaced nor `kept`."""
     for name, layer in model.named_modules():
+        if id(layer) in kept:
+            continue
         embedding = isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
         shapes = [
             f"{weight} {tuple(values.shape)}"
@@ -88,22 +110,22 @@ def _warn_of_what_stays(model: Any, size: int) -> None:
             )
 
 
-def _layers(model: Any) -> dict[str, _Layer]:
+def table_layers(model: Any) -> dict[str, TableLayer]:
     """Return this package's layers by their path in `model`, once each."""
     return {
         name.removeprefix("module."): layer  # of DistributedDataParallel
         for name, layer in model.named_modules()
-        if isinstance(layer, _Layer)
+        if isinstance(layer, TableLayer)
     }
 
 
-def _replacement(name: str, layer: Any) -> _Layer:
+def _replacement(name: str, layer: Any) -> TableLayer:
     refused = {"max_norm": layer.max_norm is not None, "scale_grad_by_freq": layer.scale_grad_by_freq}
     for option, there in refused.items():
         if there:
             raise ValueError(f"layer '{name}': {option} is not supported for rows on parameter servers")
     shared = {"padding_idx": layer.padding_idx, "dtype": layer.weight.dtype}
-    new: _Layer
+    new: TableLayer
     if type(layer) is nn.Embedding:
         new = Embedding(layer.num_embeddings, layer.embedding_dim, **shared)
     else:
@@ -121,14 +143,21 @@ def _replacement(name: str, layer: Any) -> _Layer:
 
 
 def _refuse_shared(model: Any, name: str, layer: Any) -> None:
-    """Raise ValueError for weights shared with another layer, which rows cannot be."""
-    for path, parameter in model.named_parameters(remove_duplicate=False):
+    """Raise ValueError for weights in the same memory as another layer's, which rows cannot be."""
+    begin = layer.weight.data_ptr()
+    end = begin + layer.weight.nbytes
+    for path, values in itertools.chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    ):
+        if is_lazy(values):  # it has no memory yet
+            continue
         owner = model.get_submodule(path.rpartition(".")[0])
-        if parameter is layer.weight and owner is not layer:
+        overlaps = values.data_ptr() < end and begin < values.data_ptr() + values.nbytes
+        if owner is not layer and (values is layer.weight or overlaps):
             raise ValueError(
                 f"layer '{name}': its weights are also '{path}', but rows on parameter servers are not "
-                "shared with other layers: untie them, or keep the layer in the worker by "
-                "sparse_as_dense_size above its num_embeddings"
+                "shared with other layers: untie them, or keep the layer in this process by "
+                f"distributed_model(…, in_worker=['{name}'])"
             )
 
 

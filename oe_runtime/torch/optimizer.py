@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from oe_runtime.client import Client
 from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
-from oe_runtime.torch.embedding import Lookup, Table, _Layer
-from oe_runtime.torch.model import _layers
+from oe_runtime.torch.embedding import Lookup, Table, TableLayer, process
+from oe_runtime.torch.model import table_layers
 
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
@@ -40,7 +40,7 @@ def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = N
     """
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     rows = _Rows(optimizer, model, workers)
-    for name, layer in _layers(model).items():
+    for name, layer in table_layers(model).items():
         if layer.client is None:
             raise ValueError(f"layer '{name}' has no servers: give the model to distributed_model first")
         group = groups.get(id(layer.anchor))
@@ -60,9 +60,9 @@ class _Rows:
     def __init__(self, optimizer: Any, model: Any, workers: int | None) -> None:
         self._optimizer = optimizer
         self._workers = workers
-        self._specs: list[tuple[_Layer, dict[str, Any], dict[str, Any], Any]] = []
+        self._specs: list[tuple[TableLayer, dict[str, Any], dict[str, Any], Any]] = []
 
-    def add(self, layer: _Layer, group: dict[str, Any]) -> None:
+    def add(self, layer: TableLayer, group: dict[str, Any]) -> None:
         rule = table_optimizer(self._optimizer, group)
         self._specs.append((layer, group, rule, layer.table_spec(rule)))
 
@@ -70,19 +70,18 @@ class _Rows:
         names = [spec.name for *_, spec in self._specs]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two layers have tables of the name '{twice[0]}'")
-        by_client: dict[int, list[tuple[_Layer, TableSpec]]] = {}
+        by_client: dict[int, list[tuple[TableLayer, TableSpec]]] = {}
         for layer, _, _, spec in self._specs:
             by_client.setdefault(id(layer.client), []).append((layer, spec))
         for layers in by_client.values():
             client, fresh = layers[0][0].client, layers[0][0].fresh
             assert client is not None  # noqa: S101 - distributed_optimizer has asked
-            first = not _several() or torch.distributed.get_rank() == 0
-            numbers = make_tables(client, [spec for _, spec in layers], fresh, first=first)
+            numbers = make_tables(client, [spec for _, spec in layers], fresh, first=process()[0] == 0)
             for number, (layer, _) in zip(numbers, layers, strict=True):
                 layer.table = Table(client, number, client.spec(number))
                 layer.fresh = False  # another optimizer goes on with these rows
                 layer.bring_rows()
-        if _several():
+        if process()[1] > 1:
             torch.distributed.barrier()  # no pull before the first process has assigned all rows
         self._optimizer.register_step_post_hook(self._push)
         forget = self._optimizer.zero_grad
@@ -95,7 +94,7 @@ class _Rows:
         self._optimizer.zero_grad = zero_grad
 
     def _push(self, *_: Any) -> None:
-        workers = self._workers or (torch.distributed.get_world_size() if _several() else 1)
+        workers = self._workers or process()[1]
         by_client: dict[int, list[tuple[Table, float, bool]]] = {}
         for layer, group, rule, _ in self._specs:
             if layer.spec is None and table_optimizer(self._optimizer, group) != rule:
@@ -107,10 +106,6 @@ class _Rows:
             by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), layer.frozen))
         for tables in by_client.values():
             _push_tables(tables, workers)
-
-
-def _several() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:

@@ -25,8 +25,8 @@ from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
 from oe_runtime.training.followers import restore_target
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
-from oe_runtime.training.ranks import Ranks, SingleRank, deferring_losses
+from oe_runtime.training.position import Position, RunCheckpoint
+from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.uploads import Uploads
 
@@ -38,7 +38,7 @@ _LEAST_KEPT = 2  # while a checkpoint becomes durable in some pools, all must ha
 _NAMES = {"embeddings": "--stock or --servers/--in-process", "max_cardinality": "--max-cardinality"}
 
 
-def newest(run_directory: Path) -> Saved | None:
+def newest(run_directory: Path) -> RunCheckpoint | None:
     """Return the newest checkpoint of a run, if there is one."""
     found = checkpoint.latest(run_directory / "checkpoints")
     return None if found is None else _saved(found)
@@ -87,7 +87,7 @@ def _instead_of(damaged: Path) -> str:
     return ""
 
 
-def _saved(found: checkpoint.Checkpoint) -> Saved:
+def _saved(found: checkpoint.Checkpoint) -> RunCheckpoint:
     try:
         pool = found.manifest.get("pool")
         position = Position(**found.manifest["training"]["position"])
@@ -97,7 +97,7 @@ def _saved(found: checkpoint.Checkpoint) -> Saved:
         raise CheckpointError(
             f"{found.path}/manifest.json: not a checkpoint of the trainer ({error})"
         ) from error
-    return Saved(found.path, position, pool)
+    return RunCheckpoint(found.path, position, pool)
 
 
 def _difference(name: str, saved: Any, wanted: Any) -> str:
@@ -114,7 +114,7 @@ class Checkpoints:
     ) -> None:
         """`model` is compiled: its tables exist. Raises RunError for unusable pools."""
         self._options = options
-        self._ranks = ranks or SingleRank()
+        self._ranks = ranks or Ranks()
         self._directory = options.run_dir / "checkpoints"
         self._model = model
         self._client = client
@@ -124,7 +124,7 @@ class Checkpoints:
         self._asked = 0.0
         self._in_files: Path | None = None  # the servers' last save or restore
 
-    def take(self, position: Position) -> Saved | None:
+    def take(self, position: Position) -> RunCheckpoint | None:
         """Take a checkpoint between two steps.
 
         In pools it is only marked, and None: `settle` publishes it when it is durable. If an earlier one is
@@ -137,7 +137,7 @@ class Checkpoints:
         self._pending = self._mark(position, wait=False)
         return None
 
-    def take_now(self, position: Position) -> Saved:
+    def take_now(self, position: Position) -> RunCheckpoint:
         """Take a checkpoint and publish it before the return."""
         taken = self._pending is not None and self._pending.position.step == position.step
         if not self.in_pools or taken:  # pools take each number once
@@ -145,14 +145,14 @@ class Checkpoints:
         self._pending = None
         return self._publish(self._mark(position, wait=True))
 
-    def take_files(self, position: Position) -> Saved:
+    def take_files(self, position: Position) -> RunCheckpoint:
         """Take a checkpoint with its rows in files, which can be used without a server."""
         from oe_runtime.keras import dense
 
         self._pending = None
         return self._publish(_Pending(position, dense.values(self._model), None))
 
-    def settle(self) -> Saved | None:
+    def settle(self) -> RunCheckpoint | None:
         """Publish the marked checkpoint if all servers have it by now."""
         pending = self._pending
         if pending is None or self._client is None or time.monotonic() - self._asked < _POLL:
@@ -163,7 +163,7 @@ class Checkpoints:
         self._pending = None
         return self._publish(pending)
 
-    def roll_back(self) -> tuple[Saved, str]:
+    def roll_back(self) -> tuple[RunCheckpoint, str]:
         """Restore the newest usable checkpoint to the servers and the model.
 
         Returns it, and a message about newer ones that the servers have lost. Raises CheckpointError, and
@@ -172,7 +172,7 @@ class Checkpoints:
         from oe_runtime.keras import dense
 
         self._asked = 0.0
-        choice: tuple[Saved, str] | None = None
+        choice: tuple[RunCheckpoint, str] | None = None
         with deferring_losses(self._ranks):
             self.settle()  # one may have become durable everywhere just before
             choice = self._choose()
@@ -199,7 +199,7 @@ class Checkpoints:
         self._ranks.share((saved.path / dense.FILE).read_bytes())
         return saved, lost
 
-    def _chosen(self, saved: Saved) -> None:
+    def _chosen(self, saved: RunCheckpoint) -> None:
         """Do something before the servers go back to `saved`; for subclasses."""
 
     def _mark(self, position: Position, *, wait: bool) -> _Pending:
@@ -221,7 +221,7 @@ class Checkpoints:
             self._client.checkpoint(position.step, wait=wait)
         return _Pending(position, arrays, pool)
 
-    def _publish(self, pending: _Pending) -> Saved:
+    def _publish(self, pending: _Pending) -> RunCheckpoint:
         from oe_runtime.keras import dense
 
         base = self._base() if pending.pool is None else None
@@ -248,7 +248,7 @@ class Checkpoints:
             self._in_files = path
             if self.uploads is not None:
                 self.uploads.offer(path)
-        return Saved(path, pending.position, pending.pool)
+        return RunCheckpoint(path, pending.position, pending.pool)
 
     def _base(self) -> Path | None:
         """Return the checkpoint that the next increment builds on; None: the next files have all rows."""
@@ -260,11 +260,11 @@ class Checkpoints:
             return None
         return self._in_files if length <= self._options.checkpoint_increments else None
 
-    def _published(self) -> list[Saved]:
+    def _published(self) -> list[RunCheckpoint]:
         """Return the published checkpoints, newest first."""
         return [_saved(checkpoint.read(path)) for path in reversed(checkpoint.published(self._directory))]
 
-    def _choose(self) -> tuple[Saved, str]:
+    def _choose(self) -> tuple[RunCheckpoint, str]:
         found = self._published()
         kept = self._client.checkpoints() if self._client and any(one.pool for one in found) else []
         servers = self._client.servers if self._client else 0
@@ -289,7 +289,7 @@ class Checkpoints:
             raise RunError("the servers have not had the same pushes; go on from the last checkpoint")
         return {name: sum(server["tables"][name]["rows"] for server in servers) for name in names}
 
-    def _check_rows(self, saved: Saved, found: Mapping[str, int]) -> None:
+    def _check_rows(self, saved: RunCheckpoint, found: Mapping[str, int]) -> None:
         wanted = (saved.pool or {}).get("rows", {})
         for name, rows in found.items():
             if wanted.get(name) != rows:
@@ -325,7 +325,7 @@ def _use_pools(options: Options, client: Client | None) -> bool:
     return not refusal
 
 
-def _lost(saved: Saved, servers: int, kept: list[int]) -> str:
+def _lost(saved: RunCheckpoint, servers: int, kept: list[int]) -> str:
     pool = saved.pool or {}
     what = f"checkpoint {saved.path} has its rows in the storage of {pool.get('servers')} server"
     what += "" if pool.get("servers") == 1 else "s"

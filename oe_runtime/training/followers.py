@@ -14,7 +14,7 @@ from typing import Any
 
 from oe_runtime.client import Client
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks, deferring_losses
 
 
@@ -54,7 +54,7 @@ class FollowingCheckpoints:
     def settle(self) -> None:
         """Do nothing: worker 0 publishes it."""
 
-    def roll_back(self) -> tuple[Saved, str]:
+    def roll_back(self) -> tuple[RunCheckpoint, str]:
         """Go to worker 0's checkpoint, with its dense weights; as Checkpoints.roll_back."""
         from oe_runtime.keras import dense
 
@@ -66,7 +66,7 @@ class FollowingCheckpoints:
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / dense.FILE).write_bytes(self._ranks.share(b""))
             dense.load(self._model, Path(directory))
-        return Saved(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
+        return RunCheckpoint(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
 
 
 def restore_target(client: Client, target: Mapping[str, Any]) -> None:

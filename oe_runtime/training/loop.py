@@ -8,10 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from oe_runtime.data import Batch, Source, holdout_batches, make_split, training_batches
 from oe_runtime.data.auc import StreamingAuc
@@ -19,30 +15,13 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks, deferring_losses
+from oe_runtime.training.ranks import deferring_losses
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
-
-
-class Trainee(Protocol):
-    """A compiled model, stock or with served embeddings."""
-
-    ranks: Ranks  # the workers that train it
-
-    def train(self, batch: Batch, following: Batch | None = None) -> None:
-        """Run one step; `following` is the next batch, if it is known."""
-        ...
-
-    def window(self) -> tuple[float, float]:
-        """Return mean loss and AUC of the steps since the last call."""
-        ...
-
-    def predict(self, batch: Batch) -> NDArray[np.float32]:
-        """Return click probabilities, shape (B,)."""
-        ...
+from oe_runtime.training.trainee import KerasTrainee
 
 
 class Interrupted(Exception):
@@ -61,7 +40,7 @@ class Loop:
         self,
         options: Options,
         source: Source,
-        trainee: Trainee,
+        trainee: KerasTrainee,
         checkpoints: Checkpoints | FollowingCheckpoints,
         directory: RunDirectory | FollowingDirectory,
         view: View,
@@ -82,7 +61,7 @@ class Loop:
         # Batch sizes for which TensorFlow has compiled since the start or the last return to a checkpoint.
         self._sizes: set[int] = set()
         self._ended: float | None = None  # time of the last step's end
-        self.saved: Saved | None = None  # the latest checkpoint
+        self.saved: RunCheckpoint | None = None  # the latest checkpoint
         self.step = 0  # the last step begun
 
     def train(self, start: Position) -> Position:
@@ -119,7 +98,7 @@ class Loop:
             self._ranks.barrier()  # before anybody leaves
         return position
 
-    def rolled_back(self, saved: Saved, seconds: float) -> None:
+    def rolled_back(self, saved: RunCheckpoint, seconds: float) -> None:
         """Note that a checkpoint was restored to the servers and the model, in `seconds`."""
         self.saved = saved
         self._trainee.window()
@@ -208,7 +187,7 @@ class Loop:
         every = self._options.checkpoint_steps
         return position.step + every - (position.step % every if every else 0)
 
-    def _due_take(self, position: Position) -> Callable[[Position], Saved | None]:
+    def _due_take(self, position: Position) -> Callable[[Position], RunCheckpoint | None]:
         """Return how to take a due checkpoint: every Nth has its rows in files."""
         nth = self._options.export_checkpoints
         export = bool(nth) and position.step // self._options.checkpoint_steps % nth == 0
@@ -252,7 +231,7 @@ class Loop:
                 self._figures.sample(position.step)
 
     def _take(
-        self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
     ) -> None:
         """Let worker 0 take a checkpoint; the others know that they wait for it."""
         with self._stop.without_time_limit():
@@ -260,13 +239,13 @@ class Loop:
             self._ranks.barrier()
 
     def _publish(
-        self, take: Callable[[Position], Saved | None], position: Position, again: int | None = None
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
     ) -> None:
         """Publish a checkpoint. A failure is a warning where the next attempt is at step `again`."""
         if self._ranks.lost:
             return
         started = time.perf_counter()
-        saved: Saved | None = None
+        saved: RunCheckpoint | None = None
         with deferring_losses(self._ranks):
             try:
                 saved = take(position)

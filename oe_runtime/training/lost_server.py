@@ -16,7 +16,7 @@ from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Loop
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunDirectory
@@ -47,7 +47,7 @@ class ServerRecovery:
         self._stop = stop
         self._ranks = ranks
         self._losses = 0
-        self._last: Saved | None = None  # the checkpoint after the last loss
+        self._last: RunCheckpoint | None = None  # the checkpoint after the last loss
 
     def recover(self, lost: ServerLost, loop: Loop) -> Position:
         """Wait for the lost server and go back to the newest checkpoint; return its position.
@@ -100,7 +100,7 @@ class ServerRecovery:
         endpoint = servers[int(np.argmax(seen))]
         return ServerLost(endpoint, f"{self._name(endpoint)} was lost by another worker")
 
-    def _count(self, lost: ServerLost, saved: Saved | None) -> None:
+    def _count(self, lost: ServerLost, saved: RunCheckpoint | None) -> None:
         """Give up when servers are lost repeatedly without progress."""
         if saved is None or self._last is None or saved.position.step > self._last.position.step:
             self._losses = 0

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oe_runtime import models
 from oe_runtime.client import TRANSFERS
 from oe_runtime.spec import STORAGES
+from oe_runtime.support.argument_types import count, number, widths
 from oe_runtime.support.remote_files import InvalidUrl, is_remote
-from oe_runtime.training import model_options, worker_options
-from oe_runtime.training.argument_types import count, number
+from oe_runtime.training import policies, worker_options
 from oe_runtime.training.optimizers import LEARNING_RATES
 from oe_runtime.training.setting_flags import add
 
@@ -38,8 +39,8 @@ examples:
   # go on after an interruption: the same command with --resume
   python -m oe_runtime.train … --run-dir runs/first --resume
 
-The run directory holds config.json, metrics.jsonl (one event a line), tensorboard/, checkpoints/ and, at the
-end, report.html (python -m oe_runtime.report DIR writes it at any time) and export/.
+The run directory holds config.json, metrics.jsonl (one event per line), tensorboard/, checkpoints/ and, at
+the end, report.html (python -m oe_runtime.report DIR writes it at any time) and export/.
 docs/deeprec-flags.md has DeepRec's flags and what they are called here.
 Exit codes: 0 finished, 1 error, 3 another worker was lost, 130 interrupted (a checkpoint was written;
 --resume goes on from it).
@@ -116,7 +117,7 @@ class Options:
     exit_with_parent: bool
 
     def fixed(self) -> dict[str, Any]:
-        """The settings that a resumed run must share with the run it goes on from."""
+        """Return the settings that a resumed run must share with the run that it continues."""
         common = {
             "data": self.data,
             "model": self.model,
@@ -138,7 +139,7 @@ class Options:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser, whose help is the reference of the trainer."""
+    """Return the argument parser, whose help is the reference of the trainer."""
     p = argparse.ArgumentParser(
         prog="python -m oe_runtime.train",
         description="Train a click model on Criteo-format data with its embeddings on parameter servers.",
@@ -188,7 +189,22 @@ def parser() -> argparse.ArgumentParser:
 
     worker_options.add_arguments(p)
 
-    model_options.add_arguments(p)
+    m = p.add_argument_group("model")
+    add(m, "model")
+    add(m, "dim", 9)
+    for name, layers in (
+        ("hidden", models.Shape.hidden),
+        ("cin", models.Shape.cin),
+        ("bottom", models.Shape.bottom),
+    ):
+        add(m, name, layers, type=widths, metavar="N,N")
+    add(m, "interaction", models.Shape.interaction)
+    add(m, "precision", "float32")
+    add(m, "row_precision", "float32")
+    add(m, "index", "array")
+    add(m, "admission", type=policies.admission, metavar="RULE")
+    add(m, "eviction", [], type=policies.eviction, metavar="RULE,…")
+    add(m, "max_cardinality", 0)
 
     t = p.add_argument_group("training")
     add(
@@ -277,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
-    """The checked options; a mistake ends the process with a message and status 2, as argparse does."""
+    """Return the checked options; a mistake ends the process with status 2, as argparse does."""
     p = parser()
     a = p.parse_args(argv)
     if a.resume and a.run_dir is None:
@@ -292,14 +308,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         p.error("--storage dram_pmem and --storage-cache go together")
     servers = worker_options.endpoints(p, "--servers", a.servers) if a.servers is not None else ()
     place = worker_options.settle(p, a)
-    if a.token_file is not None and not servers:
-        p.error("--token-file goes with --servers")
-    if a.checkpoint_transfer != "shared" and not servers:
-        p.error("--checkpoint-transfer goes with --servers")
-    if a.job and not servers:
-        p.error("--job goes with --servers")
-    if a.checkpoint_rows == "pool" and not servers:
-        p.error("--checkpoint-rows pool goes with --servers")
+    for_servers = {
+        "--token-file": a.token_file is not None,
+        "--checkpoint-transfer": a.checkpoint_transfer != "shared",
+        "--job": a.job,
+        "--checkpoint-rows pool": a.checkpoint_rows == "pool",
+    }
+    for flag, given in for_servers.items():
+        if given and not servers:
+            p.error(f"{flag} goes with --servers")
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
     if a.upload_to:

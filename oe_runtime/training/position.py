@@ -27,7 +27,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Saved:
+class RunCheckpoint:
     """A published checkpoint of the trainer."""
 
     path: Path

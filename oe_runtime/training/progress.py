@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
@@ -12,35 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from oe_runtime.training.charts import duration
 
 
-class View(Protocol):
-    """Shows a run."""
-
-    def __enter__(self) -> View: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def say(self, text: str) -> None:
-        """Show one line of news."""
-        ...
-
-    def total(self, steps: int | None, done: int) -> None:
-        """Set the number of steps, and how many are done already."""
-        ...
-
-    def tick(self, step: int) -> None:
-        """Note that a step was done."""
-        ...
-
-    def step(self, step: int, steps: int | None, numbers: dict[str, float | None]) -> None:
-        """Show progress: loss, auc, samples_per_s, eta_s."""
-        ...
-
-
 def view() -> View:
     """Return a bar when stdout is a terminal, else lines."""
-    return Bar() if sys.stdout.isatty() else Lines()
+    return Bar() if sys.stdout.isatty() else View()
 
 
 def describe(numbers: dict[str, float | None]) -> str:
@@ -58,32 +30,32 @@ def describe(numbers: dict[str, float | None]) -> str:
     return "  ".join(parts)
 
 
-class Lines:
-    """Plain lines for logs and pipes."""
+class View:
+    """Plain lines, for logs and pipes."""
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> View:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Show one line of news."""
         print(text, flush=True)
 
     def total(self, steps: int | None, done: int) -> None:
-        """Show nothing."""
+        """Set the number of steps, and how many are done already."""
 
     def tick(self, step: int) -> None:
-        """Show nothing."""
+        """Note that a step was done."""
 
     def step(self, step: int, steps: int | None, numbers: dict[str, float | None]) -> None:
-        """Print `step 40/1000  loss …`."""
+        """Show progress, `step 40/1000  loss …`: loss, auc, samples_per_s, eta_s."""
         of = f"/{steps}" if steps is not None else ""
         print(f"step {step}{of}  {describe(numbers)}", flush=True)
 
 
-class Bar:
+class Bar(View):
     """A Rich progress bar; news appear above it."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from oe_runtime.data.work_queue import Work
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.shared_input import SharedInput
@@ -37,43 +37,35 @@ class QueueLoop(Loop):
     def train(self, start: Position) -> Position:
         """Train the batches of the queue, to its end or to --steps."""
         with self._shared.sharing_losses():
-            return self._train(start)
-
-    def _train(self, start: Position) -> Position:
-        position = start
-        for work, batch, done in self._shared.work():
-            position = self._take_part(position, work, batch, done)
-            if self._finished(position):
-                break
-        if self._shared.stop_requested():
-            raise self._stopped(position)
-        self._shared.raise_losses()
-        if position.step == 0 and self._first:
-            raise RunError(f"{self._source.describe()} has no rows to train on")
-        if self._clock.pending:
-            self._log(position)
-        self._figures.finish(position.step)
-        if self._first:
-            # The servers and their storage may end after this.
-            self._save(self._checkpoints.take_files, position, files=True)
-        return position
+            position = start
+            for work, batch, done in self._shared.work():
+                position = self._take_part(position, work, batch, done)
+                if self._finished(position):
+                    break
+            if self._shared.stop_requested():
+                raise self._stopped(position)
+            self._shared.raise_losses()
+            if position.step == 0 and self._first:
+                raise RunError(f"{self._source.describe()} has no rows to train on")
+            if self._clock.pending:
+                self._log(position)
+            self._figures.finish(position.step)
+            if self._first:
+                # The servers and their storage may end after this.
+                self._save(self._checkpoints.take_files, position, files=True)
+            return position
 
     def evaluate(self) -> StreamingAuc:
         """Return AUC and log loss on the held-out rows. Worker 0 evaluates; the others wait for its end."""
-        with self._shared.sharing_losses():
-            auc = self._evaluate()
-            self._shared.end()
-        return auc
-
-    def _evaluate(self) -> StreamingAuc:
         auc = StreamingAuc()
-        if not (self._options.holdout and self._options.eval and self._first):
-            return auc
-        self._dense.pull()
-        for batch in self._shared.held_out():
-            if self._stop:
-                raise self.interrupted()
-            auc.update(batch.labels, self._trainee.predict(batch))
+        with self._shared.sharing_losses():
+            if self._options.holdout and self._options.eval and self._first:
+                self._dense.pull()
+                for batch in self._shared.held_out():
+                    if self._stop:
+                        raise self.interrupted()
+                    auc.update(batch.labels, self._trainee.predict(batch))
+            self._shared.end()
         return auc
 
     def _take_part(self, before: Position, work: Work, batch: Batch, done: int) -> Position:
@@ -144,7 +136,7 @@ class QueueCheckpoints(Checkpoints):
         self._shared = shared
         self._excuse = excuse
 
-    def roll_back(self) -> tuple[Saved, str]:
+    def roll_back(self) -> tuple[RunCheckpoint, str]:
         """See Checkpoints; call it after a loss, when all are connected again."""
         with self._shared.sharing_losses():
             if self._options.rank:
@@ -154,7 +146,7 @@ class QueueCheckpoints(Checkpoints):
                     self._excuse(rank)
             return self.begin()
 
-    def begin(self) -> tuple[Saved, str]:
+    def begin(self) -> tuple[RunCheckpoint, str]:
         """Do so when all workers start: the first ones wait at the servers."""
         if self._options.rank:
             found = super().roll_back()
@@ -165,6 +157,6 @@ class QueueCheckpoints(Checkpoints):
         self._shared.follow()
         return found
 
-    def _chosen(self, saved: Saved) -> None:
+    def _chosen(self, saved: RunCheckpoint) -> None:
         if not self._options.rank:
             self._shared.begin(saved.position.queue)

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,91 +31,50 @@ _POLL = 0.2  # seconds
 _LEAST_SILENCE = 20.0  # seconds that another worker's host may be unreachable
 
 
-class Ranks(Protocol):
-    """All workers call the same methods in the same order; each waits for all.
+class Ranks:
+    """The workers of a run: here a single one, which waits for nobody. CollectiveRanks are several.
 
-    A worker that has lost a server calls `report_loss` and goes on without asking servers. Then the next
-    `any_stop_request`, `stop_requested` or `barrier` raises ServerLost in all workers.
+    All workers call the same methods in the same order; each waits for all. A worker that has lost a server
+    calls `report_loss` and goes on without asking servers. Then the next `any_stop_request`, `stop_requested`
+    or `barrier` raises ServerLost in all workers.
     """
 
-    @property
-    def rank(self) -> int:
-        """The rank of this worker."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """The number of workers."""
-        ...
+    rank = 0
+    count = 1
 
     @property
     def lost(self) -> bool:
         """Whether this worker has lost servers, perhaps unknown to the others."""
-        ...
+        return False
 
     def report_loss(self, error: OeError) -> None:
         """Report lost servers, or that servers take this worker for lost. A single worker raises it."""
-        ...
-
-    def send_stop_request(self, stop: StopRequest) -> None:
-        """Before a step: send this worker's stop request, if any, to the others."""
-        ...
-
-    def any_stop_request(self, stop: StopRequest) -> bool:
-        """After the step: whether any worker sent one."""
-        ...
-
-    def stop_requested(self, stop: StopRequest) -> bool:
-        """Between steps: whether any worker was asked to stop."""
-        ...
-
-    def barrier(self) -> None:
-        """Wait until all workers have come here, with all they did before."""
-        ...
-
-    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Sum all workers' float32, float64, int32 or int64 arrays of one shape."""
-        ...
-
-    def share(self, value: bytes, origin: int = 0) -> bytes:
-        """Return the `value` of worker `origin` in all workers."""
-        ...
-
-
-@dataclass(frozen=True)
-class SingleRank:
-    """A single worker."""
-
-    rank: int = 0
-    count: int = 1
-    lost: bool = False
-
-    def report_loss(self, error: OeError) -> None:
-        """See Ranks."""
         raise error
 
     def send_stop_request(self, stop: StopRequest) -> None:
-        """See Ranks."""
+        """Before a step: send this worker's stop request, if any, to the others."""
 
-    def stop_requested(self, stop: StopRequest) -> bool:
-        """See Ranks."""
+    def any_stop_request(self, stop: StopRequest) -> bool:
+        """After the step: whether any worker sent one."""
         return bool(stop)
 
-    any_stop_request = stop_requested
+    def stop_requested(self, stop: StopRequest) -> bool:
+        """Between steps: whether any worker was asked to stop."""
+        return bool(stop)
 
     def barrier(self) -> None:
-        """See Ranks."""
+        """Wait until all workers have come here, with all they did before."""
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """See Ranks."""
+        """Sum all workers' float32, float64, int32 or int64 arrays of one shape."""
         return values
 
     def share(self, value: bytes, origin: int = 0) -> bytes:
-        """See Ranks."""
+        """Return the `value` of worker `origin` in all workers."""
         return value
 
 
-class CollectiveRanks:
+class CollectiveRanks(Ranks):
     """Several workers, through TensorFlow's collectives."""
 
     def __init__(self, workers: TensorFlowWorkers, stop: StopRequest) -> None:

@@ -13,15 +13,15 @@ from oe_runtime.client import Client
 from oe_runtime.data import Source, field_rows, make_split, open_source
 from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
 from oe_runtime.spec import StorageSpec, TableSpec, Worker
+from oe_runtime.support import horovod
 from oe_runtime.support.token_file import read_token
-from oe_runtime.training import horovod
 from oe_runtime.training.charts import duration
 from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.lost_server import ServerRecovery
 from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View, view
 from oe_runtime.training.queue_loop import QueueCheckpoints, QueueLoop
 from oe_runtime.training.ranks import Stopped, check_agreement, check_input, translating_worker_losses
@@ -105,22 +105,14 @@ def _run(options: Options, stop: StopRequest) -> int:
         _leave(client)
         ended = True
         return 0
-    except OeError as error:
+    except Exception as error:
         message = _message(error, options)
         if directory is not None:
-            directory.event("error", message=message)
+            directory.event("error", message=message or f"{type(error).__name__}: {error}")
+        if not message:
+            raise  # a bug: show the traceback
         print(f"error: {message}", file=sys.stderr)
         return WORKER_LOST if isinstance(error, WorkerLost) else 1
-    except Exception as error:
-        if message := _memory_error(error) or _disk_error(error):
-            if directory is not None:
-                directory.event("error", message=message)
-            print(f"error: {message}", file=sys.stderr)
-            return 1
-        # A bug: show the traceback, and let those who watch the run see its end.
-        if directory is not None:
-            directory.event("error", message=f"{type(error).__name__}: {error}")
-        raise
     finally:
         if uploads is not None:
             uploads.close()
@@ -256,7 +248,7 @@ def _begin_in_step(
     trainee: KerasTrainee,
     screen: View,
     stop: StopRequest,
-) -> tuple[Checkpoints | FollowingCheckpoints, Position, Saved | None]:
+) -> tuple[Checkpoints | FollowingCheckpoints, Position, RunCheckpoint | None]:
     """Begin with one worker, or several in step: same position, same weights and rows."""
     check_agreement(options, trainee.ranks)
     if mine is not None:
@@ -281,7 +273,7 @@ def _begin_in_step(
 
 def _begin_asynchronous(
     options: Options, client: Client, trainee: KerasTrainee, shared: SharedInput, stop: StopRequest
-) -> tuple[Checkpoints, Saved]:
+) -> tuple[Checkpoints, RunCheckpoint]:
     """Begin with asynchronous workers, which wait for each other by going back to a checkpoint."""
 
     def excuse(rank: int) -> None:
@@ -431,7 +423,10 @@ def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) 
     )
 
 
-def _message(error: OeError, options: Options) -> str:
+def _message(error: Exception, options: Options) -> str:
+    """Describe an error to the user; empty for a bug."""
+    if not isinstance(error, OeError):
+        return _memory_error(error) or _disk_error(error)
     if isinstance(error, GradientError):
         return f"{str(error).partition(';')[0]}; try a smaller --learning-rate"
     if not isinstance(error, (ServerLost, TornError, WorkerLost)):

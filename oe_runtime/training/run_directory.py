@@ -105,7 +105,6 @@ class _Scalars:
         self._writer = tf.summary.create_file_writer(str(directory))
 
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Write the known `values`."""
         summary = self._tf.compat.v1.Summary()
         for name, value in values.items():
             if value is not None:
@@ -115,7 +114,6 @@ class _Scalars:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from oe_runtime.training.argument_types import count, number
+from oe_runtime.support.argument_types import count, number
 
 _SETTINGS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")

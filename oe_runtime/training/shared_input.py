@@ -109,7 +109,7 @@ class SharedInput:
         self._queue.follow()
 
     def await_others(self) -> list[int]:
-        """In worker 0, connected again, wait for the others; return those that are gone, if others may go on.
+        """In worker 0, connected again, wait for the others; return the lost ones, if others may continue.
 
         Raises WorkerLost for a worker that is gone or does not come, and ServerLost after a stop request.
         """

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from oe_runtime.support import durable
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
-from oe_runtime.training.ranks import CollectiveRanks, Ranks, SingleRank, join_workers
+from oe_runtime.training.ranks import CollectiveRanks, Ranks, join_workers
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
@@ -37,7 +36,7 @@ class KerasTrainee:
         """With several workers, waits until all have started; see `ranks.join_workers` for its errors."""
         keras = prepare(options)
         workers = join_workers(options, stop) if _together(options) else None
-        self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else SingleRank()
+        self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else Ranks()
         self.dense: Any = None  # asynchronous workers' ServerWorkers
         keras.utils.set_random_seed(options.seed)
         self.model: Any = models.build(
@@ -50,7 +49,7 @@ class KerasTrainee:
             interaction=options.interaction,
             dtype={"float32": "float32", "bfloat16": "mixed_bfloat16"}[options.precision],
             seed=options.seed,
-            embedding=None if client is None else partial(_served_embedding, tables=_tables(options)),
+            embedding=None if client is None else partial(_served_embedding, options),
         )
         optimizer = optimizers.make(options.optimizer, options.learning_rate)
         if client is not None:
@@ -154,38 +153,24 @@ class KerasTrainee:
             save_as_original_model(self.model, tables, path, overwrite=False)
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The options for all tables."""
-
-    index: str = "array"
-    dtype: str = "float32"
-    admission: Mapping[str, Any] | None = None
-    eviction: Sequence[Mapping[str, Any]] = ()
-
-
-def _tables(options: Options) -> Tables:
-    return Tables(options.index, options.row_precision, options.admission, options.eviction)
-
-
-def _served_embedding(rows: int, *arguments: Any, tables: Tables = Tables(), **options: Any) -> Any:
+def _served_embedding(options: Options, rows: int, *arguments: Any, **keywords: Any) -> Any:
     """Return distributed_model's layer for a keras.layers.Embedding, without its memory in this process."""
     import keras
 
     import oe_runtime.keras as embed
 
     if rows < _SERVED_ROWS:
-        return keras.layers.Embedding(rows, *arguments, **options)
-    admission = tables.admission
+        return keras.layers.Embedding(rows, *arguments, **keywords)
+    admission: Mapping[str, Any] | None = options.admission
     if admission is not None and admission["name"] == "cbf":
         admission = {"max_element_size": rows, **admission}
     return embed.Embedding(
-        -1 if tables.index == "hash" else rows,
+        -1 if options.index == "hash" else rows,
         *arguments,
-        dtype=tables.dtype,
+        dtype=options.row_precision,
         admission=admission,
-        eviction=tables.eviction,
-        **options,
+        eviction=options.eviction,
+        **keywords,
     )
 
 

@@ -1,4 +1,4 @@
-"""Several workers of a run: their flags, and what a launcher's environment says of them."""
+"""Several workers of a run: their flags, and the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oe_runtime.errors import OeError
-from oe_runtime.training import horovod
-from oe_runtime.training.argument_types import count
+from oe_runtime.support import horovod
+from oe_runtime.support.argument_types import count
 from oe_runtime.training.setting_flags import add
 
 # How launchers tell a process its rank and the number of processes: horovodrun, Open MPI's mpirun, mpiexec of
@@ -23,7 +23,7 @@ _ENVIRONMENTS = (
 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
-    """The flags of several workers."""
+    """Add the flags of several workers."""
     w = p.add_argument_group(
         "several workers (a process each, all with the same flags but for --rank and --data)",
         "Each trains on its part of every batch, so that losses are those of one worker, and --resume may be "
@@ -63,7 +63,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def endpoints(p: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, ...]:
-    """HOST:PORT,…; a mistake ends the process as argparse does."""
+    """Parse HOST:PORT,…; a mistake ends the process, as argparse does."""
     found = tuple(e.strip() for e in text.split(","))
     for endpoint in found:
         host, colon, port = endpoint.rpartition(":")
@@ -74,8 +74,8 @@ def endpoints(p: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, ..
     return found
 
 
-class Place(NamedTuple):
-    """Which worker of which this is."""
+class WorkerIdentity(NamedTuple):
+    """The rank of this worker, and the other workers."""
 
     workers: tuple[str, ...] = ()  # none: it is the only one, or `rendezvous` knows them
     rank: int = 0
@@ -85,15 +85,15 @@ class Place(NamedTuple):
 
 def settle(
     p: argparse.ArgumentParser, a: argparse.Namespace, environment: Mapping[str, str] = os.environ
-) -> Place:
-    """What the flags and the environment say; a mistake ends the process."""
+) -> WorkerIdentity:
+    """Return the worker that flags and environment describe; a mistake ends the process."""
     if a.workers is None:
         if a.rank is not None:
             p.error("--rank goes with --workers")
         place = _of_horovodrun(p, environment)
     else:
         workers = endpoints(p, "--workers", a.workers)
-        place = Place(workers, _rank(p, a.rank, len(workers), environment), len(workers))
+        place = WorkerIdentity(workers, _rank(p, a.rank, len(workers), environment), len(workers))
     if a.workqueue:
         if a.servers is None:
             p.error("--workqueue goes with --servers")
@@ -104,7 +104,7 @@ def settle(
     if a.workqueue and a.optimizer in ("ftrl", "adamw"):
         p.error(f"--optimizer {a.optimizer} does not go with --workqueue: its updates depend on the weight")
     if place.size == 1:
-        return Place()
+        return WorkerIdentity()
     if a.servers is None:
         p.error(f"{place.size} workers need --servers: rows that all workers train are on servers")
     if a.run_dir is None:
@@ -123,12 +123,12 @@ def _check_staleness(p: argparse.ArgumentParser, a: argparse.Namespace, workers:
         p.error("--staleness 1 is a part of the pipeline: leave out --no-pipeline")
 
 
-def _of_horovodrun(p: argparse.ArgumentParser, environment: Mapping[str, str]) -> Place:
+def _of_horovodrun(p: argparse.ArgumentParser, environment: Mapping[str, str]) -> WorkerIdentity:
     try:
         place = horovod.started(environment)
     except OeError as error:
         p.error(str(error))
-    return Place() if place is None else Place((), *place)
+    return WorkerIdentity() if place is None else WorkerIdentity((), *place)
 
 
 def _rank(p: argparse.ArgumentParser, rank: int | None, count: int, environment: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""Gives the module what the inventory asks of the host, checked by the same models as `oeprov` itself."""
+"""Pass the host's desired values to the module, checked by the same models as in `oeprov`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
-# The collection carries the package `provision`; it fits the modules better than an installed one.
+# Import the collection's own package `provision`: an installed one may have another version.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 try:
     from provision.artifacts import delivery
@@ -30,7 +30,7 @@ class ActionModule(ActionBase):
     """Runs on the controller, with `provision` and pydantic; the module needs nothing on the host."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Add `desired`, and the plan that `oeprov` got agreement for (`oeprov_plan`), to the arguments."""
+        """Add `desired`, and the plan that the user approved (`oeprov_plan`), to the arguments."""
         if MISSING:
             raise AnsibleActionFail(f"{sys.executable}: {MISSING}; install pydantic there with pip")
         variables = task_vars or {}

@@ -1,4 +1,4 @@
-"""Makes ``plugin: oeprov_ecs`` of an inventory a plugin of Ansible; see ``provision/inventory/ecs.py``."""
+"""Ansible's inventory plugin for ``plugin: oeprov_ecs``; ``provision/inventory/ecs.py`` does the work."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ name: oeprov_ecs
 short_description: Alibaba Cloud ECS instances by tag
 description:
   - Puts the running instances that have all O(tags) into the groups C(parameter_servers) and C(workers).
-  - Credentials come from where Alibaba Cloud's SDK looks for them, never from the file.
+  - Alibaba Cloud's SDK finds the credentials in its usual places; they are never in the file.
 options:
   plugin:
     description: This plugin.
     required: true
     choices: [oeprov_ecs, oeprov.oeprov.oeprov_ecs]
   regions:
-    description: Where to look.
+    description: Regions to search.
     type: list
     elements: str
     required: true
@@ -23,28 +23,28 @@ options:
     type: dict
     required: true
   address:
-    description: Which address to reach it at.
+    description: Address of an instance to connect to.
     choices: [private, public]
     default: private
   user:
     description: User to log in as.
     default: root
   private_key:
-    description: File of the SSH key; by default ssh's own.
+    description: File of the SSH key; empty for ssh's default.
     default: ''
   port:
     description: Port of its SSH server.
     type: int
     default: 22
   kinds:
-    description: Kind by pattern of instance type families, on top of the plugin's own table.
+    description: Kinds by pattern of instance type families, in addition to the plugin's own table.
     type: dict
     default: {}
   group_tag:
-    description: Tag of an instance whose value says which groups it is in; by default its kind does.
+    description: Tag whose value names the groups of an instance; without the tag, its kind decides.
     default: oeprov
   endpoint:
-    description: Address of the service, where it is not the region's public one.
+    description: Address of the service, if not the region's public one.
     default: ''
   vars:
     description: Variables by group (C(all), C(parameter_servers), C(workers)).
@@ -60,7 +60,7 @@ from typing import Any
 from ansible.errors import AnsibleParserError
 from ansible.plugins.inventory import BaseInventoryPlugin
 
-# The collection carries the package `provision`; it fits the plugin better than an installed one.
+# Import the collection's own package `provision`: an installed one may have another version.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 try:
     from provision.cluster.errors import OeprovError

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Carries out one role's part of a host's plan: the same code that observes and plans for `oeprov plan`."""
+"""Carry out one role's part of a host's plan, with the code that observes and plans for `oeprov plan`."""
 
 from __future__ import absolute_import, division, print_function
 
@@ -8,35 +8,35 @@ __metaclass__ = type
 DOCUMENTATION = r"""
 ---
 module: oeprov_converge
-short_description: Bring one part of a host to what the inventory asks for
+short_description: Set up one part of a host as the inventory asks
 description:
   - Observes the host, plans with C(provision.node), and carries out the steps of one part, in the order of
-    the plan and up to its reboot, which waits for the steps of all parts before it.
-  - A plan that was agreed to (O(approved)) is refused when the host's state has moved since; steps that are
-    not in it are left alone and reported.
+    the plan. A reboot waits until the steps of all parts before it are done.
+  - An approved plan (O(approved)) is refused if the host's state has changed since. Steps that it does not
+    have are not done, and reported.
   - Steps that destroy data need O(consent) that names the object.
-  - One module at a time works on a host, and with O(run) one run of C(oeprov) at a time.
+  - Only one module at a time changes a host. With O(run), only one run of C(oeprov) does.
 options:
   part:
-    description: Whose steps to do. V(begin) only checks O(approved) and takes the host for O(run), V(end)
-      gives it back, V(all) is for check mode.
+    description: Part whose steps to carry out. V(begin) only checks O(approved) and takes the host's lease
+      for O(run), V(end) releases it, V(all) is for check mode.
     choices: [begin, end, kernel, runtime, pmem, gpu, all]
     type: str
     required: true
   preparing:
-    description: Do only steps that disturb nothing that runs on the host.
+    description: Carry out only steps that interrupt nothing on the host.
     type: bool
     default: false
   rebooted:
-    description: The host was rebooted just now; it is an error when it was not.
+    description: Confirm that the host was just rebooted; fail if it was not.
     type: bool
     default: false
   desired:
-    description: What is wanted of the host. The action plugin fills it in from the inventory's variables.
+    description: Desired values of the host. The action plugin takes them from the inventory's variables.
     type: dict
     required: true
   approved:
-    description: The plan that was agreed to - C(digest) of its state and ids of its C(steps).
+    description: The approved plan - C(digest) of its state and ids of its C(steps).
     type: dict
     default: {}
   consent:
@@ -45,14 +45,14 @@ options:
     elements: str
     default: []
   run:
-    description: Who is changing the host - C(id) of the run, its C(owner), and C(where) it runs.
+    description: Holder of the lease - C(id) of the run, its C(owner), and C(where) it runs.
     type: dict
     default: {}
 author: oeprov (@oeprov)
 """
 
 EXAMPLES = r"""
-- name: Bring persistent memory to the mode that the inventory asks for
+- name: Set the mode of persistent memory
   oeprov.oeprov.oeprov_converge:
     part: pmem
 """
@@ -63,20 +63,20 @@ steps:
   type: list
   returned: always
 left:
-  description: What steps are left that are not in the plan that was agreed to.
+  description: Steps that were not done because the approved plan does not have them.
   type: list
   elements: str
   returned: always
 reboot:
-  description: Whether all is prepared for a reboot that is to be done now.
+  description: Whether the host must be rebooted now.
   type: bool
   returned: always
 kernel_left:
-  description: Whether the role kernel has something to do before the rest can be done.
+  description: Whether the role kernel must run before the remaining steps.
   type: bool
   returned: always
 state:
-  description: What the host looks like now, when the approved plan no longer fits.
+  description: State of the host, if the approved plan no longer fits.
   type: dict
   returned: failure
 """
@@ -92,7 +92,7 @@ from ansible_collections.oeprov.oeprov.plugins.module_utils.node.step import Des
 
 
 def refusal(step, consent):
-    """Why the step may not be done; empty when it may."""
+    """Return why the step is refused; empty if it is not."""
     missing = [item for item in step.destroys if item not in consent]
     if missing:
         return "{} destroys {}; agree to that by name: oeprov --consent HOST:OBJECT, or pmem_consent".format(
@@ -104,7 +104,7 @@ def refusal(step, consent):
 
 
 def describe(steps):
-    """The steps as text, for --diff."""
+    """Return the steps as text, for --diff."""
     return "".join("{}  ({})\n".format(step.what, step.why) for step in steps)
 
 
@@ -121,12 +121,27 @@ def begin(module, made, state):
 
 
 def nothing():
-    """The result when there was nothing to do."""
+    """Return the result for nothing done."""
     return {"changed": False, "steps": [], "left": [], "reboot": False, "kernel_left": False}
 
 
+def warn_of_waiting(module, made, steps):
+    """Warn if a reboot waits for steps that another role has to carry out first."""
+    reboots = [number for number, step in enumerate(made.steps) if step.action == "reboot"]
+    if not reboots or made.steps[reboots[0]] in steps:
+        return
+    waiting = [step for step in made.steps[: reboots[0]] if step.role != "kernel"]
+    if waiting:
+        module.warn(
+            "not done: {}; it waits for: {}".format(
+                made.steps[reboots[0]].what,
+                "; ".join("{} (role {})".format(step.what, step.role) for step in waiting),
+            )
+        )
+
+
 def carry_out(module, system, steps):
-    """Do the steps in order; what was done, whether anything changed, whether a reboot is prepared."""
+    """Carry out the steps in order; return those done, whether the host changed, and whether to reboot."""
     done, changed, reboot = [], False, False
     for step in steps:
         started = time.time()
@@ -157,7 +172,9 @@ def run(module, system, holder):
     steps = made.steps if part == "all" else made.ready_steps(part, params["preparing"])
     if made.problems and (steps or part == "all"):
         module.fail_json(msg="; ".join(made.problems), steps=[])
-    # What was not agreed to is left, and all that comes after it.
+    if part == "kernel" and not params["preparing"]:
+        warn_of_waiting(module, made, steps)
+    # The first step that was not approved is not done, nor any after it.
     agreed = [not approved or step.id in approved.get("steps", []) for step in steps] + [False]
     left = [step.what for step in steps[agreed.index(False) :]]
     steps = steps[: agreed.index(False)]
@@ -185,7 +202,7 @@ def run(module, system, holder):
 
 
 def run_alone(module, system, holder):
-    """The same, with the host held for one run."""
+    """Run while holding the host's lock, and its lease if there is a holder."""
     with lease.lock(system):
         if module.params["part"] != "end":
             if holder:
@@ -215,7 +232,7 @@ def main():
     )
     try:
         if module.check_mode or module.params["desired"].get("kind") == "local":
-            # Kind local may be anybody's machine; there the lock of the cluster is enough.
+            # On kind local, which needs no root, the lock of the cluster is enough.
             run(module, System(), {})
         else:
             run_alone(module, System(), module.params["run"])

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""A training job on one host: directories, token and units before it runs, their end after."""
+"""Prepare a host for a training job and start its servers, or stop the job's processes there."""
 
 from __future__ import absolute_import, division, print_function
 
@@ -8,27 +8,27 @@ __metaclass__ = type
 DOCUMENTATION = r"""
 ---
 module: oeprov_job
-short_description: Prepare a host for a training job and start its servers, or end the job's processes on it
+short_description: Prepare a host for a training job and start its servers, or stop the job's processes
 description:
-  - V(prepared) makes the directories that a role's processes use and puts the job's token there, for its
-    owner only. It refuses a storage directory that cannot be written. With O(units) it starts systemd units
-    and waits until each server listens; when one does not, all of them are taken away again.
-  - V(stopped) ends the job's processes of one role that still run here; a worker writes a checkpoint first.
-    Units are taken away; rows in persistent memory stay for who goes on with the job. Processes that the
-    launcher started (C(state.json)) get SIGTERM; when their launcher is gone they end by themselves and are
-    only waited for. A process that got the pid of an ended one is left alone.
+  - V(prepared) creates the directories that a role's processes use, and the job's token, which only its
+    owner can read. It refuses a storage directory that cannot be written. With O(units) it starts systemd
+    units and waits until each server listens; if one does not, it stops and removes all of them.
+  - V(stopped) stops the job's processes of one role on this host; a worker writes a checkpoint first.
+    It removes units. Rows in persistent memory stay, so that the job can be resumed. Processes that the
+    launcher started (C(state.json)) get SIGTERM. If the launcher has ended, they end by themselves, and the
+    module only waits for them. Another process that has the pid of an ended one is left alone.
 options:
   directory:
     description: Directory of the job.
     type: path
     required: true
   role:
-    description: Whose processes.
+    description: Role of the processes.
     choices: [worker, parameter_server]
     type: str
     required: true
   state:
-    description: What to reach.
+    description: State to reach.
     choices: [prepared, stopped]
     type: str
     default: prepared
@@ -36,12 +36,12 @@ options:
     description: The job's token; required for V(prepared).
     type: str
   user:
-    description: System user that the job's units run as, made when missing; empty where the launcher itself
-      starts the processes.
+    description: System user that the job's units run as, created if it does not exist; empty if the launcher
+      itself starts the processes.
     type: str
     default: ""
   units:
-    description: Units to start, as C(provision.units) makes them.
+    description: Units to start, as C(oeprov launch-training) writes them.
     type: list
     elements: dict
     default: []
@@ -90,7 +90,7 @@ FOLDERS = {"worker": ["", "logs", "run"], "parameter_server": ["", "logs", "read
 
 
 def prepare(module, directory, storage):
-    """Make what is missing; says whether anything was."""
+    """Create missing directories and the token; return whether anything was missing."""
     if storage and not (os.path.isdir(storage) and os.access(storage, os.W_OK | os.X_OK)):
         module.fail_json(msg="{} is not a directory that this user can write to".format(storage))
     changed = False
@@ -114,7 +114,7 @@ def prepare(module, directory, storage):
 
 
 def start(module, system):
-    """Prepare for units and start them; the module's result."""
+    """Prepare the host for units and start them; return the module's result."""
     params = module.params
     if module.check_mode:
         return {"changed": True}
@@ -127,7 +127,7 @@ def start(module, system):
 
 
 def running(module, path):
-    """The role's processes of a launcher on this machine that still run, and whether the launcher does."""
+    """Return the role's running processes of a launcher on this machine, and whether the launcher runs."""
     if not os.path.exists(path):
         return [], False
     try:
@@ -143,13 +143,13 @@ def running(module, path):
     except (OSError, IOError) as error:
         module.fail_json(msg="{}: {}".format(path, error.strerror))
     except (ValueError, KeyError, TypeError):
-        module.fail_json(msg="{}: is not the state of a job".format(path))
+        module.fail_json(msg="{} is not the state of a job".format(path))
 
 
 def stop(module, found, supervised):
-    """End the processes; fails when one does not."""
+    """Stop the processes; fail if one does not end."""
     for item in found:
-        # Without their supervisor they are ending already, and a second request would cost the checkpoint.
+        # Without their supervisor they are ending already; a second signal would abort the checkpoint.
         if supervised:
             process.send(item["pid"], item["started"])
     deadline = time.time() + module.params["timeout"]
@@ -164,7 +164,7 @@ def stop(module, found, supervised):
 
 
 def stop_units(module, system):
-    """Names of units of the role that ran here; they are taken away. None on a host without any."""
+    """Stop and remove the role's units; return the names of those that ran here."""
     directory, role = module.params["directory"], module.params["role"]
     units = [item for item in jobfiles.recorded(system, directory) if item["role"] == role]
     if not units or module.check_mode:

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Builds oeprov's wheel on a host, for all hosts of its kind."""
+"""Build oeprov's wheel on a host, for all hosts with the same system."""
 
 from __future__ import absolute_import, division, print_function
 
@@ -11,8 +11,8 @@ module: oeprov_wheel
 short_description: Build the runtime of oeprov as a wheel
 description:
   - Installs compilers and libraries from the distribution, and builds. Nothing comes from PyPI.
-  - Another flavor's wheel is built as its own documents say, in a container.
-  - Used by C(oeprov_converge) where no wheel for the host's kind of system is had.
+  - The wheel of another flavor is built in a container, as that flavor's documentation says.
+  - C(oeprov_converge) uses it if there is no wheel for the host's system.
 options:
   packed:
     description: Tar archive with C(source) and C(tools) on the host; empty for another flavor's wheel.
@@ -23,7 +23,7 @@ options:
     type: path
     required: true
   desired:
-    description: What is wanted of the host; its flavor, interpreter and repositories count.
+    description: Desired values of the host; only its flavor, interpreter and repositories are used.
     type: dict
     required: true
 author: oeprov (@oeprov)
@@ -39,11 +39,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 path:
-  description: The wheel.
+  description: Path of the wheel.
   type: str
   returned: success
 log:
-  description: The last 200 lines of what pip and the compiler said.
+  description: The last 200 lines that pip and the compiler printed.
   type: str
   returned: failure
 """

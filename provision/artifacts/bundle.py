@@ -1,4 +1,4 @@
-"""``oeprov bundle``: all that the hosts of an inventory need, in one directory, for sites without a network.
+"""``oeprov bundle``: all that the hosts of an inventory need, in one directory, for air-gapped sites.
 
 A bundle has, for each system (``debian-12-x86_64``), ``packages/SYSTEM`` with system packages, all that they
 depend on and the package manager's index; for each kind of wheel, ``wheels/KEY`` with oeprov's own and
@@ -32,34 +32,34 @@ from provision.node.step import Desired
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-THERE = "/var/lib/oeprov/bundle"  # what `bootstrap --bundle` brought
-_TIMEOUT = 3600  # of a batch on its way
+THERE = "/var/lib/oeprov/bundle"  # on hosts: the files that `bootstrap --bundle` sent
+_TIMEOUT = 3600  # for sending a batch
 _BATCH = 64 << 20
-_OLDEST = 17  # C libraries 2.this and later are what wheels are built for
+_OLDEST = 17  # wheels are built for C library 2.17 and later
 
 
 def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: Path) -> list[str]:
-    """Collect the bundle into ``output``, which must be new or empty; a line for each part of it.
+    """Collect the bundle into ``output``, which must be new or empty; returns one line for each part.
 
-    ``systems``: what the hosts run, one for all or ``HOST=SYSTEM`` for one; default: what this machine runs.
-    Raises OeprovError; ``output`` is then as it was.
+    ``systems``: the hosts' systems, one for all or ``HOST=SYSTEM``; default: this machine's. Raises
+    OeprovError; ``output`` is then unchanged.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise OeprovError(f"{output}: is there already, and not empty")
+        raise OeprovError(f"{output} exists and is not empty; name a new directory")
     making = output.with_name(output.name + ".making")
     shutil.rmtree(making, ignore_errors=True)
     try:
         making.mkdir(parents=True)
     except OSError as error:
-        raise OeprovError(f"{making}: {error.strerror}: name a directory that can be made") from None
+        raise OeprovError(f"{making}: {error.strerror}; name another directory") from None
     try:
         here = dict.fromkeys(inventory.hosts, observe_os(System()))
         named = {**here, **assigned(inventory, systems)}
         lines = _collect(inventory, making, named, state_dir)
         if inventory.flavor != flavor_facts.DEFAULT:
             lines.append(
-                f"not in it, as runtime_flavor {inventory.flavor} compiles on the hosts: what pip and git "
-                "get; name mirrors or directories as runtime_index, runtime_package, runtime_sources"
+                f"not included, since runtime_flavor {inventory.flavor} compiles on the hosts: downloads of "
+                "pip and git; set mirrors or directories as runtime_index, runtime_package, runtime_sources"
             )
         _write_manifest(making)
         if output.exists():
@@ -106,7 +106,7 @@ def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state
         if requirements:
             _pip(key, systems_of_keys[key], sorted(requirements), into / "pip" / key)
             shown = [name for name in sorted(requirements) if not name.endswith(".whl")]
-            lines.append(f"pip/{key}: {', '.join(shown)} and what they need")
+            lines.append(f"pip/{key}: {', '.join(shown)} and their dependencies")
     return lines
 
 
@@ -118,7 +118,7 @@ def _no_other(packed: Path, log: Path) -> Path:
 
 
 def _parts(host: Host, os: OsInfo) -> list[Part]:
-    """Packages that the host wants; those of drivers apart, because not all of them go together."""
+    """Packages that the host needs; those of drivers in parts of their own, because some conflict."""
     desired = host.desired()
     needs = Part(
         tuple(packages.needed(desired, os)),
@@ -129,7 +129,7 @@ def _parts(host: Host, os: OsInfo) -> list[Part]:
 
 
 def _kernel(desired: Desired, os: OsInfo) -> list[Part]:
-    """Packages of the kernel that the host wants."""
+    """Packages of the kernel that the host needs."""
     if not desired.kernel_version:
         return []
     release = "" if desired.kernel_version == "newest" else desired.kernel_version
@@ -143,7 +143,7 @@ def _kernel_from(desired: Desired, os: OsInfo) -> tuple[tuple[str, str], ...]:
 
 
 def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
-    """Packages of the GPU driver, of each kind that GPUs of today need."""
+    """Packages of the GPU driver, for each kind of GPU."""
     if not host.platform.has_gpus or not desired.gpu_driver:
         return []
     headers = tuple(gpu.kernel_packages(os))
@@ -168,7 +168,7 @@ def _pip(key: str, os: OsInfo, requirements: list[str], into: Path) -> None:
 
 
 def _platforms(os: OsInfo) -> list[str]:
-    """Names of the platforms whose wheels a system can use, the best first."""
+    """Tags of the platforms whose wheels a system can use, the best first."""
     newest = families.glibc(os) or _OLDEST
     names = [f"manylinux_2_{number}" for number in range(newest, _OLDEST - 1, -1)]
     return [f"{name}_{os.architecture}" for name in [*names, "manylinux2014", "linux"]]
@@ -184,7 +184,7 @@ def _write_manifest(root: Path) -> None:
 
 
 class Bundle:
-    """A bundle on this machine, whose files are all there and are what they were."""
+    """A complete and unchanged bundle on this machine."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -192,7 +192,7 @@ class Bundle:
             manifest = json.loads((root / MANIFEST).read_text())
             self.files: dict[str, str] = manifest["files"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise OeprovError(f"{root}: is no bundle: there is no {MANIFEST} that can be read") from None
+            raise OeprovError(f"{root}: is no bundle: it has no readable {MANIFEST}") from None
         if manifest.get("format") != FORMAT:
             raise OeprovError(f"{root}: is of format {manifest.get('format')}; this oeprov reads {FORMAT}")
         there = {path.relative_to(root).as_posix() for path in _files(root)}
@@ -203,7 +203,7 @@ class Bundle:
                 raise OeprovError(f"{root}: {name} is not what was bundled; copy the bundle again")
 
     def used_by(self, inventory: Inventory, state_dir: Path) -> Inventory:
-        """The inventory as if it named the bundle; its wheels are put where `bootstrap` looks for them."""
+        """The inventory with the bundle's directories; copies wheels to where `bootstrap` expects them."""
         ours = inventory.flavor == flavor_facts.DEFAULT
         for path in (self.root / "wheels").glob("*/*/*.whl"):
             there = state_dir.absolute() / path.parent.relative_to(self.root)
@@ -216,7 +216,7 @@ class Bundle:
             if host.connection == "local":
                 place = str(self.root / "packages" / own)
                 index = str(self.root / "pip" / own_sources.own_key())
-            # NVIDIA's repository for apt decides which packages of the driver are taken.
+            # NVIDIA's repository for apt decides which packages of the driver apt installs.
             named = [name for name in (gpu.REPOSITORY,) if name in host.runtime.repositories]
             update: dict[str, object] = {"repositories": dict.fromkeys(["archive", *named], place)}
             update.update({"index": index} if ours else {})
@@ -227,7 +227,7 @@ class Bundle:
         return replace(inventory, hosts=hosts)
 
     def lacks(self, os: OsInfo) -> str:
-        """Why hosts of that system cannot be set up from it; empty when they can."""
+        """Why hosts of that system cannot be set up from the bundle; empty if they can."""
         system = system_of(os)
         has = sorted({name.split("/")[1] for name in self.files if name.startswith("packages/")})
         if system in has:
@@ -235,7 +235,7 @@ class Bundle:
         return f"the bundle {self.root} has nothing for {system}, only for {', '.join(has) or 'no system'}"
 
     def send(self, host: Host, state: State) -> None:
-        """Put on a host what it lacks of the bundle; HostError when it cannot be reached or has no room."""
+        """Send a host the files that it lacks; HostError if it cannot be reached or has no space."""
         if host.connection == "local":
             return
         made = build.build_of(state, host.desired())
@@ -247,10 +247,10 @@ class Bundle:
             if name.startswith(here)
         }
         _on(host, f"mkdir -p {THERE}/packages {THERE}/pip")
-        said = _on(host, f"cd {THERE} && find packages pip -type f -exec sha256sum {{}} +")
-        have = {line[66:]: line[:64] for line in said.splitlines()}
+        sums = _on(host, f"cd {THERE} && find packages pip -type f -exec sha256sum {{}} +")
+        have = {line[66:]: line[:64] for line in sums.splitlines()}
         missing = {there: name for there, (name, sum_) in wanted.items() if have.get(there) != sum_}
-        # What is cut off in the middle has another sum, and is sent again by the next run.
+        # A file that was cut off has another sum, so the next run sends it again.
         for batch in self._batches(missing):
             _on(host, f"tar -xf - -C {THERE}", batch)
         extra = " ".join(shlex.quote(f"{THERE}/{name}") for name in have if name not in wanted)
@@ -278,6 +278,6 @@ def _on(host: Host, line: str, given: bytes = b"") -> str:
     command = remote.elevated(host, shlex.join(["sh", "-c", line]))
     code, out, err = remote.run(host, command, given, remote.CONNECT_TIMEOUT, _TIMEOUT)
     if code:
-        said = (err.strip().splitlines() or [f"exit status {code}"])[-1]
-        raise HostError(host.name, f"the bundle could not be put there: {said}")
+        error = (err.strip().splitlines() or [f"exit status {code}"])[-1]
+        raise HostError(host.name, f"the bundle could not be sent: {error}")
     return out

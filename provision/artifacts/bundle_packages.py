@@ -1,4 +1,4 @@
-"""System packages of a bundle, with all that they depend on: what a machine that has nothing would install.
+"""System packages of a bundle, with all their dependencies: what an empty machine would install.
 
 The package manager itself collects them, apt with an empty status, dnf or yum with an empty root.
 """
@@ -12,7 +12,7 @@ import lzma
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,16 +37,16 @@ class Part(NamedTuple):
 
 
 def system_of(os: OsInfo) -> str:
-    """What a bundle calls a system: packages of one serve no other."""
+    """A system's name in a bundle: packages of one fit no other."""
     family = families.of(os)
     release = os.version if family is None else families.release(family, os)
     return f"{os.id}-{release}-{os.architecture}"
 
 
 def collect(os: OsInfo, parts: Sequence[Part], into: Path) -> int:
-    """Put packages of a system and their index into a new directory; how many there are.
+    """Put packages of a system and their index into a new directory; returns their number.
 
-    Raises OeprovError: this machine cannot get at packages of that system, or some of them are not to be had.
+    Raises OeprovError if this machine cannot download packages of that system, or some are not available.
     """
     if not os.package_manager:
         raise OeprovError(f"{system_of(os)}: packages are known for {families.known_names()} only")
@@ -63,7 +63,7 @@ def _debs(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
     own = observe_os(System())
     if (own.id, own.version) != (os.id, os.version):
         raise OeprovError(
-            f"this machine is {system_of(own)}, and its apt knows nothing of {system_of(os)}: run `oeprov "
+            f"this machine is {system_of(own)}, and its apt has no packages of {system_of(os)}: run `oeprov "
             "bundle` on such a machine, with --limit to its hosts"
         )
     (scratch / "archives/partial").mkdir(parents=True)
@@ -89,10 +89,10 @@ def _debs(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
 
 
 def _sources(directory: Path, use: repositories.Use) -> list[str]:
-    """Options by which apt knows more repositories, or others, than this machine's own."""
+    """Options of apt for more repositories than this machine's, or for others."""
     (directory / "parts").mkdir(parents=True)
     (directory / "lists/partial").mkdir(parents=True)
-    if not use.options:  # on top of those that the machine has
+    if not use.options:  # in addition to those of the machine
         for path in Path("/etc/apt").glob("sources.list*"):
             for file in [path] if path.is_file() else path.iterdir():
                 shutil.copy(file, directory / "parts")
@@ -105,7 +105,7 @@ def _sources(directory: Path, use: repositories.Use) -> list[str]:
 
 
 def _rpms(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
-    """With dnf's or yum's download into an empty root, and the modules that the packages belong to."""
+    """Download with dnf or yum into an empty root, with the modules of the packages."""
     own, system = observe_os(System()), system_of(os)
     same = system_of(own) == system
     manager = own.package_manager if same else "dnf"
@@ -141,7 +141,7 @@ def _rpms(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
         run([manager, "install", "-y", *options, *download, *part.names])
     count = len(list(into.glob("*.rpm")))
     run([index, "-q", str(into)])
-    # dnf refuses a package of a module whose description it does not have.
+    # dnf refuses a package of a module without the module's description.
     modules = {_text(path) for path in scratch.rglob("*modules.yaml*")}
     if modules:
         (scratch / "modules.yaml").write_text("".join(text.rstrip() + "\n" for text in sorted(modules)))
@@ -150,23 +150,19 @@ def _rpms(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
 
 
 def _text(path: Path) -> str:
-    """The text of a file as dnf keeps it: packed in one of four ways, or plain."""
-    unpack: dict[str, Callable[[bytes], bytes]] = {
-        ".gz": gzip.decompress,
-        ".xz": lzma.decompress,
-        ".bz2": bz2.decompress,
-    }
+    """The text of one of dnf's files, compressed in one of four ways or not."""
+    unpack = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
     if path.suffix == ".zst":
         return run(["zstd", "-dcq", str(path)])
     return unpack.get(path.suffix, bytes)(path.read_bytes()).decode()
 
 
 def run(argv: Sequence[str]) -> str:
-    """Standard output of a program; OeprovError with the errors that it told when it fails."""
+    """Standard output of a program; OeprovError with its first errors if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     if done.returncode:
-        said = packages.first_errors(Result(list(argv), done.returncode, done.stdout, done.stderr))
-        raise OeprovError(f"`{shlex.join(argv[:2])} … {argv[-1]}` failed: {said}")
+        errors = packages.first_errors(Result(list(argv), done.returncode, done.stdout, done.stderr))
+        raise OeprovError(f"`{shlex.join(argv[:2])} … {argv[-1]}` failed: {errors}")
     return done.stdout
 
 

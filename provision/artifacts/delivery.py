@@ -1,6 +1,6 @@
-"""Brings oeprov's wheel to a host over Ansible's own connection, and has a host build one where none is had.
+"""Brings a wheel to a host over Ansible's own connection; if there is none yet, a host builds it.
 
-The module on the host plans and says which build it wants; see ``provision.node.build``.
+The module on the host names the build that it wants; see ``provision.node.build``.
 """
 
 from __future__ import annotations
@@ -25,44 +25,37 @@ def with_wheel(
     desired: Mapping[str, Any],
     run: Callable[[], Result],
 ) -> Result:
-    """Runs the module; where it misses a wheel, brings that and runs the module once more.
+    """Run the module; if it misses a wheel, bring that and run the module again.
 
-    ``action`` is Ansible's action plugin, ``variables`` the host's. The result is that of both runs together.
+    ``action`` is Ansible's action plugin, ``variables`` are the host's. Returns the result of both runs.
     """
     first = run()
-    message = str(first.get("msg", ""))
-    if not (first.get("failed") and message.startswith(WHEEL_WANTED)):
+    wanted = str(first.get("msg", ""))
+    if not (first.get("failed") and wanted.startswith(WHEEL_WANTED)):
         return first
-    build = message[len(WHEEL_WANTED) :]
+    build = wanted.removeprefix(WHEEL_WANTED)
     host = str(variables.get("inventory_hostname", ""))
     try:
         own = flavor_facts.of(desired["runtime_flavor"]).own_wheel
         provide = wheel.provide if own else wheel.provide_theirs
         path = provide(build, state_dir, lambda packed, log: _build(action, variables, desired, packed, log))
-        _put(action, path, f"{WHEELS}/{build}")
+        with _Scratch(action) as scratch:
+            there, directory = shlex.quote(scratch.put(path)), shlex.quote(f"{WHEELS}/{build}")
+            scratch.shell(f"mkdir -p {directory} && mv {there} {directory}/")
     except OeprovError as error:
-        said = f"{error} (on {host})" if isinstance(error, WheelError) else str(error)
-        steps = [*first["steps"][:-1], {**first["steps"][-1], "message": said}]
-        return {**first, "msg": said, "steps": steps}
+        message = f"{error} (on {host})" if isinstance(error, WheelError) else str(error)
+        steps = [*first["steps"][:-1], {**first["steps"][-1], "message": message}]
+        return {**first, "msg": message, "steps": steps}
     second = run()
     second["steps"] = first["steps"][:-1] + second.get("steps", [])
     second["changed"] = bool(first.get("changed") or second.get("changed"))
     return second
 
 
-def _put(action: Any, path: Path, directory: str) -> None:
-    """Copies a file into a directory of the host, which is made."""
-    with _Scratch(action) as scratch:
-        there = scratch.put(path)
-        scratch.shell(
-            f"mkdir -p {shlex.quote(directory)} && mv {shlex.quote(there)} {shlex.quote(directory)}/"
-        )
-
-
 def _build(
     action: Any, variables: Mapping[str, Any], desired: Mapping[str, Any], packed: Path, log: Path
 ) -> Path:
-    """Has the host build the wheel; gives where it is now on this machine."""
+    """Have the host build the wheel; returns its path on this machine."""
     host = variables.get("inventory_hostname", "")
     action._display.display(f"{host}: builds the runtime for its kind of system; this takes minutes")
     with _Scratch(action) as scratch:
@@ -80,7 +73,7 @@ def _build(
         if result.get("failed"):
             log.write_text(str(result.get("log", "")) or str(result.get("msg", "")))
             raise WheelError(
-                f"the runtime could not be built on {host}: {result.get('msg', '')} (all of it: {log})"
+                f"the runtime could not be built on {host}: {result.get('msg', '')} (log: {log})"
             )
         made = packed.parent / Path(result["path"]).name
         action._connection.fetch_file(result["path"], str(made))
@@ -88,7 +81,7 @@ def _build(
 
 
 class _Scratch:
-    """A temporary directory on the host, gone afterwards."""
+    """A temporary directory on the host, removed on exit."""
 
     def __init__(self, action: Any) -> None:
         self.action = action
@@ -103,15 +96,15 @@ class _Scratch:
         self.action._connection._shell.tmpdir = None
 
     def put(self, path: Path) -> str:
-        """Copies a file here; gives its path on the host."""
+        """Copy a file into the directory; returns its path on the host."""
         there = f"{self.path}/{path.name}"
         self.action._transfer_file(str(path), there)
         self.action._fixup_perms2((self.path, there), execute=False)
         return there
 
     def shell(self, command: str) -> None:
-        """Runs a line of shell on the host; OeprovError when it fails."""
+        """Run a line of shell on the host; OeprovError if it fails."""
         done = self.action._low_level_execute_command(command)
         if done["rc"]:
-            said = (done.get("stderr") or done.get("stdout") or "").strip()
-            raise OeprovError(f"the wheel could not be put on the host: {said}")
+            error = (done.get("stderr") or done.get("stdout") or "").strip()
+            raise OeprovError(f"the wheel could not be copied to the host: {error}")

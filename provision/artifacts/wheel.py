@@ -1,4 +1,4 @@
-"""oeprov's own wheel for every kind of system in a cluster: made once a build, kept in the state directory.
+"""oeprov's own wheel for every kind of system in a cluster: made once per build, kept in the state directory.
 
 ``provision.node.build`` says what a build is. Where it is for systems like this one, the wheel is made here:
 from the checkout, or put together again from the files of the wheel that oeprov was installed from. Else one
@@ -40,7 +40,7 @@ _SOURCES = (
     "roles",
 )
 _TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.12")
-# Wanted by scikit-build-core on Pythons older than 3.11 only; pip would look at this Python, not at theirs.
+# Needed by scikit-build-core before Python 3.11; pip would decide by this Python, not by the target's.
 _OLD_TOOLS = ("exceptiongroup", "tomli", "typing-extensions")
 _TIMEOUT = 3600
 
@@ -50,35 +50,29 @@ Elsewhere = Callable[[Path, Path], Path]
 
 
 def provide(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
-    """The wheel of a build; made now when there is none yet, by one process, however many ask.
+    """The wheel of a build, made now if there is none yet; by one process at a time.
 
-    Raises WheelError with what failed and where the log is; nothing is then left but the log.
+    Raises WheelError with the failure and the path of the log; only the log is then left.
     """
     directory = state_dir.absolute() / "wheels" / key_of(build) / build.rpartition("-")[2]
     begun = time.time()
     if found := _only_wheel(directory):
         return found
-    log = state_dir.absolute() / "logs" / f"wheel-{build}.log"
-    for path in (directory.parent, log.parent):
-        path.mkdir(parents=True, exist_ok=True)
-    with _lock(directory.with_name(directory.name + ".lock")):
+    with _log_of(build, state_dir, directory) as log:
         if found := _only_wheel(directory):
             return found
         own = key_of(build) == own_sources.own_key()
         if own and log.exists() and log.stat().st_mtime >= begun:
-            raise WheelError(_said(log, "built here"))  # another process has just tried
+            raise WheelError(_failure(log, "built here"))  # another process has just tried
         root = own_sources.checkout()
         if root is None and not own:
             raise WheelError(
-                f"no wheel for {key_of(build)}: oeprov was installed from a wheel for "
-                f"{own_sources.own_key()}, without "
-                f"the sources; run oeprov from a checkout, or put a wheel of this version into {directory}"
+                f"no wheel for {key_of(build)}: oeprov was installed without sources, for "
+                f"{own_sources.own_key()}; run oeprov from a checkout, or put a wheel into {directory}"
             )
         _check_digest(build, root)
         log.unlink(missing_ok=True)
-        with _scratch(directory.with_name(".making-" + directory.name)) as scratch:
-            into = scratch / "wheel"
-            into.mkdir()
+        with _made(directory) as into:
             if root is None:
                 repack(into)
             elif own:
@@ -86,51 +80,48 @@ def provide(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
                 _check_digest(build, root)
             else:
                 _build_there(root, build, into, log, elsewhere)
-            into.rename(directory)
     log.unlink(missing_ok=True)
     return next(directory.glob("*.whl"))
 
 
 def provide_theirs(build: str, state_dir: Path, elsewhere: Elsewhere) -> Path:
-    """The same for a wheel of another flavor, which a host builds; one process at a time, whoever asks."""
+    """The wheel of another flavor, which a host builds now if there is none; by one process at a time."""
     directory = state_dir.absolute() / "wheels" / build
-    log = state_dir.absolute() / "logs" / f"wheel-{build}.log"
-    for path in (directory.parent, log.parent):
-        path.mkdir(parents=True, exist_ok=True)
-    with _lock(directory.with_name(build + ".lock")):
+    with _log_of(build, state_dir, directory) as log:
         if found := _only_wheel(directory):
             return found
-        with _scratch(directory.with_name(".making-" + build)) as scratch:
-            into = scratch / "wheel"
-            into.mkdir()
-            made = elsewhere(scratch / "nothing", log)
-            made.rename(into / made.name)
-            into.rename(directory)
+        with _made(directory) as into:
+            wheel = elsewhere(into.parent / "nothing", log)
+            wheel.rename(into / wheel.name)
     return next(directory.glob("*.whl"))
 
 
 def _only_wheel(directory: Path) -> Path | None:
-    wheels = sorted(directory.glob("*.whl"))
-    return wheels[0] if wheels else None
+    return next(directory.glob("*.whl"), None)
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Waits until no other process has the lock; a process that dies gives it back."""
-    with path.open("w") as file:
+def _log_of(build: str, state_dir: Path, directory: Path) -> Iterator[Path]:
+    """The log of a build whose wheel comes to ``directory``, once no other process makes that wheel."""
+    log = state_dir.absolute() / "logs" / f"wheel-{build}.log"
+    for path in (directory.parent, log.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(directory.name + ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield log
 
 
 @contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """A directory that is gone afterwards; one that a killed process left is gone before."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
+def _made(directory: Path) -> Iterator[Path]:
+    """A directory that becomes ``directory`` without an error, inside a scratch one that is removed."""
+    scratch = directory.with_name(".making-" + directory.name)
+    shutil.rmtree(scratch, ignore_errors=True)  # of a killed process
     try:
-        yield path
+        (scratch / "wheel").mkdir(parents=True)
+        yield scratch / "wheel"
+        (scratch / "wheel").rename(directory)
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _check_digest(build: str, root: Path | None) -> None:
@@ -148,7 +139,7 @@ def archive(root: Path, tools: Path, path: Path) -> None:
 
 
 def _build_here(root: Path, into: Path, log: Path) -> None:
-    """pip builds in the checkout, where all that was compiled before is used again."""
+    """Build in the checkout, which has what was compiled before."""
     argv = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(into)]
     if all(importlib.util.find_spec(name) for name in ("scikit_build_core", "pybind11")):
         argv.append("--no-build-isolation")
@@ -170,15 +161,15 @@ def _logged(argv: list[str], log: Path, what: str) -> None:
             file.write(f"gave up after {_TIMEOUT} s\n")
             code = -1
     if code:
-        raise WheelError(_said(log, what))
+        raise WheelError(_failure(log, what))
 
 
-def _said(log: Path, what: str) -> str:
+def _failure(log: Path, what: str) -> str:
     """One line about a build that failed: the compiler's first error, else the last line of the log."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if " error: " in line or "CMake Error" in line]
-    last = (errors or lines or ["nothing was said"])[0 if errors else -1]
-    return f"the runtime could not be {what}: {last} (all of it: {log})"
+    last = (errors or lines or ["it printed nothing"])[0 if errors else -1]
+    return f"the runtime could not be {what}: {last} (log: {log})"
 
 
 def _build_there(root: Path, build: str, into: Path, log: Path, elsewhere: Elsewhere) -> None:
@@ -192,12 +183,12 @@ def _build_there(root: Path, build: str, into: Path, log: Path, elsewhere: Elsew
     _logged([*pip, *_TOOLS, *old], log, "built: its build tools could not be fetched")
     archive(root, tools, packed)
     _check_digest(build, root)
-    made = elsewhere(packed, log)
-    made.rename(into / made.name)
+    wheel = elsewhere(packed, log)
+    wheel.rename(into / wheel.name)
 
 
 def repack(into: Path) -> Path:
-    """The wheel that oeprov was installed from, put together again from its files."""
+    """Rebuild the wheel that oeprov was installed from, from its files."""
     distribution = Distribution.from_name("oeprov")
     tag = next(
         line.split(":", 1)[1].strip()

@@ -1,7 +1,8 @@
 """Inventory variables of the training job: ``training_*``; see ``provision.cluster.settings``.
 
-The trainer decides a setting whose default is ``None``: unset, it is not passed on. What it then takes is in
-``trainer_defaults.json``, generated from the trainer, to be shown and for the trainers of other flavors.
+The trainer decides a setting whose default is ``None``: unset, it is not passed on. Two files are generated
+from the trainer: ``trainer_defaults.json`` has what it then takes, to be shown and for the trainers of other
+flavors, and ``trainer_optimizers.json`` its optimizers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,22 +19,12 @@ from provision.cluster.setting_types import Flag, Settings, Switch, Text
 _WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
-Optimizer = Literal[
-    "adadelta",
-    "adagrad",
-    "adagraddecay",
-    "adam",
-    "adamasync",
-    "adamax",
-    "adamw",
-    "amsgrad",
-    "ftrl",
-    "lion",
-    "momentum",
-    "nadam",
-    "rmsprop",
-    "sgd",
-]
+TRAINER_OPTIMIZERS = Path(__file__).with_name("trainer_optimizers.json")
+OPTIMIZERS: tuple[str, ...] = tuple(json.loads(TRAINER_OPTIMIZERS.read_text(encoding="utf-8")))
+if TYPE_CHECKING:
+    Optimizer = str
+else:
+    Optimizer = Literal[OPTIMIZERS]
 
 
 class TrainingSettings(Settings):

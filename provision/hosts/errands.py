@@ -13,7 +13,7 @@ from provision.cluster.inventory import Host
 from provision.hosts import payload, remote
 from provision.node.job import MARKER
 
-Errand = Literal["look", "stop", "start", "send", "remove_pools", "remove", "check_data"]
+Errand = Literal["observe", "stop", "start", "send", "remove_pools", "remove", "check_data"]
 CONNECT_TIMEOUT = 10
 MOST_AT_ONCE = 64
 
@@ -23,7 +23,7 @@ def run(host: Host, errand: Errand, args: Mapping[str, Any], timeout: int) -> di
     command = remote.elevated(host, shlex.join(payload.command(host.python)))
     given = payload.pack("job", {"errand": errand, "args": args})
     # Ctrl-C reaches all that runs in the terminal: a stop that it asks for must not be broken off by it too.
-    apart = errand not in ("look", "check_data")
+    apart = errand not in ("observe", "check_data")
     code, out, err = remote.run(host, command, given, CONNECT_TIMEOUT, timeout, apart=apart)
     for line in reversed(out.splitlines()):
         if line.startswith(MARKER):

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -120,14 +120,6 @@ class Journal:
                 yield entry
 
 
-def _open_lock(state_dir: Path, path: Path) -> TextIO:
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        return path.open("a+")
-    except OSError as error:
-        raise _unwritable(state_dir, error) from None
-
-
 def _unwritable(state_dir: Path, error: OSError) -> ConvergeError:
     return ConvergeError(
         f"state directory {state_dir}: cannot be written: {error.strerror}; choose another with "
@@ -139,27 +131,41 @@ def _unwritable(state_dir: Path, error: OSError) -> ConvergeError:
 def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
     """Hold the cluster for this process; ConvergeError names who holds it already.
 
-    The kernel drops the lock when the process ends, however it ends.
+    The kernel drops the lock when the process ends, however it ends. The lock file is removed on release.
     """
     path = state_dir / f"lock-{cluster}"
-    with _open_lock(state_dir, path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise ConvergeError(
-                f"cluster {cluster} is being changed by {holder}; wait for it or stop it (lock: {path})"
-            ) from None
-        file.truncate(0)
+    with _locked(state_dir, path, cluster) as file:
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
-        try:  # unbuffered, so that a full disk is not found again when the file is closed
-            os.write(
-                file.fileno(), f"pid {os.getpid()} ({command}, since {datetime.now():%H:%M:%S})\n".encode()
-            )
+        holder = f"pid {os.getpid()} ({command}, since {datetime.now():%H:%M:%S})\n"
+        try:
+            file.truncate(0)
+            try:  # unbuffered, so that a full disk is not found again when the file is closed
+                os.write(file.fileno(), holder.encode())
+            except OSError as error:
+                raise _unwritable(state_dir, error) from None
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _locked(state_dir: Path, path: Path, cluster: str) -> TextIO:
+    """The lock file, opened and locked."""
+    while True:
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+")
         except OSError as error:
             raise _unwritable(state_dir, error) from None
         try:
-            yield
-        finally:
-            file.truncate(0)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()  # the last holder has removed this file: the next one to open it gets a new one
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise ConvergeError(
+                f"cluster {cluster} is being changed by {holder}; wait for it or stop it (lock: {path})"
+            ) from None

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import StopRequest
-from provision.jobs.metrics import Event
 from provision.jobs.store import Job
 from provision.jobs.supervisor import Supervisor
 
@@ -28,16 +27,15 @@ def start_detached(job: Job, resume: bool) -> int:
     return popen.pid
 
 
-def _say(event: Event) -> None:
-    print(json.dumps(event), flush=True)
-
-
 def main(argv: list[str]) -> int:
     """``python -m provision.jobs.background JOB_DIR [--resume]``."""
     stop = StopRequest()
     with stop.on_signals():
         try:
-            outcome = Supervisor(Job(Path(argv[0])), _say, stop).run(resume="--resume" in argv[1:])
+            supervisor = Supervisor(
+                Job(Path(argv[0])), lambda event: print(json.dumps(event), flush=True), stop
+            )
+            outcome = supervisor.run(resume="--resume" in argv[1:])
         except TrainingError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -1,4 +1,4 @@
-"""One process of a job under its supervisor."""
+"""A process of this machine as a child of the supervisor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Child:
     log: Path
     log_begin: int  # where this run's lines begin in the log file
     endpoint: str = ""
-    restarts: int = 0  # how many processes of this run it comes after
+    restarts: int = 0  # in this run
 
     @property
     def pid(self) -> int:
@@ -35,19 +35,13 @@ class Child:
         return self.popen.pid
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended; negative for a signal."""
+        """The exit code once it has ended; negative for a signal."""
         return self.popen.poll()
 
     def state(self) -> ProcessState:
         """For ``state.json``."""
-        return ProcessState(
-            name=self.spec.name,
-            role=self.spec.role,
-            host=self.spec.host,
-            pid=self.pid,
-            started=self.started,
-            endpoint=self.endpoint,
-            exit_code=self.poll(),
+        return self.spec.state(
+            pid=self.pid, started=self.started, endpoint=self.endpoint, exit_code=self.poll()
         )
 
     def end(self, seconds: float) -> None:
@@ -67,12 +61,12 @@ class Child:
         return f"{self.spec.name} on {self.spec.host} (pid {self.popen.pid})"
 
     def send(self, number: int) -> None:
-        """Signal the process; it was not waited for yet, so no other process has its pid."""
+        """Signal the process; until it is waited for, no other process has its pid."""
         if self.popen.poll() is None:
             self.popen.send_signal(number)
 
     def how_it_ended(self) -> str:
-        """In words: the signal or exit status, and its own last error line."""
+        """In words: the signal or exit status, and its last error line."""
         code = self.popen.poll()
         if code is None:
             return "still runs"
@@ -82,8 +76,8 @@ class Child:
             except ValueError:
                 name = "unknown"
             return f"was killed by signal {-code} ({name})"
-        words = self.error_line()
-        return f"ended with exit status {code}" + (f": {words}" if words else "")
+        error = self.error_line()
+        return f"ended with exit status {code}" + (f": {error}" if error else "")
 
     def error_line(self) -> str:
         """Its last ``error: …`` line of this run, else its last line of any kind."""
@@ -100,15 +94,15 @@ class Child:
 
 
 class Refused(Exception):
-    """A process did not come up."""
+    """A process did not start."""
 
 
 class Stopped(Exception):
-    """Asked to stop before training began."""
+    """A stop request before training began."""
 
 
 def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
-    """Start a process of this machine. Raises Refused."""
+    """Start a process; raises Refused."""
     path = job.log(spec.name)
     with path.open("ab") as log:
         begin = log.tell()
@@ -129,16 +123,16 @@ def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
 
 
 def wait_ready(child: Child, path: Path, seconds: float, stop: StopRequest) -> dict[str, Any]:
-    """Wait for a server's ready file; what it says, with the endpoint taken over. Raises Refused, Stopped."""
+    """Wait for a server's ready file, store its endpoint, return its contents. Raises Refused, Stopped."""
     deadline = time.monotonic() + seconds
     while (text := _read(path)) is None:
         if child.popen.poll() is not None:
             raise Refused(f"{child.label} did not start: it {child.how_it_ended()}; its log: {child.log}")
         if time.monotonic() > deadline:
-            words = child.error_line()
+            last = child.error_line()
             raise Refused(
                 f"{child.label} was not ready after {seconds:.0f} s"
-                + (f"; its last line: {words}" if words else "")
+                + (f"; its last line: {last}" if last else "")
                 + f"; its log: {child.log}"
             )
         if stop.wait(TICK):
@@ -147,12 +141,12 @@ def wait_ready(child: Child, path: Path, seconds: float, stop: StopRequest) -> d
         ready: dict[str, Any] = json.loads(text)
         child.endpoint = endpoint("127.0.0.1", str(ready["host"]), int(ready["port"]))
     except (ValueError, KeyError, TypeError):
-        raise Refused(f"{child.label}: {path} does not say where it listens") from None
+        raise Refused(f"{child.label}: {path} has no host and port") from None
     return ready
 
 
 def _read(path: Path) -> str | None:
-    """The file's text; None when it is not there (a server takes its ready file away when it ends)."""
+    """The file's text; None if it is missing (a server removes its ready file when it ends)."""
     try:
         return path.read_text()
     except FileNotFoundError:

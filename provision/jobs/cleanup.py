@@ -19,7 +19,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -29,25 +28,25 @@ from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import cluster_lock
 from provision.jobs import store, units
 from provision.jobs.fleet import Fleet
-from provision.jobs.jobview import STYLE
 from provision.jobs.kubernetes import record
 from provision.jobs.metrics import summary
+from provision.jobs.screen import STYLE, make_console, say
 from provision.jobs.stopping import is_running
-from provision.jobs.store import Job, JobSpec, JobState
+from provision.jobs.store import Job, JobSpec
 from provision.node.directory import human
 
 INCOMPLETE = "incomplete"  # a directory without job.json
 ENDED = ("done", "failed", "interrupted", "unreadable", INCOMPLETE)
-_LAUNCH_SECONDS = 3600.0  # that a directory without job.json may be a launch in progress
+_LAUNCH_SECONDS = 3600.0  # a younger directory without job.json may be a launch in progress
 
 
 @dataclass
 class Holding:
-    """One job and all that it holds."""
+    """One job with the space it takes and what would be lost with it."""
 
     job: Job
     state: str
-    running: bool = False
+    running: bool = False  # it runs, or may still run
     problem: str = ""  # why its files cannot be read
     denied: bool = False  # it is another user's
     bytes: int = 0  # of its directory here
@@ -56,7 +55,7 @@ class Holding:
     step: int | None = None
     steps: int | None = None
     checkpoint: int | None = None
-    claims: list[str] = field(default_factory=list)  # volumes on Kubernetes that a job to go on with has
+    claims: list[str] = field(default_factory=list)  # volumes on Kubernetes of a job that can resume
 
     @property
     def changed(self) -> float:
@@ -71,7 +70,7 @@ class Holding:
 
     @property
     def on_hosts(self) -> dict[str, list[str]]:
-        """Directories that it has on hosts, by host; those of pools may be gone already."""
+        """Its directories by host; those of pools may no longer exist."""
         found: dict[str, list[str]] = {}
         for item in self.spec.processes if self.spec else []:
             if item.unit:
@@ -83,7 +82,7 @@ class Holding:
 
     @property
     def only_rows(self) -> str:
-        """Where the rows of its newest checkpoint are, if no file has them; else nothing."""
+        """Where the rows of its newest checkpoint are, if in no file; else empty."""
         if self.claims:
             return f"volumes of its cluster ({', '.join(self.claims)})"
         if self.state == "unreadable" and not self.denied and self.job.pool_servers() is not None:
@@ -101,14 +100,10 @@ class Holding:
         return {
             "job": self.job.id,
             "name": self.job.name,
-            "state": self.state,
-            "problem": self.problem,
+            **{name: getattr(self, name) for name in ("state", "problem", "step", "steps", "bytes")},
             "on": "kubernetes" if self.job.on_kubernetes else "hosts",
             "started": _time(self.job.started).isoformat() if self.job.started else None,
-            "step": self.step,
-            "steps": self.steps,
             "checkpoint_step": self.checkpoint,
-            "bytes": self.bytes,
             "pools": [{"path": str(path), "bytes": size} for path, size in self.pools],
             "on_hosts": self.on_hosts,
             "only_rows": self.only_rows,
@@ -117,7 +112,7 @@ class Holding:
 
 
 def holding(job: Job) -> Holding:
-    """Look at one job's files; never raises for what is in them."""
+    """What a job holds, from its files; never raises for what is in them."""
     size = disk_bytes(job.directory)
     if job.broken:
         denied = not os.access(job.directory, os.R_OK | os.X_OK)
@@ -132,7 +127,7 @@ def holding(job: Job) -> Holding:
             claims = [] if phase == "done" else _claims(job)
             return Holding(job, phase, running=running, bytes=size, claims=claims)
         state, spec = job.state(), job.spec()
-        _check_state(job)
+        job.read_state()  # raises if it is unknown whether the job runs
     except TrainingError as error:
         return Holding(job, "unreadable", running=running, problem=str(error), bytes=size)
     facts = summary(job.metrics_file)
@@ -151,18 +146,8 @@ def holding(job: Job) -> Holding:
     )
 
 
-def _check_state(job: Job) -> None:
-    """Raise TrainingError if it is unknown whether the job runs."""
-    try:
-        JobState.model_validate_json(job.state_file.read_bytes())
-    except FileNotFoundError:
-        pass
-    except (OSError, ValidationError) as error:
-        raise TrainingError(store.unreadable(job.state_file, error)) from None
-
-
 def disk_bytes(directory: Path) -> int:
-    """What a directory takes on disk; files with several names count once, what cannot be read not at all."""
+    """Bytes of a directory on disk; hard links count once, unreadable files not at all."""
     total, seen, todo = 0, set(), [str(directory)]
     while todo:
         try:
@@ -191,29 +176,19 @@ def show(state_dir: Path, *, as_json: bool) -> int:
         total = sum(item.total for item in found)
         print(json.dumps({"jobs": [item.to_json() for item in found], "bytes": total}))
         return 0
-    console = _console(as_json=False)
+    console = make_console()
     if not found:
         console.print(f"no jobs in {store.jobs_dir(state_dir)}; start one with: oeprov launch-training")
         return 0
     console.print(_table(found))
-    console.print(
-        f"{_count(found)}, {human(sum(item.total for item in found))} on this machine", highlight=False
-    )
+    say(console, f"{_count(found)}, {human(sum(item.total for item in found))} on this machine")
     for item in found:
         if item.problem:
-            console.print(f"[red]✗[/] {item.job.id}: {escape(item.problem)}", highlight=False, soft_wrap=True)
+            say(console, f"[red]✗[/] {item.job.id}: {escape(item.problem)}")
     for item in found:
         for host, places in item.on_hosts.items() if not item.running else ():
-            words = f"{item.job.id} may have more on host {host}: {', '.join(places)}"
-            console.print(words, highlight=False, soft_wrap=True, style="dim")
+            say(console, f"[dim]{item.job.id} may have more on host {host}: {escape(', '.join(places))}[/]")
     return 0
-
-
-def _console(*, as_json: bool) -> Console:
-    console = Console(stderr=as_json)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # a file or a pipe has no edge that lines must end at
-    return console
 
 
 def _table(found: list[Holding]) -> Table:
@@ -248,22 +223,20 @@ def _time(nanoseconds: int) -> datetime:
 def select(
     found: Iterable[Holding], *, states: Collection[str], older_than: float, keep: int
 ) -> list[Holding]:
-    """The jobs that ``prune`` removes, oldest first: not running, in these states.
+    """The jobs that ``prune`` removes, oldest first: not running, in one of ``states``.
 
-    No states: in any state of a job that can be read. A directory that is no job, or one of a newer oeprov,
-    is removed only by its state. ``older_than``: seconds since they were started or ended; ``keep``: the
-    newest so many of them stay.
+    No ``states``: all but "unreadable" and "incomplete". ``older_than``: seconds since they were started or
+    ended. ``keep``: the number of newest jobs that stay.
     """
     now = time.time()
     mine = [item for item in found if not item.running and not item.denied]
     wanted = states or [state for state in ENDED if state not in ("unreadable", INCOMPLETE)]
     ended = [item for item in mine if item.state in wanted]
-    ended = ended[: max(0, len(ended) - keep)]
+    least = {INCOMPLETE: max(older_than, _LAUNCH_SECONDS)}
     return [
         item
-        for item in ended
-        if now - item.changed
-        >= (max(older_than, _LAUNCH_SECONDS) if item.state == INCOMPLETE else older_than)
+        for item in ended[: max(0, len(ended) - keep)]
+        if now - item.changed >= least.get(item.state, older_than)
     ]
 
 
@@ -277,30 +250,18 @@ def prune(
     consent: Collection[str],
     as_json: bool,
 ) -> int:
-    """Remove the jobs that are chosen; those whose pools hold the only rows stay, unless named."""
+    """Remove the selected jobs; those whose pools hold the only rows only if ``consent`` names them."""
     found = [holding(job) for job in store.directories(state_dir)]
     chosen = select(found, states=states, older_than=older_than, keep=keep)
     kept = [item for item in chosen if item.only_rows and item.job.id not in consent]
-    return _remove(
-        [item for item in chosen if item not in kept],
-        kept,
-        state_dir,
-        yes=yes,
-        here_only=False,
-        as_json=as_json,
-    )
+    removable = [item for item in chosen if item not in kept]
+    return _remove(removable, kept, state_dir, yes=yes, here_only=False, as_json=as_json)
 
 
 def remove(
-    state_dir: Path,
-    names: list[str],
-    *,
-    yes: bool,
-    consent: Collection[str],
-    here_only: bool,
-    as_json: bool,
+    state_dir: Path, names: list[str], *, yes: bool, consent: Collection[str], here_only: bool, as_json: bool
 ) -> int:
-    """Remove the named jobs. TrainingError, and nothing is removed, when one of them must not be."""
+    """Remove the named jobs. TrainingError, and nothing is removed, if one of them must stay."""
     known, place = store.directories(state_dir), store.jobs_dir(state_dir)
     chosen = [holding(job) for job in dict.fromkeys(store.choose(known, name, place) for name in names)]
     for item in chosen:
@@ -313,7 +274,7 @@ def remove(
     if doomed:
         flags = " ".join(f"--consent {shlex.quote(item.job.id)}" for item in doomed)
         raise TrainingError(
-            f"the rows of the newest checkpoint of job {doomed[0].job.id} are nowhere but in "
+            f"the rows of the newest checkpoint of job {doomed[0].job.id} are only in "
             f"{doomed[0].only_rows}; to lose them, add: {flags}"
         )
     return _remove(chosen, [], state_dir, yes=yes, here_only=here_only, as_json=as_json)
@@ -322,50 +283,47 @@ def remove(
 def _remove(
     chosen: list[Holding], kept: list[Holding], state_dir: Path, *, yes: bool, here_only: bool, as_json: bool
 ) -> int:
-    console = _console(as_json=as_json)
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
-
+    console = make_console(as_json=as_json)
     for item in kept:
         say(
-            f"[yellow]![/] {item.job.id} stays: the rows of its newest checkpoint are nowhere but in "
-            f"{escape(item.only_rows)}; to lose them: --consent {item.job.id}"
+            console,
+            f"[yellow]![/] {item.job.id} stays: the rows of its newest checkpoint are only in "
+            f"{escape(item.only_rows)}; to lose them: --consent {item.job.id}",
         )
     if not chosen:
-        say("there is no job to remove")
+        say(console, "there is no job to remove")
     else:
         console.print(_table(chosen))
         for item in chosen:
             for line in _beyond(item, here_only=here_only):
-                say(line)
+                say(console, line)
     if chosen and not yes and not _agreed(console, chosen):
-        say("nothing was removed")
+        say(console, "nothing was removed")
         return 1
-    gone: list[Holding] = []
+    removed: list[Holding] = []
     failed: dict[str, str] = {job.job.id: f"its pools hold the only rows: {job.only_rows}" for job in kept}
     code = 0
     for item in chosen:
         try:
-            _take_away(item, state_dir, here_only=here_only)
+            _remove_job(item, state_dir, here_only=here_only)
         except (OeprovError, OSError) as error:
             why = str(error) if isinstance(error, OeprovError) else f"{error.filename}: {error.strerror}"
-            say(f"[red]✗[/] {item.job.id}: {escape(why)}")
+            say(console, f"[red]✗[/] {item.job.id}: {escape(why)}")
             failed[item.job.id], code = why, 1
         else:
-            gone.append(item)
-    freed = sum(item.total for item in gone)
-    if gone:
-        say(f"[green]✓[/] removed {_count(gone)}, {human(freed)}")
+            removed.append(item)
+    freed = sum(item.total for item in removed)
+    if removed:
+        say(console, f"[green]✓[/] removed {_count(removed)}, {human(freed)}")
     if as_json:
-        print(json.dumps({"removed": [item.job.id for item in gone], "kept": failed, "bytes": freed}))
+        print(json.dumps({"removed": [item.job.id for item in removed], "kept": failed, "bytes": freed}))
     return code
 
 
 def _beyond(item: Holding, *, here_only: bool) -> list[str]:
-    """What else goes, or stays, with a job's directory: one line each."""
+    """What else is removed with a job's directory, or stays: one line each."""
     lines = [f"  {item.job.id}: rows in {path} ({human(size)})" for path, size in item.pools]
-    what = "stays" if here_only else "goes too, as far as it is there"
+    what = "stays" if here_only else "is removed too, if it is there"
     for host, places in item.on_hosts.items():
         lines.append(f"  {item.job.id} on host {host}: {', '.join(places)} {what}")
     if item.job.on_kubernetes and item.state != "unreadable":
@@ -392,37 +350,31 @@ def _agreed(console: Console, chosen: list[Holding]) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _take_away(item: Holding, state_dir: Path, *, here_only: bool) -> None:
-    """Hosts first: when one does not answer, the job stays, so that it can be done again."""
+def _remove_job(item: Holding, state_dir: Path, *, here_only: bool) -> None:
+    """Remove a job, on its hosts first: if one does not answer, the job stays and can be removed later."""
     if item.spec is None:
         _remove_directory(item.job)
         return
-    with cluster_lock(state_dir, item.spec.cluster):  # so that it is not resumed meanwhile
+    with cluster_lock(state_dir, item.spec.cluster):  # nobody may resume it now
         if is_running(item.job):
             raise TrainingError(f"it was started meanwhile; stop it first: oeprov stop {item.job.id}")
         if not here_only:
-            _remove_on_hosts(Fleet(item.job, item.spec), item.job)
+            for error in Fleet(item.job, item.spec).remove():
+                raise TrainingError(
+                    f"{error.host}: {error.reason}; the job stays; try again, or remove only what is here: "
+                    f"oeprov jobs rm {item.job.id} --here-only"
+                )
         for process in item.spec.processes:
             item.job.remove_pools(process)
-        left = [str(path) for path, _ in item.pools if path.exists()]
-        if left:
-            raise TrainingError(f"{left[0]} could not be removed; see who may write there")
+        if left := [path for path, _ in item.pools if path.exists()]:
+            raise TrainingError(f"{left[0]} could not be removed; check who may write there")
         _remove_directory(item.job)
-
-
-def _remove_on_hosts(fleet: Fleet, job: Job) -> None:
-    lost = fleet.remove()
-    if lost:
-        raise TrainingError(
-            f"{lost[0].host}: {lost[0].reason}; the job stays; try again, or remove only what is here with "
-            f"--here-only: oeprov jobs rm {job.id} --here-only"
-        )
 
 
 def _remove_directory(job: Job) -> None:
     if job.directory.is_symlink():
         raise TrainingError(f"{job.directory} is a link; remove it and what it points to yourself")
-    # First what makes it a job: half of one must not look like a whole one.
+    # First the files that make it a job: the rest must not look like a whole one.
     for path in (job.job_file, job.cluster_file):
         path.unlink(missing_ok=True)
     shutil.rmtree(job.directory)

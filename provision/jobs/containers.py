@@ -1,12 +1,10 @@
 """``launch-training --on docker|podman``: a job of this machine whose processes run in containers.
 
-Each process is the engine's ``run`` with the process as its command, and a child of the supervisor like any
-other: signals go through it, its exit status is that of the process, and so is its standard input, so
-that containers end when their launcher is gone. The job's directory has the same path inside and outside. So
-`status`, `logs`, `stop` and `resume` are those of processes.
+Each child of the supervisor is the engine's ``run`` with a process of the job as its command. It passes on
+signals, the exit status and standard input, so that containers end with their launcher. The job's directory
+has the same path inside and outside. So `status`, `logs`, `stop` and `resume` are those of processes.
 
-The network is the host's: servers listen on loopback as without containers, nothing is forwarded, and no
-bridge stands between the two.
+The network is the host's: servers listen on loopback, and no port is forwarded.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from provision.jobs.store import Job, ProcessSpec
 ENGINES = ("docker", "podman")
 _ANSWER_SECONDS = 60
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 - the container's own
-# What bootstrap would install on the host and the images have.
+# Steps that bootstrap would take on the host, and that images make unnecessary.
 IN_IMAGES = ("packages", "runtime")
 
 
 def check(inventory: Inventory, engine: str) -> None:
-    """Refuse hosts, an engine or images that cannot be used; nothing was made."""
+    """Refuse hosts, an engine or images that cannot be used."""
     for name in [*inventory.parameter_servers, *inventory.workers]:
         if units.on_host(inventory.hosts[name]):
             raise TrainingError(
@@ -42,13 +40,13 @@ def check(inventory: Inventory, engine: str) -> None:
         raise TrainingError(f"--on {engine}: there is no program {engine} on this machine's PATH")
     answer = _ask(engine, "info")
     if answer.returncode:
-        raise TrainingError(f"--on {engine}: {engine} info fails: {_last(answer)}")
+        raise TrainingError(f"--on {engine}: {engine} info fails: {last_line(answer)}")
     images = inventory.containers
     for key, image in (("server_image", images.server_image), ("worker_image", images.worker_image)):
         answer = _ask(engine, "image", "inspect", image)
         if answer.returncode:
             raise TrainingError(
-                f"container_{key}: {engine} has no image {image} ({_last(answer)}); "
+                f"container_{key}: {engine} has no image {image} ({last_line(answer)}); "
                 f"containers/README.md says how to build it, or: {engine} pull {image}"
             )
 
@@ -62,7 +60,8 @@ def _ask(engine: str, *words: str) -> subprocess.CompletedProcess[str]:
         raise TrainingError(f"--on {engine}: {engine} {words[0]}: {error}") from None
 
 
-def _last(answer: subprocess.CompletedProcess[str]) -> str:
+def last_line(answer: subprocess.CompletedProcess[str]) -> str:
+    """The last line that a program printed, or its exit status."""
     lines = [line.strip() for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
     return lines[-1] if lines else f"exit status {answer.returncode}"
 
@@ -79,7 +78,8 @@ def wrapped(job: Job, inventory: Inventory, wanted: Request, spec: ProcessSpec) 
     words = [
         *_engine_words(wanted.on),
         *[f"--volume={item}" for item in mounts],
-        *(["--cap-add=SYS_NICE"] if _binds_memory(spec) else []),
+        # The engines' system call filter allows memkind's mbind with this capability only.
+        *(["--cap-add=SYS_NICE"] if "pmem_memkind" in spec.argv else []),
         f"--label=oeprov.job={job.id}",
         f"--label=oeprov.process={spec.name}",
         f"--workdir={job.directory}",
@@ -97,8 +97,8 @@ def _engine_words(engine: str) -> Sequence[str]:
         engine,
         "run",
         "--rm",
-        "--init",  # a first process gets no signal that it does not handle: Python, importing, handles none
-        "--interactive",  # standard input is the supervisor's pipe, and its end the end of the process
+        "--init",  # passes on signals: a first process gets only those that it handles
+        "--interactive",  # standard input is the supervisor's pipe: the process ends when it closes
         "--network=host",
         f"--user={os.getuid()}:{os.getgid()}",  # whose files the job's are
         "--read-only",
@@ -112,13 +112,8 @@ def _engine_words(engine: str) -> Sequence[str]:
     return words
 
 
-def _binds_memory(spec: ProcessSpec) -> bool:
-    """memkind's mbind passes the engines' system call filter with this capability only."""
-    return "pmem_memkind" in spec.argv
-
-
 def _data_mounts(data: str) -> list[str]:
-    """The training data, to read: a file, a directory, or the directory of a pattern."""
+    """The read-only mount of the training data: a file, a directory, or the directory of a pattern."""
     if data.startswith("generate:") or is_url(data):
         return []
     path = Path(data)

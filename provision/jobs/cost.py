@@ -1,4 +1,4 @@
-"""``oeprov cost``: what server sets of a price table cost an epoch, for a model of a given size.
+"""``oeprov cost``: what an epoch costs on each server set of a price table, for a model of a given size.
 
 Sizes of rows are those of the runtime: weights and optimizer state without a header
 (core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
@@ -11,35 +11,31 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.setting_types import Size, Text
-from provision.cluster.training_settings import Optimizer
+from provision.cluster.training_settings import OPTIMIZERS
+from provision.jobs.screen import make_console, say
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 System = Literal["dram", "pmem_libpmem", "dram_pmem"]
-OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 
-_NONE, _TWO, _THREE = (
-    ("sgd",),
-    ("adadelta", "adam", "adamasync", "adamax", "adamw", "ftrl", "nadam"),
-    ("amsgrad",),
-)
+# Numbers of optimizer state per weight, where it is not one.
+_STATES = {"sgd": 0, "amsgrad": 3}
+_STATES |= dict.fromkeys(("adadelta", "adam", "adamasync", "adamax", "adamw", "ftrl", "nadam"), 2)
 _LINE = 256
-_INDEX = 21  # bytes of DRAM a row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
+_INDEX = 21  # bytes of DRAM per row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
-_SLOT = 16  # bytes of a pool's metadata a row
-_SIXTEENTH = 16  # the part of rows that changes between checkpoints where nothing else is said
+_SLOT = 16  # bytes of a pool's metadata per row
+_SIXTEENTH = 16  # of the rows change between checkpoints, unless the model says otherwise
 USABLE = 0.9  # of a server's memory: the rest is the system's, connections', and segments' that are not full
 
 
@@ -55,7 +51,7 @@ class _Entry(BaseModel):
 
 
 class Server(_Entry):
-    """A type of server; ``price`` of an hour."""
+    """A type of server; ``price`` per hour."""
 
     dram: Size
     pmem: Size = 0
@@ -122,14 +118,11 @@ def values(model: Model) -> int:
     """Numbers of optimizer state in a row."""
     if model.optimizer == "adagraddecay":
         return model.dim + 1
-    for names, times in ((_NONE, 0), (_TWO, 2), (_THREE, 3)):
-        if model.optimizer in names:
-            return times * model.dim
-    return model.dim
+    return _STATES.get(model.optimizer, 1) * model.dim
 
 
 def pool_bytes(row: int) -> float:
-    """Persistent memory of a row of ``row`` bytes, with its share of its line and of the metadata."""
+    """Bytes of persistent memory per row of ``row`` bytes, with its share of lines and metadata."""
     place = _LINE / (_LINE // row) if row < _LINE else math.ceil(row / _LINE) * _LINE
     return (place if row >= int(place) - int(place) // 4 else row) + _SLOT
 
@@ -142,8 +135,8 @@ def changed(model: Model) -> int:
 def slots(model: Model) -> int:
     """Places for rows in pools: a row that changes takes one more for each kept checkpoint and for the next.
 
-    So many are free for changes; where a pool has fewer, it refuses new rows. Beside what is known to
-    change, it keeps a sixty-fourth free for up to 4 checkpoints.
+    A pool with fewer free slots refuses new rows. Beside those for known changes, it keeps a sixty-fourth of
+    the rows free for each of up to 4 checkpoints.
     """
     epochs = model.kept + 1
     return model.rows + changed(model) * epochs + math.ceil(model.rows / 64) * min(epochs, 4)
@@ -189,7 +182,7 @@ def read(path: Path) -> Prices:
 
 
 def check(model: Model) -> None:
-    """Refuse a model that cannot be."""
+    """Raise CostError for a value that is out of bounds."""
     if model.rows < 1 or model.dim < 1:
         raise CostError("--rows and --dim are at least 1")
     if not 1 <= model.kept <= 64:
@@ -210,25 +203,15 @@ def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False
     if not found:
         raise CostError(f"{path or DEFAULT_PRICES}: no server has the memory that its systems need")
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "model": asdict(model),
-                    "currency": prices.currency,
-                    "choices": [asdict(item) for item in found],
-                }
-            )
-        )
+        sets = [asdict(item) for item in found]
+        print(json.dumps({"model": asdict(model), "currency": prices.currency, "choices": sets}))
         return 0
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # a file or a pipe has no edge that lines must end at
-    console.print(
+    console = make_console()
+    say(
+        console,
         f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype}: {found[0].row_bytes} "
         f"bytes per row, {_gib(model.rows * found[0].row_bytes)} in all; {changed(model):,} rows change "
         f"between checkpoints, of which {model.kept} are kept",
-        highlight=False,
-        soft_wrap=True,
     )
     table = Table("rows in", "servers", "DRAM used", "PMem used", box=None, pad_edge=False)
     for name in (f"{prices.currency}/hour", "hours/epoch", f"{prices.currency}/epoch", "of the cheapest"):
@@ -246,14 +229,9 @@ def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False
         )
     console.print(table)
     oldest = min(item.date for item in [*prices.servers, *prices.systems])
-    console.print(
-        f"prices and times: {path or DEFAULT_PRICES}, the oldest of {oldest}", highlight=False, soft_wrap=True
-    )
+    say(console, f"prices and times: {path or DEFAULT_PRICES}, the oldest of {oldest}")
     if path is None:
-        console.print(
-            "[yellow]![/] these are a paper's, for comparing: copy the file and give yours with --prices",
-            soft_wrap=True,
-        )
+        say(console, "[yellow]![/] these are a paper's: copy the file and give your own with --prices")
     return 0
 
 

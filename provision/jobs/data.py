@@ -1,7 +1,7 @@
-"""Whether the data of a job can be read where its workers run, asked before anything is started.
+"""Checks before a launch that the workers can read the training data.
 
-The flavor names a program that reads the first rows of every file as the workers will: it runs on every
-worker's host at the same time, as the user that the workers run as.
+The flavor names a program that reads the first rows of every file as the workers will. It runs on every
+worker's host at the same time, as the workers' user.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
 from provision.jobs import flavors, placement, units
+from provision.jobs.containers import last_line
 from provision.jobs.request import Request
 
-SECONDS = 300  # that it may take: directories of thousands of files, and TensorFlow for TFRecord
+SECONDS = 300  # for directories of thousands of files, and TensorFlow for TFRecord
 _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
 
 
 def check(inventory: Inventory, wanted: Request) -> None:
-    """TrainingError names the first worker's host that cannot read the data, and why."""
+    """Raise TrainingError with the first worker's host that cannot read the data, and why."""
     data = wanted.training.data
     if data.startswith("generate:"):
         return
@@ -63,8 +64,5 @@ def _here(argv: Sequence[str]) -> str:
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it could not be looked at: {error}"
-    if not done.returncode:
-        return ""
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return said[-1] if said else f"{argv[0]} ended with exit status {done.returncode}"
+        return f"it could not be checked: {error}"
+    return last_line(done) if done.returncode else ""

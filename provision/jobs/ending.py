@@ -1,4 +1,4 @@
-"""How a job ended, for people and for JSON: the last screen and what to type next."""
+"""How a job ended, for people and for JSON: the last screen and the next commands."""
 
 from __future__ import annotations
 
@@ -14,26 +14,21 @@ from rich.table import Table
 from provision.cluster.state_directory import state_flag
 from provision.jobs.metrics import Summary, summary
 from provision.jobs.progress import number, rate
+from provision.jobs.screen import say
 from provision.jobs.store import Job
-from provision.jobs.supervisor import Outcome
 from provision.jobs.units import job_directory
 
 
 def result(job: Job) -> dict[str, Any]:
-    """What ``--json`` prints of a job that ended or was started."""
+    """The JSON of a job that ended or was started."""
     state, facts = job.state(), summary(job.metrics_file)
-    step, path = saved(job, facts)
+    step, path = newest_checkpoint(job, facts)
     return {
         "job": job.id,
         "state": state.phase,
         "message": state.message,
         "lost_workers": state.lost,
-        "step": facts.step,
-        "steps": facts.steps,
-        "loss": facts.loss,
-        "auc": facts.auc,
-        "eval": facts.eval,
-        "samples_per_s": facts.samples_per_s,
+        **{name: getattr(facts, name) for name in ("step", "steps", "loss", "auc", "eval", "samples_per_s")},
         "directory": str(job.directory),
         "run_dir": str(job.run_dir),
         "checkpoint": path,
@@ -42,8 +37,8 @@ def result(job: Job) -> dict[str, Any]:
     }
 
 
-def saved(job: Job, facts: Summary) -> tuple[int | None, str | None]:
-    """Step and path of the newest checkpoint: seen here, or told by a worker on another host."""
+def newest_checkpoint(job: Job, facts: Summary) -> tuple[int | None, str | None]:
+    """Step and path of the newest checkpoint: here, or reported by a worker on another host."""
     checkpoint = job.checkpoint()
     if checkpoint is not None:
         return checkpoint[0], str(checkpoint[1])
@@ -51,26 +46,25 @@ def saved(job: Job, facts: Summary) -> tuple[int | None, str | None]:
 
 
 def resume_command(job: Job, state_dir: Path) -> str:
-    """The exact command that goes on with the job."""
+    """The exact command that resumes the job."""
     return f"oeprov resume {shlex.quote(job.id)}{state_flag(state_dir)}"
 
 
-def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -> None:
-    """What came of it, where it lies, and what to type next."""
-    facts = summary(job.metrics_file)
-    step, path = saved(job, facts)
+def last_screen(job: Job, state_dir: Path, console: Console) -> None:
+    """Print the result of a job that ended, where its files are, and the next commands."""
+    state, facts = job.state(), summary(job.metrics_file)
+    step, path = newest_checkpoint(job, facts)
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
-    lost = job.state().lost
-    if outcome.phase != "done" or lost:
-        rows.add_row("warning" if outcome.phase == "done" else "why", escape(outcome.message))
+    if state.phase != "done" or state.lost:
+        rows.add_row("warning" if state.phase == "done" else "why", escape(state.message))
     for name, value in _facts(facts):
         rows.add_row(name, value)
     rows.add_row("job", _short(job.directory))
     if path:
         rows.add_row("checkpoint", f"{_within(path, job)} (step {step})")
-    elif outcome.phase != "done":
+    elif state.phase != "done":
         rows.add_row("checkpoint", "none yet")
     if facts.export:
         rows.add_row("export", f"{_within(facts.export, job)} (a SavedModel)")
@@ -79,7 +73,7 @@ def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -
     rows.add_row("metrics", str(job.metrics_file.relative_to(job.directory)))
     rows.add_row("logs", str(job.logs.relative_to(job.directory)) + "/")
     after = [f"oeprov status{state_flag(state_dir)}", f"oeprov logs {job.id}{state_flag(state_dir)}"]
-    if outcome.phase == "done":
+    if state.phase == "done":
         title, style = f"{job.id} is done", "green"
         if facts.export and (export := job.here(facts.export)).is_dir():
             short = _short(export)
@@ -90,17 +84,17 @@ def last_screen(job: Job, outcome: Outcome, state_dir: Path, console: Console) -
         elif facts.export:
             after.append(f"oeprov fetch {job.id}{state_flag(state_dir)}")
     else:
-        title, style = f"{job.id} {'failed' if outcome.phase == 'failed' else 'was stopped'}", "yellow"
-        style = "red" if outcome.phase == "failed" else style
-        if path or outcome.phase == "interrupted":
+        failed = state.phase == "failed"
+        title, style = (f"{job.id} failed", "red") if failed else (f"{job.id} was stopped", "yellow")
+        if path or not failed:
             after.insert(0, resume_command(job, state_dir))
-        if any(item.unit and item.alive for item in job.state().processes):
+        if any(item.unit and item.alive for item in state.processes):
             after.insert(0, f"oeprov stop {job.id}{state_flag(state_dir)}")
     console.print(Panel(Group(rows), title=title, border_style=style, expand=False))
-    console.print("What to type next:" if outcome.phase == "done" else "To go on, or to look:")
+    console.print("Next:")
     for line in after:
         # Outside the panel and never wrapped, so that it can be copied.
-        console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+        say(console, f"  {escape(line)}")
 
 
 def _facts(facts: Summary) -> list[tuple[str, str]]:
@@ -118,7 +112,7 @@ def _facts(facts: Summary) -> list[tuple[str, str]]:
 
 
 def _within(path: str, job: Job) -> str:
-    """The path as seen from the job's directory; whole when it lies on the worker's host."""
+    """The path relative to the job's directory; with the host if it is on the worker's."""
     try:
         return str(Path(path).relative_to(job.directory))
     except ValueError:
@@ -127,7 +121,7 @@ def _within(path: str, job: Job) -> str:
 
 
 def _report(job: Job) -> str:
-    """Where the report of the run is, which only our own trainer writes; empty if there is none."""
+    """The path of the run's report, which only our own trainer writes; empty if there is none."""
     worker = next(item for item in job.spec().processes if item.role == "worker")
     if worker.unit and not worker.adapted:
         return str(job_directory(job.id) / "run" / "report.html")
@@ -136,7 +130,7 @@ def _report(job: Job) -> str:
 
 
 def _short(path: Path) -> str:
-    """The path from here when it lies below, else whole."""
+    """The path relative to the current directory if it is below, else absolute."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

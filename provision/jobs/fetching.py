@@ -1,4 +1,4 @@
-"""``fetch``: what a worker on another host has written comes to the job's directory here."""
+"""``fetch``: copy what a worker on another host has written to the job's directory here."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from provision.cluster.inventory import Host
 from provision.hosts import payload, remote
 from provision.jobs import store, units
 from provision.jobs.fleet import Fleet
+from provision.jobs.screen import say
 from provision.jobs.store import Job
 from provision.node.files import MARKER
 
@@ -30,20 +31,16 @@ _PIECE = 1 << 20
 
 
 def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, replace: bool = False) -> int:
-    """Copy the export and the report of a job to its directory here, and its checkpoints if asked; 0.
+    """Copy a job's export and report to its directory here, and ``checkpoints`` if asked; returns 0.
 
-    Each of them appears whole or not at all. TrainingError for one that is here already, unless ``replace``;
-    HostError when the host does not answer.
+    Each of them appears whole or not at all. TrainingError if one is here already, unless ``replace``;
+    HostError if the host does not answer.
     """
     console = Console()
     job = store.find(state_dir, name)
     fleet = Fleet(job, job.spec())
     if fleet.worker is None:
-        console.print(
-            f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}")
         return 0
     names = [*RESULTS, *([CHECKPOINTS] if checkpoints else [])]
     there = [job.run_dir / item for item in names if os.path.lexists(job.run_dir / item)]
@@ -55,37 +52,32 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
     host = fleet.hosts[fleet.worker.host]
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=job.run_dir) as temporary:
         sizes = _receive(job, host, names, Path(temporary), console)
-        came = [item for item in names if (Path(temporary) / item).exists()]
-        if not came:
+        received = [item for item in names if (Path(temporary) / item).exists()]
+        if not received:
             raise TrainingError(
                 f"host {host.name} has no {' or '.join(names)} of job {job.id}; export and report.html come "
                 "at the end of training"
             )
-        for item in came:
-            _put(Path(temporary) / item, job.run_dir / item)
-    for item in came:
+        for item in received:
+            new, path = Path(temporary) / item, job.run_dir / item
+            if os.path.lexists(path):
+                path.rename(new.with_name(new.name + ".old"))  # removed with the temporary directory
+            new.rename(path)
+    for item in received:
         mine = {path: size for path, size in sizes.items() if path.split("/")[0] == item}
         count = f"{len(mine)} files, " if len(mine) > 1 else ""
-        console.print(
+        say(
+            console,
             f"[green]✓[/] {job.run_dir / item} ({count}{decimal(sum(mine.values()))} from {host.name})",
-            highlight=False,
-            soft_wrap=True,
         )
     for item in names:
-        if item not in came:
-            console.print(f"[yellow]![/] host {host.name} has no {item} of this job", soft_wrap=True)
+        if item not in received:
+            say(console, f"[yellow]![/] host {host.name} has no {item} of this job")
     return 0
 
 
-def _put(new: Path, path: Path) -> None:
-    """Rename ``new`` to ``path``; the old content moves into the temporary directory and goes with it."""
-    if os.path.lexists(path):
-        path.rename(new.with_name(new.name + ".old"))
-    new.rename(path)
-
-
 def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console) -> dict[str, int]:
-    """Bytes of what came, by path; HostError when not all did."""
+    """Receive ``names`` into ``to``; the bytes of each file. HostError if the stream ends early."""
     top = str(units.job_directory(job.id) / "run")
     command = remote.elevated(host, shlex.join(payload.command(host.python)))
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -95,14 +87,18 @@ def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console)
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         sizes = _sizes(stream)
-        _check_room(job, sum(sizes.values()))
-        task = bar.add_task(f"from {host.name}", total=sum(sizes.values()))
+        total, free = sum(sizes.values()), shutil.disk_usage(job.run_dir).free
+        if total > free:
+            raise TrainingError(
+                f"{job.run_dir} has {decimal(free)} free, and the files take {decimal(total)}; make room"
+            )
+        task = bar.add_task(f"from {host.name}", total=total)
         try:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for name, size in sizes.items():
                     _extract(archive, name, size, to, lambda count: bar.advance(task, count))
         except (tarfile.TarError, EOFError) as error:
-            raise HostError(host.name, f"what it sent of job {job.id} is not whole ({error})") from None
+            raise HostError(host.name, f"files of job {job.id} were cut off ({error}); try again") from None
     return sizes
 
 
@@ -131,11 +127,3 @@ def _extract(
         while piece := source.read(_PIECE):
             file.write(piece)
             advance(len(piece))
-
-
-def _check_room(job: Job, wanted: int) -> None:
-    free = shutil.disk_usage(job.run_dir).free
-    if wanted > free:
-        raise TrainingError(
-            f"{job.run_dir} has {decimal(free)} free; what is to be fetched has {decimal(wanted)}"
-        )

@@ -1,4 +1,4 @@
-"""The units of a job on its hosts, as seen and told from here over SSH; every host at once."""
+"""The systemd units of a job on its hosts: observe, start, signal, stop; over SSH, all hosts at once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
 from provision.hosts import errands
 from provision.jobs import units
-from provision.jobs.metrics import last_word
+from provision.jobs.metrics import last_end
 from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
 from provision.jobs.store import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
 from provision.node.job import MOST_EVENTS
 
-LOOK_SECONDS = 60  # that a look may take on a slow host
+OBSERVE_SECONDS = 60  # an observation may take on a slow host
 STOP_SECONDS = {"parameter_server": 180, "worker": int(CHECKPOINT_SECONDS) + 60}
 START_SECONDS = 120
-POLL_SECONDS = 2.0  # between looks at a worker on another host
-LEAST_SILENCE = 120.0  # seconds that such a host may be out of reach, where lost servers are not waited for
+POLL_SECONDS = 2.0  # between observations of a worker on another host
+LEAST_SILENCE = 120.0  # seconds that such a host may always be out of reach
 
 _EXIT_CODES = {"end": 0, "interrupted": units.INTERRUPTED, "error": 1}  # of the trainer, by its last event
 Answer = dict[str, Any]
@@ -40,35 +40,39 @@ class Fleet:
 
     @cached_property
     def hosts(self) -> dict[str, Host]:
-        """Every host that runs units of the job; slow to make, because it needs the inventory's code."""
+        """Every host that runs units of the job."""
         names = {item.host for item in self.processes.values()}
         if unknown := sorted(names - self.spec.hosts.keys()):
             raise TrainingError(f"{self.job.job_file}: it does not say how host {unknown[0]} is reached")
         return {name: restored(values) for name, values in self.spec.hosts.items() if name in names}
 
-    def of_role(self, role: Role) -> dict[str, Host]:
-        """The hosts with processes of one role."""
-        if not any(item.role == role for item in self.processes.values()):
-            return {}
+    def hosts_of(self, role: Role) -> dict[str, Host]:
+        """The hosts with units of one role."""
         names = {item.host for item in self.processes.values() if item.role == role}
-        return {name: host for name, host in self.hosts.items() if name in names}
+        return {name: host for name, host in self.hosts.items() if name in names} if names else {}
 
     @property
     def silence(self) -> float:
-        """Seconds that a worker's host may be out of reach before it is lost: as long as a server may."""
+        """Seconds that a worker's host may be out of reach before it is lost; no less than a server's."""
         return max(LEAST_SILENCE, float(self.spec.settings.get("server_wait") or 0))
 
-    def args(self) -> dict[str, Any]:
-        """What every errand needs."""
-        return {"directory": str(units.job_directory(self.job.id))}
+    def observe_host(self, name: str) -> Answer:
+        """The answer of one host, whose new events are copied; HostError if there is none."""
+        offset = self.mirrored
+        answer = errands.run(self.hosts[name], "observe", self.args(offset=offset), OBSERVE_SECONDS)
+        self.mirror(answer, offset)
+        return answer
 
-    def look(self) -> dict[str, Answer | HostError]:
-        """What every host says of the job's units; new events of a worker there are taken over."""
+    def args(self, **more: Any) -> dict[str, Any]:
+        """The arguments of an errand: the job's directory and ``more``."""
+        return {"directory": str(units.job_directory(self.job.id)), **more}
+
+    def observe(self) -> dict[str, Answer | HostError]:
+        """Every host's answer about the job's units; new events of a worker there are copied."""
         if not self.processes:
             return {}
         offset = self.mirrored
-        args = {**self.args(), "offset": offset}
-        answers = errands.on_all(self.hosts, "look", args, LOOK_SECONDS)
+        answers = errands.on_all(self.hosts, "observe", self.args(offset=offset), OBSERVE_SECONDS)
         for answer in answers.values():
             if isinstance(answer, dict):
                 self.mirror(answer, offset)
@@ -81,14 +85,14 @@ class Fleet:
 
     @property
     def mirrored(self) -> int:
-        """How many bytes of the worker's metrics.jsonl lie here too; -1 where it writes them here itself."""
+        """Bytes of the worker's metrics.jsonl that were copied here; -1 if it writes the file here itself."""
         if self.worker is None:
             return -1
         path = self.job.metrics_file
         return path.stat().st_size if path.exists() else 0
 
     def mirror(self, answer: Answer, offset: int) -> None:
-        """Append what the worker's host had new after ``offset``, unless another process was quicker."""
+        """Append the worker's new events after ``offset``, unless another process has already."""
         if self.worker is None or not answer.get("events"):
             return
         with self.job.metrics_file.open("ab") as file:
@@ -97,40 +101,30 @@ class Fleet:
                 file.write(answer["events"].encode())
 
     def take_events(self) -> None:
-        """Mirror all that the worker has written on its host by now; HostError when that cannot be known."""
+        """Copy all events that the worker has written on its host by now; HostError if it does not answer."""
         while self.worker is not None:
             offset = self.mirrored
-            answer = errands.run(
-                self.hosts[self.worker.host], "look", {**self.args(), "offset": offset}, LOOK_SECONDS
-            )
-            self.mirror(answer, offset)
-            count = len(answer["events"].encode())
-            # Else there is more, or another process was quicker and has brought less than this one has seen.
+            count = len(self.observe_host(self.worker.host)["events"].encode())
+            # Else there is more, or another process was quicker and has copied less than this answer has.
             if count < MOST_EVENTS and self.mirrored >= offset + count:
                 return
 
     def start_worker(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> Answer:
-        """Start the worker's unit; what its host says of it. HostError says why it did not begin.
+        """Start the worker's unit; its host's answer. HostError says why it did not start.
 
-        ``fresh``: events that an earlier attempt left on the host are of no use.
+        ``fresh``: remove events that an earlier attempt left on the host.
         """
-        args = {
-            **self.args(),
-            "user": units.USER,
-            "token": "",
-            "seconds": START_SECONDS,
-            "units": [{**worker_start(self.job.id, spec, argv), "forget_events": fresh}],
-        }
+        unit = {**worker_start(self.job.id, spec, argv), "forget_events": fresh}
+        args = self.args(user=units.USER, token="", seconds=START_SECONDS, units=[unit])
         return errands.run(self.hosts[spec.host], "start", args, START_SECONDS + 30)
 
     def stop(self, role: Role, *, keep_pools: bool = False) -> dict[str, Answer | HostError]:
-        """End the units of one role on every host and take them away; their last words are kept here.
+        """Stop and remove the units of one role on every host; their logs and last counters are kept here.
 
-        With them go the rows that they have in persistent memory, unless ``keep_pools``.
+        Their rows in persistent memory are removed too, unless ``keep_pools``.
         """
-        hosts = self.of_role(role)
-        args = {**self.args(), "role": role, "keep_pools": keep_pools}
-        answers = errands.on_all(hosts, "stop", args, STOP_SECONDS[role])
+        args = self.args(role=role, keep_pools=keep_pools)
+        answers = errands.on_all(self.hosts_of(role), "stop", args, STOP_SECONDS[role])
         for answer in answers.values():
             if isinstance(answer, dict):
                 for name, item in answer["stopped"].items():
@@ -138,28 +132,26 @@ class Fleet:
         return answers
 
     def remove_pools(self, servers: Sequence[ProcessSpec]) -> list[HostError]:
-        """Remove what these servers left in persistent memory; the hosts where that failed."""
-        listed = [{"name": item.name, "unit": item.unit, "pools": item.pools} for item in servers]
-        names = {item.host for item in servers}
-        hosts = {name: host for name, host in self.hosts.items() if name in names}
-        args = {**self.args(), "servers": listed}
-        answers = errands.on_all(hosts, "remove_pools", args, LOOK_SECONDS)
-        return [answer for answer in answers.values() if isinstance(answer, HostError)]
+        """Remove the rows of these servers in persistent memory; the errors of hosts where that failed."""
+        return self._remove("remove_pools", servers, OBSERVE_SECONDS)
 
     def remove(self) -> list[HostError]:
-        """Remove all that the job, which has ended, has on its hosts; those where that failed.
+        """Remove all that a job that has ended has on its hosts; the errors of hosts where that failed.
 
-        Of a host that has nothing of it any more too, twice does no harm.
+        Idempotent.
         """
-        listed = [
-            {"name": item.name, "unit": item.unit, "pools": item.pools} for item in self.processes.values()
-        ]
-        args = {**self.args(), "servers": listed}
-        answers = errands.on_all(self.hosts, "remove", args, STOP_SECONDS["parameter_server"])
+        return self._remove("remove", list(self.processes.values()), STOP_SECONDS["parameter_server"])
+
+    def _remove(
+        self, errand: errands.Errand, processes: Sequence[ProcessSpec], seconds: int
+    ) -> list[HostError]:
+        listed = [{"name": item.name, "unit": item.unit, "pools": item.pools} for item in processes]
+        hosts = {item.host: self.hosts[item.host] for item in processes}
+        answers = errands.on_all(hosts, errand, self.args(servers=listed), seconds)
         return [answer for answer in answers.values() if isinstance(answer, HostError)]
 
     def _keep(self, name: str, item: Mapping[str, Any]) -> None:
-        """Logs and last counters, so that they can be read when the hosts are long gone."""
+        """Keep log and last counters here, so that they can be read without the host."""
         if item["log"]:
             self.job.log(name).write_text("\n".join(item["log"]) + "\n")
         if item["metrics"]:
@@ -167,7 +159,7 @@ class Fleet:
 
 
 def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError]) -> list[ProcessState]:
-    """The states after ``Fleet.stop``: a unit that its host knows no more has ended."""
+    """The states after ``Fleet.stop``: a unit that its host no longer knows has ended."""
     found = []
     for item in states:
         answer = answers.get(item.host)
@@ -178,67 +170,66 @@ def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError])
     return found
 
 
+class HostProcess:
+    """A process that runs as a unit; ``how`` says how it ended."""
+
+    spec: ProcessSpec
+    pid: int
+    how: str
+
+    @property
+    def label(self) -> str:
+        """Name, host and pid as far as it is known, for messages."""
+        return f"{self.spec.name} on {self.spec.host}" + (f" (pid {self.pid})" if self.pid else "")
+
+    def how_it_ended(self) -> str:
+        """In words."""
+        return self.how or "still runs"
+
+
 @dataclass
-class HostServer:
-    """A parameter server that runs as a unit; ``refresh`` tells it what its host says."""
+class HostServer(HostProcess):
+    """A parameter server that runs as a unit; ``refresh`` gives it its host's answer."""
 
     spec: ProcessSpec
     pid: int
     started: int
     boot: str
     endpoint: str
-    waited_for: bool = False  # systemd may start it again, and training goes on
+    waited_for: bool = False  # systemd may restart it, and training continues
     exit_code: int | None = None
-    lost: str = ""
-
-    @property
-    def label(self) -> str:
-        """Name, host and pid, for messages."""
-        return f"{self.spec.name} on {self.spec.host} (pid {self.pid})"
+    how: str = ""
 
     def poll(self) -> int | None:
-        """The exit code once it was seen to have ended, or to be another process than the one started."""
+        """The exit code once it has ended or is another process than the one started."""
         return self.exit_code
 
     def refresh(self, answer: Answer | HostError) -> None:
-        """Take over what the host said."""
+        """Update it from its host's answer."""
         if isinstance(answer, HostError):
-            self.exit_code, self.lost = -signal.SIGKILL, f"cannot be reached any more: {answer.reason}"
+            self.exit_code, self.how = -signal.SIGKILL, f"cannot be reached any more: {answer.reason}"
             return
         found = answer["processes"].get(self.spec.name)
         if found is None:
-            self.exit_code, self.lost = 0, "was taken away"
+            self.exit_code, self.how = 0, "was removed from its host"
         elif self.waited_for and found["up"] and found["started"]:
             self.pid, self.started, self.boot = found["pid"], found["started"], answer["boot"]
         elif answer["boot"] != self.boot:
-            self.exit_code, self.lost = -signal.SIGKILL, "is gone: the host was booted again"
+            self.exit_code, self.how = -signal.SIGKILL, "was lost: its host rebooted"
         elif not found["up"] or found["started"] != self.started or found["pid"] != self.pid:
             self.exit_code = found["exit_code"] or 0
-            self.lost = f"is gone: {found['how']}" if found["how"] else "was started again"
-
-    def how_it_ended(self) -> str:
-        """In words."""
-        return self.lost or "still runs"
+            self.how = f"was lost: {found['how']}" if found["how"] else "was restarted"
 
     def state(self) -> ProcessState:
         """For ``state.json``; a lost server's unit is still there until it is stopped."""
-        return ProcessState(
-            name=self.spec.name,
-            role=self.spec.role,
-            host=self.spec.host,
-            pid=self.pid,
-            started=self.started,
-            endpoint=self.endpoint,
-            unit=self.spec.unit,
-            boot=self.boot,
-        )
+        return self.spec.state(pid=self.pid, started=self.started, endpoint=self.endpoint, boot=self.boot)
 
 
-class HostWorker:
-    """The worker as a unit on another host, looked at every few seconds.
+class HostWorker(HostProcess):
+    """A worker that runs as a unit on another host, observed every few seconds.
 
-    Its end is what the trainer says in its events: systemd unloads a unit that ended well, or as it was told
-    to, and then knows no more of it than of one that never ran.
+    How it ended is read from the trainer's events: systemd unloads a unit that ended well or was stopped, and
+    then knows no more of it than of one that never ran.
     """
 
     def __init__(self, fleet: Fleet, spec: ProcessSpec) -> None:
@@ -247,18 +238,13 @@ class HostWorker:
         self.pid = 0
         self.boot = ""
         self.endpoint = ""
-        self.first = fleet.worker is not None and fleet.worker.name == spec.name  # who writes the events
+        self.first = fleet.worker is not None and fleet.worker.name == spec.name  # it writes the events
         self._since = 0  # where the events of its run begin
         self.exit_code: int | None = None
         self.how = ""
         self.silent = False  # its host cannot be reached: it may still run
-        self._seen = time.monotonic()
+        self._answered = time.monotonic()
         self._next = 0.0
-
-    @property
-    def label(self) -> str:
-        """Name, host and pid as far as it is known, for messages."""
-        return f"{self.spec.name} on {self.spec.host}" + (f" (pid {self.pid})" if self.pid else "")
 
     def start(self, argv: list[str], *, fresh: bool) -> None:
         """Start its unit; HostError says why it did not begin."""
@@ -269,20 +255,17 @@ class HostWorker:
         self.boot, self.pid = answer["boot"], int(answer["workers"].get(self.spec.name, 0))
 
     def poll(self) -> int | None:
-        """Look at it, unless that was just done; the exit code once it has ended or is out of reach."""
+        """Observe it, at most every POLL_SECONDS; the exit code once it has ended or is out of reach."""
         now = time.monotonic()
         if self.exit_code is not None or now < self._next:
             return self.exit_code
-        offset = self.fleet.mirrored
-        args = {**self.fleet.args(), "offset": offset}
         try:
-            answer = errands.run(self.fleet.hosts[self.spec.host], "look", args, LOOK_SECONDS)
+            answer = self.fleet.observe_host(self.spec.host)
         except HostError as error:
-            if now - self._seen > self.fleet.silence:
+            if now - self._answered > self.fleet.silence:
                 self.give_up(error.reason)
         else:
-            self._seen = time.monotonic()
-            self.fleet.mirror(answer, offset)
+            self._answered = time.monotonic()
             found = answer["processes"].get(self.spec.name, {})
             self.pid = found.get("pid") or self.pid
             if not found.get("up") and found.get("active") != "deactivating":
@@ -291,17 +274,17 @@ class HostWorker:
         return self.exit_code
 
     def _ended(self, found: Mapping[str, Any], boot: str) -> None:
-        """Take over how it ended; what its host does not know any more, its events do."""
+        """Store how it ended, from its host or from its events."""
         code, how = int(found.get("exit_code") or 0), str(found.get("how") or "")
         if self.first and not code:
             try:
                 self.fleet.take_events()
             except HostError:
-                return  # asked again soon
-            word = last_word(self.fleet.job.metrics_file, self._since)
-            if word is not None:
-                self.exit_code = _EXIT_CODES[word["event"]]
-                self.how = f"ended with an error: {word.get('message')}" if self.exit_code == 1 else "ended"
+                return  # the next poll asks again
+            event = last_end(self.fleet.job.metrics_file, self._since)
+            if event is not None:
+                self.exit_code = _EXIT_CODES[event["event"]]
+                self.how = f"ended with an error: {event.get('message')}" if self.exit_code == 1 else "ended"
                 return
         if self.boot and boot != self.boot:
             self.exit_code, self.how = -signal.SIGKILL, "ended: its host rebooted"
@@ -311,38 +294,21 @@ class HostWorker:
             self.exit_code, self.how = -signal.SIGTERM, "was killed before it reported its last step"
         else:
             self.exit_code = code
-            self.how = how[3:] if how.startswith("it ") else f"is gone: {how}"
+            self.how = how[3:] if how.startswith("it ") else f"was lost: {how}"
 
     def send(self, number: int) -> None:
-        """SIGTERM: finish the step and write a checkpoint; SIGKILL: end at once."""
-        name = signal.Signals(number).name
-        args = {
-            "directory": str(units.job_directory(self.fleet.job.id)),
-            "name": self.spec.name,
-            "signal": name,
-        }
-        errands.run(self.fleet.hosts[self.spec.host], "send", args, LOOK_SECONDS)
+        """Signal it: SIGTERM to finish the step and write a checkpoint, SIGKILL to end at once."""
+        args = self.fleet.args(name=self.spec.name, signal=signal.Signals(number).name)
+        errands.run(self.fleet.hosts[self.spec.host], "send", args, OBSERVE_SECONDS)
 
     def give_up(self, reason: str) -> None:
         """Its host does not answer, so it is unknown whether the process runs."""
         self.exit_code, self.how, self.silent = 1, f"cannot be reached any more: {reason}", True
 
-    def how_it_ended(self) -> str:
-        """In words."""
-        return self.how or "still runs"
-
     def state(self) -> ProcessState:
         """For ``state.json``."""
-        return ProcessState(
-            name=self.spec.name,
-            role=self.spec.role,
-            host=self.spec.host,
-            pid=self.pid,
-            started=0,
-            unit=self.spec.unit,
-            boot=self.boot,
-            exit_code=None if self.silent else self.exit_code,
-        )
+        exit_code = None if self.silent else self.exit_code
+        return self.spec.state(pid=self.pid, started=0, boot=self.boot, exit_code=exit_code)
 
     def end(self) -> None:
         """Its host has stopped its unit."""
@@ -350,31 +316,26 @@ class HostWorker:
         self.exit_code = self.exit_code or 0
 
 
-def message_of(answers: Mapping[str, Answer | HostError], said: str = "") -> str:
-    """Which hosts could not be told to stop, and why unless that was ``said``; empty when all were."""
+def message_of(answers: Mapping[str, Answer | HostError], known: str = "") -> str:
+    """The hosts that could not stop their part, with reasons that are not in ``known``; empty if all did."""
     lost = [error for error in answers.values() if isinstance(error, HostError)]
     return "; ".join(
         f"{error.host} could not be told to stop its part"
-        + ("" if error.reason in said else f": {error.reason}")
+        + ("" if error.reason in known else f": {error.reason}")
         for error in lost
     )
 
 
 def describe(answers: Mapping[str, Answer | HostError]) -> list[str]:
-    """One line a host: what ``stop`` did there."""
+    """One line per host: what ``stop`` did there."""
     lines = []
     for host, answer in answers.items():
         if isinstance(answer, HostError):
             lines.append(f"[red]✗[/] {host}: {answer.reason}")
             continue
         ran = [name for name, item in answer["stopped"].items() if item["ran"]]
-        gone = [name for name in answer["stopped"] if name not in ran]
+        idle = [name for name in answer["stopped"] if name not in ran]
         words = [f"stopped {', '.join(ran)}"] if ran else []
-        words += [f"took away {', '.join(gone)}, which did not run"] if gone else []
+        words += [f"removed {', '.join(idle)}, which did not run"] if idle else []
         lines.append(f"[green]✓[/] {host}: {'; '.join(words) or 'nothing of the job is left there'}")
     return lines
-
-
-def readopt(spec: ProcessSpec, state: ProcessState, *, waited_for: bool = False) -> HostServer:
-    """A server as ``state.json`` knows it."""
-    return HostServer(spec, state.pid, state.started, state.boot, state.endpoint, waited_for)

@@ -1,7 +1,4 @@
-"""From an inventory and options to a job file, and what is checked before anything starts.
-
-Everything here refuses before anything was made; nothing is left half-done.
-"""
+"""From an inventory and options to a job file, with the checks before anything is made."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ STORAGES: tuple[str, ...] = get_args(Storage)
 
 
 def request(inventory: Inventory, options: LaunchOptions) -> Request:
-    """Settle every setting; TrainingError names the flag or the inventory's key, and what is allowed."""
+    """The request with every setting; TrainingError names the flag or key, and what is allowed."""
     given = options.given()
     storage, servers = given.pop("storage", None), given.pop("servers", None)
     workers = given.pop("workers", None)
@@ -80,7 +77,7 @@ def check_together(training: TrainingSettings, workers: int) -> None:
     """Refuse settings that the trainer would refuse for a job of ``workers`` workers."""
     if training.epochs == 0 and not training.steps:
         raise TrainingError(
-            "training_epochs is 0: then training_steps says when training ends, and it is 0 too"
+            "training_epochs and training_steps are both 0, so training has no end; set one of them"
         )
     staleness = training.staleness or 0
     if training.workqueue:
@@ -93,36 +90,38 @@ def check_together(training: TrainingSettings, workers: int) -> None:
         raise TrainingError(f"--staleness: found {staleness}; without --workqueue it is 0 or 1")
     elif staleness and workers > 1:
         raise TrainingError(
-            f"--staleness: found {staleness}; {workers} workers train each batch together: leave it at 0, "
-            "or add --workqueue"
+            f"--staleness: found {staleness}; {workers} workers train each batch together: use 0, or add "
+            "--workqueue"
         )
     elif staleness and training.pipeline is False:
         raise TrainingError("--staleness 1 is a part of the pipeline; leave out --no-pipeline")
 
 
 def check(inventory: Inventory, wanted: Request) -> None:
-    """Refuse what cannot work as far as this machine knows: settings, storage directory and ports."""
+    """Refuse settings, storage directories and ports that cannot work, as far as this machine knows."""
     hosts = placement.worker_hosts(inventory)
     check_together(wanted.training, sum(wanted.workers or host.worker.count for host in hosts))
     if wanted.training.workqueue and len(hosts) > 1:
         names = ", ".join(host.name for host in hosts)
         raise TrainingError(
-            f"--workqueue: the queue is in the job's directory, which workers on {names} do not share; have "
+            f"--workqueue: the queue is in the job's directory, which workers on {names} do not share; put "
             "all workers on one host (--limit, worker_count), or use --on kubernetes"
         )
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
-        if units.on_host(host):
-            _check_host_ports(host, wanted.servers or host.server.count)
-            continue
-        if (storage := storage_of(host, wanted)) != "dram":
-            _check_storage(host, Path(storage_directory(host, storage)))
+        storage, here = storage_of(host, wanted), not units.on_host(host)
+        if here and storage != "dram":
+            path = storage_directory(host, storage)
+            if not os.path.isdir(path):
+                raise TrainingError(f"host {host.name}: pmem_directory {path} is not a directory")
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise TrainingError(f"host {host.name}: pmem_directory {path} is not writable by this user")
         if host.server.port:
-            _check_ports(host.server.host, host.server.port, wanted.servers or host.server.count)
+            _check_ports(host, wanted.servers or host.server.count, probe=here)
 
 
 def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:
-    """Refuse a job whose servers would share persistent memory with those of a job that runs."""
+    """Refuse a job whose servers would share persistent memory with those of a running job."""
     mine = {_where(spec, item): item for item in spec.processes if item.storage}
     for job in reversed(all_jobs(state_dir)) if mine else []:
         if job.id == spec.id or job.state().phase not in ACTIVE:
@@ -137,35 +136,23 @@ def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:
 
 
 def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
-    """Which directory of which machine."""
+    """The machine and the directory of a process's rows."""
     host = spec.hosts.get(item.host, {})
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def _check_storage(host: Host, path: Path) -> None:
-    if not path.is_dir():
-        raise TrainingError(f"host {host.name}: pmem_directory {path} is not a directory")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise TrainingError(f"host {host.name}: pmem_directory {path} is not writable by this user")
-
-
-def _check_host_ports(host: Host, count: int) -> None:
-    if host.server.port and host.server.port + count - 1 > 65535:
+def _check_ports(host: Host, count: int, *, probe: bool) -> None:
+    address, first = host.server.host, host.server.port
+    if first + count - 1 > 65535:
         raise TrainingError(
-            f"host {host.name}: parameter_server_port {host.server.port}: {count} servers need ports "
-            "beyond 65535"
+            f"host {host.name}: parameter_server_port {first}: {count} servers need ports beyond 65535"
         )
-
-
-def _check_ports(address: str, first: int, count: int) -> None:
-    for port in range(first, first + count):
-        if port > 65535:
-            raise TrainingError(f"parameter_server_port {first}: {count} servers need ports beyond 65535")
+    for port in range(first, first + count) if probe else ():
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket(family, socket.SOCK_STREAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((address, port))
+                server.bind((address, port))
             except OSError as error:
                 raise TrainingError(
                     f"port {port} on {address} cannot be used ({error.strerror}): choose another "

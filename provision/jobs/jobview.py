@@ -1,27 +1,26 @@
-"""``status``: what jobs do, read from their files, from /proc and from their hosts; nothing is changed."""
+"""``status``: what jobs do, from their files, /proc and their hosts. Changes nothing."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.state_directory import state_flag
 from provision.jobs import processview, store
-from provision.jobs.ending import saved
+from provision.jobs.ending import newest_checkpoint
 from provision.jobs.kubernetes import view
 from provision.jobs.metrics import Summary, summary
 from provision.jobs.progress import duration, number
+from provision.jobs.screen import STYLE, make_console, say
 from provision.jobs.store import ACTIVE, Job
 
-# What is known of a job whose files cannot be read; ``job``, ``directory`` and ``message`` are to be added.
+# The report of a job whose files cannot be read, without ``job``, ``directory`` and ``message``.
 UNREADABLE: dict[str, Any] = {
     "state": "unreadable",
     "lost_workers": [],
@@ -29,7 +28,6 @@ UNREADABLE: dict[str, Any] = {
     "processes": [],
     "rows": {},
 }
-STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
 
 
 def status(
@@ -48,10 +46,8 @@ def status(
         here, there = ([], [named]) if named.on_kubernetes else ([named], [])
     if cluster is not None:
         here = [job for job in here if _belongs(job, cluster, named=name is not None)]
-    console = Console(stderr=True) if as_json else Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # a file or a pipe has no edge that lines must end at
-    with console.status("looking at the hosts"):
+    console = make_console(as_json=as_json)
+    with console.status("asking the hosts"):
         reports = [report(job) if name else readable_report(job) for job in here]
         clusters = [view.report(job) for job in there[-20:]]
     if as_json:
@@ -67,20 +63,20 @@ def status(
     console.print(_job_table(reports[-20:]))
     for item in detailed(reports):
         if item["message"] and (item["state"] != "done" or item["lost_workers"]):
-            console.print(f"{item['job']}: {escape(item['message'])}", highlight=False, soft_wrap=True)
+            say(console, f"{item['job']}: {escape(item['message'])}")
         if item["waiting"] and item["state"] in ACTIVE:
-            console.print(f"training waits for a server: {escape(item['waiting'])}", soft_wrap=True)
-        if item["state"] in ACTIVE or _left(item):
+            say(console, f"training waits for a server: {escape(item['waiting'])}")
+        if item["state"] in ACTIVE or _may_be_on_hosts(item):
             console.print(_process_table(item))
             for line in _troubles(item):
-                console.print(line, highlight=False, soft_wrap=True)
+                say(console, line)
         for line in _advice(item, state_flag(state_dir)):
-            console.print(line, highlight=False, soft_wrap=True)
+            say(console, line)
     return 0
 
 
 def _belongs(job: Job, cluster: str, *, named: bool) -> bool:
-    """Whether a job is of the cluster; TrainingError where it was asked for and is not."""
+    """Whether a job belongs to the cluster; TrainingError if a named job does not."""
     try:
         mine = job.spec().cluster
     except TrainingError:
@@ -103,7 +99,7 @@ def report(job: Job) -> dict[str, Any]:
         "message": state.message,
         "lost_workers": state.lost,
         **asdict(facts),
-        "checkpoint_step": saved(job, facts)[0],
+        "checkpoint_step": newest_checkpoint(job, facts)[0],
         "directory": str(job.directory),
         "processes": processes,
         "rows": processview.rows(processes),
@@ -111,7 +107,7 @@ def report(job: Job) -> dict[str, Any]:
 
 
 def readable_report(job: Job) -> dict[str, Any]:
-    """The same, or why the job's files cannot be read: one such job must not hide the others."""
+    """``report``, or why the job's files cannot be read: one such job must not hide the others."""
     why = job.broken
     try:
         if not why:
@@ -122,27 +118,27 @@ def readable_report(job: Job) -> dict[str, Any]:
 
 
 def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those shown with all they have: what runs, may still be on hosts or is unreadable; else the last."""
+    """The jobs shown in detail: those that run, may be on hosts or are unreadable; if none, the last job."""
     shown = {*ACTIVE, "unreadable"}
-    return [item for item in reports if item["state"] in shown or _left(item)] or reports[-1:]
+    return [item for item in reports if item["state"] in shown or _may_be_on_hosts(item)] or reports[-1:]
 
 
 def _advice(item: dict[str, Any], flag: str) -> list[str]:
-    """What to type next for a job that ended before its time."""
+    """The next commands for a job that failed or was stopped."""
     if item["state"] not in ("failed", "interrupted"):
         return []
     lines = []
-    if _left(item):
+    if _may_be_on_hosts(item):
         silent = any(entry["state"] == "does not answer" for entry in item["processes"])
-        up = "may still be up; once their host answers, take" if silent else "are still up; take"
-        lines.append(f"[yellow]![/] its servers {up} them away with: oeprov stop {item['job']}{flag}")
+        up = "may still run; once their host answers, stop" if silent else "still run; stop"
+        lines.append(f"[yellow]![/] its servers {up} them with: oeprov stop {item['job']}{flag}")
     if item["checkpoint_step"] is not None:
-        lines.append(f"go on from step {item['checkpoint_step']} with: oeprov resume {item['job']}{flag}")
+        lines.append(f"resume from step {item['checkpoint_step']} with: oeprov resume {item['job']}{flag}")
     return lines
 
 
-def _left(item: dict[str, Any]) -> bool:
-    """Units of the job are on hosts, or may be."""
+def _may_be_on_hosts(item: dict[str, Any]) -> bool:
+    """Whether units of the job are on hosts, or may be."""
     return any(entry["unit"] and entry["state"] not in ("ended", "gone") for entry in item["processes"])
 
 
@@ -205,11 +201,8 @@ def _troubles(item: dict[str, Any]) -> list[str]:
     lines: dict[str, None] = {}
     for entry in item["processes"]:
         if entry["trouble"]:
-            who = (
-                entry["host"]
-                if entry["state"] == "does not answer"
-                else f"{entry['name']} on {entry['host']}"
-            )
+            silent = entry["state"] == "does not answer"
+            who = entry["host"] if silent else f"{entry['name']} on {entry['host']}"
             lines[f"[red]✗[/] {who}: {escape(entry['trouble'])}"] = None
     return list(lines)
 

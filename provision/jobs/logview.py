@@ -1,4 +1,4 @@
-"""``logs``: what the processes of a job said, here and in the journals of its hosts; nothing is changed."""
+"""``logs``: the logs of a job's processes, here and in the journals of its hosts. Changes nothing."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts import remote
 from provision.jobs import store
 from provision.jobs.fleet import Fleet
+from provision.jobs.metrics import LineTail
 from provision.jobs.store import ACTIVE, Job, ProcessSpec
 
 POLL_SECONDS = 0.3
 JOURNAL = ("journalctl", "--no-pager", "--quiet", "--output=cat")
-SECONDS = 60  # that a host may take to show its last lines
+SECONDS = 60  # a host may take to show its last lines
 
 
 def logs(
@@ -41,14 +42,13 @@ def logs(
 
 
 class _Logs:
-    """Log files here, and units whose journal lies on their hosts."""
+    """Log files here, and journals of units on their hosts."""
 
     def __init__(self, job: Job, process_name: str | None, lines: int) -> None:
         self.job = job
         self.process_name = process_name
         self.lines = lines
-        self.offsets: dict[Path, int] = {}
-        self.rest: dict[Path, bytes] = {}
+        self.tails: dict[Path, LineTail] = {}
         alive = {item.name for item in job.state().processes if item.unit and item.alive}
         self.fleet = Fleet(job, job.spec())
         known = self.fleet.processes.values()
@@ -61,7 +61,7 @@ class _Logs:
         self.many = len(names) > 1
 
     def _files(self) -> list[Path]:
-        """Logs that are written here; a unit's log lies here too once it was stopped."""
+        """Logs here; a unit's log is here too once it was stopped."""
         far = {item.name for item in self.units}
         found = [path for path in sorted(self.job.logs.glob("*.log")) if path.stem not in far]
         return [path for path in found if self.process_name in (None, path.stem)]
@@ -78,10 +78,11 @@ class _Logs:
         sys.stdout.write(f"{name:<{self.width}} | {text}\n" if self.many else f"{text}\n")
 
     def last_lines(self) -> None:
-        """What was said last, process by process."""
+        """Print the last lines of each process."""
         for path in self._files():
-            tail, self.offsets[path] = _tail(path, self.lines)
-            for line in tail:
+            lines, offset = _last_lines(path, self.lines)
+            self.tails[path] = LineTail(path, offset)
+            for line in lines:
                 self._print(path.stem, line.decode(errors="replace"))
         if not self.lines:
             return
@@ -102,7 +103,7 @@ class _Logs:
         return out.splitlines()
 
     def follow(self) -> None:
-        """New lines of all of them as they come, until the job ends; nothing stays behind on the hosts."""
+        """Print new lines of all processes until the job ends; leaves no process on the hosts."""
         lines: SimpleQueue[tuple[str, str]] = SimpleQueue()
         with ExitStack() as streams:
             for item in self.units:
@@ -110,16 +111,17 @@ class _Logs:
             while True:
                 active = self.job.state().phase in ACTIVE
                 for path in self._files():
-                    for line in _new_lines(path, self.offsets, self.rest):
+                    for line in self.tails.setdefault(path, LineTail(path)).read_lines():
                         self._print(path.stem, line.decode(errors="replace"))
-                self._drain(lines)
+                while not lines.empty():  # this thread alone takes from it
+                    self._print(*lines.get())
                 sys.stdout.flush()
                 if not active:
                     break
                 time.sleep(POLL_SECONDS)
-        for path, line in self.rest.items():
-            if line:
-                self._print(path.stem, line.decode(errors="replace"))
+        for path, tail in self.tails.items():
+            if tail.rest:
+                self._print(path.stem, tail.rest.decode(errors="replace"))
 
     def _begin(self, streams: ExitStack, item: ProcessSpec, put: Callable[[tuple[str, str]], object]) -> None:
         command = shlex.join([*JOURNAL, "--lines=0", "--follow", f"--unit={item.unit}"])
@@ -135,16 +137,8 @@ class _Logs:
 
         threading.Thread(target=read, name=f"logs of {item.name}", daemon=True).start()
 
-    def _drain(self, lines: SimpleQueue[tuple[str, str]]) -> None:
-        while True:
-            try:
-                name, text = lines.get_nowait()
-            except Empty:
-                return
-            self._print(name, text)
 
-
-def _tail(path: Path, count: int) -> tuple[list[bytes], int]:
+def _last_lines(path: Path, count: int) -> tuple[list[bytes], int]:
     """The last whole lines of a file, and the offset after them."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -156,12 +150,3 @@ def _tail(path: Path, count: int) -> tuple[list[bytes], int]:
     if begin and len(found) <= count:
         found = found[1:]  # an incomplete first line
     return found[len(found) - min(count, len(found)) :], begin + len(whole) + len(newline)
-
-
-def _new_lines(path: Path, offsets: dict[Path, int], rest: dict[Path, bytes]) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(offsets.get(path, 0))
-        data = file.read()
-    offsets[path] = offsets.get(path, 0) + len(data)
-    *found, rest[path] = (rest.get(path, b"") + data).split(b"\n")
-    yield from found

@@ -1,15 +1,16 @@
-"""``resume --epochs/--steps``: where a job's training ends from now on."""
+"""``resume --epochs/--steps``: a later end of a job's training."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.training_settings import trainer_defaults
-from provision.jobs.ending import saved
+from provision.jobs import store
+from provision.jobs.ending import newest_checkpoint
 from provision.jobs.metrics import summary
 from provision.jobs.request import Request
 from provision.jobs.store import Job
@@ -29,7 +30,7 @@ class Trained:
 def trained(job: Job) -> Trained:
     """How far a job is, from its checkpoint, or where that is on another host from its events."""
     facts = summary(job.metrics_file)
-    step = saved(job, facts)[0] or 0
+    step = newest_checkpoint(job, facts)[0] or 0
     settings = job.spec().settings
     limit = int(settings.get("steps") or 0)
     if job.state().phase == "done" and not (limit and step >= limit):
@@ -40,25 +41,21 @@ def trained(job: Job) -> Trained:
 
 def _epochs(job: Job) -> int:
     if (newest := job.checkpoint()) is not None:
-        try:
-            manifest = json.loads((newest[1] / "manifest.json").read_text(encoding="utf-8"))
-            return int(manifest["training"]["position"]["epoch"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # the worker says what is wrong with it
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return int(store.manifest(newest[1])["training"]["position"]["epoch"])
     return summary(job.metrics_file).epoch or 0
 
 
 def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> Request:
-    """The request with the end that was named, in place of the one that it had.
+    """The request with a new ``end``: "steps", "epochs" or both; what is not named is no limit.
 
-    ``steps`` alone takes as many epochs as it needs, ``epochs`` alone has no limit of steps. TrainingError
-    when the job has trained as long already.
+    TrainingError if the job has already trained as long.
     """
     if not end:
         return wanted
     flags = " and ".join(f"--{name} {value}" for name, value in end.items())
     if flavor != flavor_facts.DEFAULT:
-        raise TrainingError(f"{flags}: flavor {flavor} does not go on from a checkpoint; start a new job")
+        raise TrainingError(f"{flags}: flavor {flavor} cannot resume from a checkpoint; start a new job")
     done = trained(job)
     steps, epochs = end.get("steps", 0), end.get("epochs", 0)
     if "steps" in end and "epochs" not in end and not steps:
@@ -70,8 +67,8 @@ def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> 
         raise TrainingError(
             f"{flags}: job {job.id} has trained {done} already; use a number {' and '.join(above)}"
         )
-    if not job.saved():
-        raise TrainingError(f"{flags}: job {job.id} has no checkpoint to go on from; start a new job")
+    if not job.has_checkpoint():
+        raise TrainingError(f"{flags}: job {job.id} has no checkpoint to resume from; start a new job")
     return replace(
         wanted, training=wanted.training.model_copy(update={"steps": steps or None, "epochs": epochs or None})
     )

@@ -1,4 +1,4 @@
-"""The trainer's ``metrics.jsonl``: one event a line, followed as it grows or summed up."""
+"""The trainer's ``metrics.jsonl``, one event per line: followed as it grows, or summed up."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ _WINDOW = 1 << 18  # bytes read at each end: `status` must stay quick on long ru
 
 
 @dataclass
-class MetricsTail:
-    """New whole lines of ``metrics.jsonl``, as they come."""
+class LineTail:
+    """A file that grows: whole lines behind ``offset``, as they come."""
 
     path: Path
     offset: int = 0
-    rest: bytes = field(default=b"", repr=False)
+    rest: bytes = field(default=b"", repr=False)  # the beginning of a line
 
-    def __post_init__(self) -> None:
-        if self.path.exists():
-            self.offset = self.path.stat().st_size
-
-    def read(self) -> list[Event]:
-        """Events since the last call; lines that are not JSON objects are left out."""
+    def read_lines(self) -> list[bytes]:
+        """Lines since the last call."""
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self.offset:
@@ -36,10 +32,21 @@ class MetricsTail:
             return []
         self.offset += len(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
-        return [event for line in lines if (event := parse_event(line)) is not None]
+        return lines
 
 
-# What a field is, where others than the trainer could have written it.
+class MetricsTail(LineTail):
+    """New events of a ``metrics.jsonl``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, path.stat().st_size if path.exists() else 0)
+
+    def read(self) -> list[Event]:
+        """Events since the last call; lines that are not JSON objects are left out."""
+        return [event for line in self.read_lines() if (event := parse_event(line)) is not None]
+
+
+# Types of fields: programs of others may write the file too.
 _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("step", "steps", "epoch"), int),
     **dict.fromkeys(("loss", "auc", "samples_per_s", "eta_s"), (int, float)),
@@ -48,7 +55,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def parse_event(line: bytes) -> Event | None:
-    """One line of ``metrics.jsonl``, without values of another kind; None when it is not an event."""
+    """One line of ``metrics.jsonl`` without fields of a wrong type; None if it is not an event."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -58,10 +65,10 @@ def parse_event(line: bytes) -> Event | None:
     return {key: value for key, value in event.items() if isinstance(value, _KINDS.get(key, object))}
 
 
-def last_word(path: Path, since: int = 0) -> Event | None:
-    """How the trainer said that its run ended: an ``end``, ``interrupted`` or ``error`` event.
+def last_end(path: Path, since: int = 0) -> Event | None:
+    """The event with which the trainer's run ended: ``end``, ``interrupted`` or ``error``.
 
-    None while it has said nothing of the kind since its last start; bytes before ``since`` do not count.
+    None if there is none since its last start. Bytes before ``since`` do not count.
     """
     try:
         with path.open("rb") as file:
@@ -78,7 +85,7 @@ def last_word(path: Path, since: int = 0) -> Event | None:
 
 @dataclass(frozen=True)
 class Summary:
-    """How far a run is, from the newest events of its ``metrics.jsonl``; None: not known yet."""
+    """How far a run is, from its newest events; None: not known yet."""
 
     step: int | None = None
     steps: int | None = None
@@ -93,12 +100,12 @@ class Summary:
     checkpoint: str | None = None
     checkpoint_step: int | None = None
     checkpoint_rows: str | None = None  # "files", or "pool" where the servers' storage has them
-    waiting: str | None = None  # for which server, and why
+    waiting: str | None = None  # the server that training waits for, and why
 
 
 @dataclass(frozen=True)
 class Course:
-    """The newest part of a run: curves by field, all over ``step``, and the checkpoints that were written."""
+    """The newest part of a run: curves over ``step``, and checkpoints."""
 
     step: list[int]
     loss: list[float | None]
@@ -111,12 +118,15 @@ def summary(path: Path) -> Summary:
     last: dict[str, Event] = {}
     for event in _events(path):
         if event["event"] in ("start", "resume"):
-            for kind in ("error", "interrupted", "end", "eval", "export", "server_gone"):
+            for kind in ("error", "interrupted", "trained", "end", "eval", "export", "server_gone"):
                 last.pop(kind, None)  # of an earlier run of the same job
         if event["event"] in ("server_back", "error", "interrupted"):
             last.pop("server_gone", None)
         last[event["event"]] = event
     step, start, end = last.get("step", {}), last.get("start", {}), last.get("end", {})
+    done = end.get("steps", step.get("step"))
+    # The trainer estimates its steps while it reads a file; once all are made, their number is known.
+    steps = last.get("trained", {}).get("step", start.get("steps"))
     export = last.get("export", {}).get("path")
     saved = max(
         (event for kind in ("checkpoint", "interrupted") if (event := last.get(kind, {})).get("path")),
@@ -124,8 +134,8 @@ def summary(path: Path) -> Summary:
         default={},
     )
     return Summary(
-        step=end.get("steps", step.get("step")),
-        steps=start.get("steps"),
+        step=done,
+        steps=steps if done is None or steps is None else max(steps, done),
         epoch=step.get("epoch"),
         loss=step.get("loss"),
         auc=step.get("auc"),
@@ -142,9 +152,9 @@ def summary(path: Path) -> Summary:
 
 
 def course(path: Path, points: int = 120, checkpoints: int = 5) -> Course:
-    """What the last ``points`` steps in ``metrics.jsonl`` and the last ``checkpoints`` say, oldest first."""
+    """The last ``points`` steps and the last ``checkpoints`` of a run, oldest first."""
     events = _events(path)
-    # The last word on each step: after a server was lost, steps come twice.
+    # The last event of each step: after a server was lost, steps come twice.
     steps = {int(event["step"]): event for event in events if event["event"] == "step" and "step" in event}
     newest = [steps[step] for step in sorted(steps)[-points:]]
     return Course(

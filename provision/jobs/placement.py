@@ -1,4 +1,4 @@
-"""Which process of a job runs where: command lines, units, and what each host must be given beforehand."""
+"""Which process of a job runs where: command lines, units, and what Ansible must prepare on each host."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from provision.jobs.units import Place, on_host
 from provision.node import numa
 from provision.node.state import State
 
-CHECKPOINT_SECONDS = 600.0  # that a worker may take to write its last checkpoint
-LEAST_POOL_CHECKPOINTS = 2  # the trainer wants the one before while one becomes durable
+CHECKPOINT_SECONDS = 600.0  # a worker may take to write its last checkpoint
+LEAST_POOL_CHECKPOINTS = 2  # one is kept until the next is durable
 ADAPTER = "adapter.py"  # of provision/node
 WORKER_PORT = 7500  # of the first worker of a host, where nothing else is set
 WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
 
 
 def worker_hosts(inventory: Inventory) -> list[Host]:
-    """The hosts that train, that of worker 0 first; TrainingError for a cluster that cannot."""
+    """The workers' hosts, that of worker 0 first; TrainingError for a cluster that cannot train."""
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
     if not servers or not inventory.workers:
         missing = "workers" if servers else "parameter_servers"
@@ -66,7 +66,7 @@ def connection(host: Host) -> dict[str, Any]:
 
 
 def restored(values: Mapping[str, Any]) -> Host:
-    """The host of ``connection``; its settings are the defaults. TrainingError when it cannot be."""
+    """The host that ``connection`` described, with default settings; TrainingError for unusable values."""
     found: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
     }
@@ -97,7 +97,7 @@ def place(
 ) -> Placement:
     """Place the servers on their hosts, and the workers on theirs, in the inventory's order.
 
-    ``fresh``: the job begins, so rows that an attempt of it left are of no use.
+    ``fresh``: the job begins, so servers remove rows of earlier attempts.
     """
     workers = worker_hosts(inventory)
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
@@ -114,17 +114,7 @@ def place(
         ]
         places = [replace(where, cpus=cpus_of(host, state, where)) for where in places]
         for number, where in enumerate(places):
-            spec = _server(
-                job,
-                host,
-                wanted,
-                tls,
-                len(processes),
-                total,
-                number,
-                places,
-                state,
-            )
+            spec = _server(job, host, wanted, tls, len(processes), total, number, places, state)
             processes.append(spec)
             if on_host(host):
                 port = host.server.port + number if host.server.port else 0
@@ -138,12 +128,15 @@ def place(
     return Placement(processes, prepared)
 
 
+def directory_of(job: Job, host: Host) -> Path:
+    """The job's directory on the host."""
+    return Path(units.job_directory(job.id)) if on_host(host) else job.directory
+
+
 def prepared_for(job: Job, host: Host) -> dict[str, Any]:
     """A host's ``oeprov_job`` before any unit was added."""
-    if on_host(host):
-        directory = str(units.job_directory(job.id))
-        return {"directory": directory, "user": units.USER, "units": [], "storage_directory": ""}
-    return {"directory": str(job.directory), "user": "", "units": [], "storage_directory": ""}
+    user = units.USER if on_host(host) else ""
+    return {"directory": str(directory_of(job, host)), "user": user, "units": [], "storage_directory": ""}
 
 
 def _server(
@@ -161,7 +154,7 @@ def _server(
     where, beside = places[number], len(places)
     cpus = len(where.cpus) or cpu_count(host, state)
     sharing = sum(other.cpus == where.cpus for other in places)
-    directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
+    directory = directory_of(job, host)
     options: dict[str, Any] = {
         "host": server.host,
         "port": server.port + number if server.port else 0,
@@ -215,25 +208,29 @@ def server_start(
     """What the host's module needs to start the server's unit; see provision/node/job.py."""
     scratch = str(units.job_directory(job.id) / "checkpoints" / spec.name)
     needs = [python_of(host), *([units.MEMORY_FILE, units.NUMACTL] if where.bound else [])]
+    text = units.server_unit(job.id, spec.name, spec.argv, where)
+    directories = [scratch, *([where.path] if where.path else [])]
+    return _unit_start(
+        spec, text, directories, where.mount, needs, address=host.server.host, port=port, fresh=fresh
+    )
+
+
+def _unit_start(
+    spec: ProcessSpec, text: str, directories: list[str], mount: str, needs: list[str], **more: Any
+) -> dict[str, Any]:
+    """What every unit's host needs to start it; programs of others are run by the adapter."""
+    adapter = share.node_package() / ADAPTER
     return {
         "name": spec.name,
         "role": spec.role,
         "unit": spec.unit,
-        "text": units.server_unit(job.id, spec.name, spec.argv, where),
-        "directories": [scratch, *([where.path] if where.path else [])],
-        "mount": where.mount,
+        "text": text,
+        "directories": directories,
+        "mount": mount,
         "needs": needs,
-        "files": _files(spec),
-        "address": host.server.host,
-        "port": port,
-        "fresh": fresh,
+        "files": {ADAPTER: adapter.read_text(encoding="utf-8")} if spec.adapted else {},
+        **more,
     }
-
-
-def _files(spec: ProcessSpec) -> dict[str, str]:
-    """What a unit needs beside the job: how a program of others becomes a process of it."""
-    adapter = share.node_package() / ADAPTER
-    return {ADAPTER: adapter.read_text(encoding="utf-8")} if spec.adapted else {}
 
 
 def _tls(training: TrainingSettings, servers: Sequence[Host]) -> str:
@@ -251,30 +248,25 @@ def _is_loopback(address: str) -> bool:
 
 
 def _workers(
-    job: Job,
-    hosts: Sequence[Host],
-    states: Mapping[str, State],
-    wanted: Request,
-    tls: str,
-    wire: bool,
+    job: Job, hosts: Sequence[Host], states: Mapping[str, State], wanted: Request, tls: str, wire: bool
 ) -> list[ProcessSpec]:
     """All workers, in the order of their ranks."""
     counts = [wanted.workers or host.worker.count for host in hosts]
-    found = WORKERS
+    endpoints = WORKERS
     if on_host(hosts[0]):
-        found = ",".join(
+        endpoints = ",".join(
             endpoint(host.address, "", (host.worker.port or WORKER_PORT) + number)
             for host, count in zip(hosts, counts, strict=True)
             for number in range(count)
         )
     elif port := hosts[0].worker.port:
-        found = ",".join(f"127.0.0.1:{port + number}" for number in range(counts[0]))
+        endpoints = ",".join(f"127.0.0.1:{port + number}" for number in range(counts[0]))
     specs: list[ProcessSpec] = []
     for host, count in zip(hosts, counts, strict=True):
         share = max(1, cpu_count(host, states.get(host.name)) // count) if count > 1 else 0
         for _ in range(count):
             rank = len(specs)
-            together = ["--workers", found, "--rank", str(rank)] if sum(counts) > 1 else []
+            together = ["--workers", endpoints, "--rank", str(rank)] if sum(counts) > 1 else []
             specs.append(_worker(job, host, wanted.training, tls, wire, rank, share, together))
     return specs
 
@@ -289,14 +281,13 @@ def _worker(
     threads: int,
     together: Sequence[str],
 ) -> ProcessSpec:
-    directory = Path(units.job_directory(job.id)) if on_host(host) else job.directory
+    directory = directory_of(job, host)
     words = training_words(training, directory / "run")
     options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
     if host.platform.has_gpus and training.device == "auto":
         options["device"] = "gpu"
-    environment = worker_environment(host, threads)
     argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
     name = f"worker-{rank}"
     return ProcessSpec(
@@ -304,13 +295,13 @@ def _worker(
         role="worker",
         host=host.name,
         argv=argv if on_host(host) else [*argv, "--exit-with-parent"],
-        environment=environment,
+        environment=worker_environment(host, threads),
         unit=units.unit_name(job.id, name) if on_host(host) else "",
     )
 
 
 def worker_environment(host: Host, threads: int = 0) -> dict[str, str]:
-    """The environment variables of workers; ``threads`` where the host does not say (0: as they like)."""
+    """The environment variables of workers; ``threads`` if the host sets none (0: TensorFlow decides)."""
     environment = dict(host.worker.environment)
     if threads := host.worker.threads or threads:
         for variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"):
@@ -329,21 +320,10 @@ def training_words(training: TrainingSettings, run_dir: Path) -> list[str]:
 
 
 def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
-    """What the worker's host needs to start its unit, once the servers' endpoints are in ``argv``."""
+    """What the worker's host needs to start its unit; ``argv`` has the servers' endpoints."""
     own = [spec.pools] if spec.pools else []
     text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS, writable=own)
-    return {
-        "name": spec.name,
-        "role": spec.role,
-        "unit": spec.unit,
-        "text": text,
-        "directories": own,
-        "mount": spec.storage,
-        "needs": [argv[0]],
-        "files": _files(spec),
-        "address": "",
-        "port": 0,
-    }
+    return _unit_start(spec, text, own, spec.storage, [argv[0]], address="", port=0)
 
 
 def endpoint(address: str, listens: str, port: int) -> str:

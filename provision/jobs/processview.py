@@ -1,8 +1,9 @@
-"""What the processes of a job do right now, here and on its hosts: one round trip a host, all at once."""
+"""What the processes of a job do now, here and on its hosts: one round trip per host, all at once."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def processes(job: Job, states: list[ProcessState]) -> list[dict[str, Any]]:
     """Every process with its state, counters and memory; ready for JSON."""
     answers: Mapping[str, Answer | HostError] = {}
     if any(item.unit and item.alive for item in states):
-        answers = Fleet(job, job.spec()).look()
+        answers = Fleet(job, job.spec()).observe()
     contained = bool(states) and bool(job.spec().settings.get("on"))
     cpus = {spec.name: spec.cpus for spec in job.spec().processes} if states else {}
     return [
@@ -30,7 +31,7 @@ def processes(job: Job, states: list[ProcessState]) -> list[dict[str, Any]]:
 def _process(
     job: Job, item: ProcessState, answer: Answer | HostError | None, contained: bool
 ) -> dict[str, Any]:
-    """``contained``: what runs here is the engine that has the process in a container."""
+    """One process; ``contained``: the pid here is that of the container engine."""
     found: dict[str, Any] = {
         "name": item.name,
         "role": item.role,
@@ -60,7 +61,7 @@ def _process(
         else:
             counters, nodes, cpuless = seen["metrics"] or counters, seen["nodes"], answer["cpuless"]
             if seen["up"] and counters.get("pid", seen["pid"]) != seen["pid"]:
-                counters = {}  # of the process before it
+                counters = {}  # those of an earlier process
             found.update(alive=seen["up"], pid=seen["pid"], memory_bytes=seen["resident"] or None)
             found.update(_unit_state(item, seen, answer["boot"]))
             if seen["port"] and item.endpoint:
@@ -70,18 +71,17 @@ def _process(
     return {
         **found,
         **_tiers(counters, nodes, cpuless, found["memory_bytes"] if running else None),
-        "pulled_keys_per_s": rates.get("pulled_keys_per_s") if running else None,
-        "pushed_keys_per_s": rates.get("pushed_keys_per_s") if running else None,
+        **{name: rates.get(name) if running else None for name in ("pulled_keys_per_s", "pushed_keys_per_s")},
         "tables": _tables(counters.get("tables")),
     }
 
 
 def _unit_state(item: ProcessState, seen: Mapping[str, Any], boot: str) -> dict[str, str]:
-    """One word for the table, and what happened to it if it is not the process that was started."""
+    """State and trouble of a unit, which may be another process than the one that was started."""
     if not seen["up"]:
         return {"state": "ended", "trouble": seen["how"]}
     if item.boot and boot != item.boot:
-        return {"state": "came back", "trouble": "the host was booted again"}
+        return {"state": "came back", "trouble": "the host rebooted"}
     if item.started and seen["started"] not in (0, item.started):
         return {"state": "came back", "trouble": seen["how"] or "its process ended"}
     return {"state": "runs" if seen["active"] == "active" else "starts"}
@@ -90,16 +90,16 @@ def _unit_state(item: ProcessState, seen: Mapping[str, Any], boot: str) -> dict[
 def _tiers(
     counters: Mapping[str, Any], nodes: Mapping[str, int], cpuless: list[int], resident: int | None
 ) -> dict[str, int | None]:
-    """Bytes in DRAM and in persistent memory (or CXL): what the server says, and where its pages lie."""
-    memory_of = counters.get("memory") or {}
-    on_devices = int(memory_of.get("pmem", 0))
+    """Bytes in DRAM and in persistent memory (or CXL), from the server's counters and its pages' nodes."""
+    memory = counters.get("memory") or {}
+    on_devices = int(memory.get("pmem", 0))
     if cpuless and nodes:
         if counters.get("storage") == "pmem_memkind":
             on_devices = 0  # it lies on these nodes
         far = sum(nodes.get(str(node), 0) for node in cpuless)
         return {"dram_bytes": sum(nodes.values()) - far, "pmem_bytes": far + on_devices}
-    if memory_of:
-        near = int(memory_of.get("dram", 0)) + int(memory_of.get("index", 0))
+    if memory:
+        near = int(memory.get("dram", 0)) + int(memory.get("index", 0))
         return {"dram_bytes": near, "pmem_bytes": on_devices}
     if counters.get("storage") == "pmem_libpmem":
         return {"dram_bytes": None, "pmem_bytes": counters.get("storage_bytes")}
@@ -107,7 +107,7 @@ def _tiers(
 
 
 def _read_counters(path: Path) -> dict[str, Any]:
-    """What a server last wrote to its metrics file: the whole file, or its last whole line."""
+    """A server's last counters: the whole file, or its last whole line."""
     try:
         text = path.read_text()
     except OSError:
@@ -129,8 +129,7 @@ def _tables(found: Any) -> dict[str, int]:
 
 def rows(found: list[dict[str, Any]]) -> dict[str, int]:
     """Rows by table, summed over the servers."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for item in found:
-        for name, count in item["tables"].items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(item["tables"])
+    return dict(total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from provision.jobs.metrics import Event
+from provision.jobs.screen import say
 
 WORDS = 80  # columns that the step and the facts beside the bar may take
 PLAIN_SECONDS = 2.0  # minimum time between two plain progress lines
@@ -23,7 +25,7 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def rate(value: Any) -> str:
-    """Samples a second with thousands separated."""
+    """Samples per second, with thousands separated."""
     return f"{value:,.0f} samples/s" if isinstance(value, (int, float)) else "–"
 
 
@@ -76,7 +78,7 @@ class TrainingView:
             self._bar.stop()
 
     def event(self, event: Event) -> None:
-        """Show one event; kinds that are not known here are not shown."""
+        """Show one event; unknown kinds are not shown."""
         kind = event["event"]
         if kind == "step":
             self._step(event)
@@ -85,7 +87,7 @@ class TrainingView:
             self.total = event["steps"]
         line = describe(event)
         if line:
-            self.console.print(line, highlight=False, soft_wrap=True)
+            say(self.console, line)
 
     def _step(self, event: Event) -> None:
         facts = (
@@ -93,58 +95,55 @@ class TrainingView:
             f"AUC {number(event.get('auc'))}  ETA {duration(event.get('eta_s'))}"
         )
         step = event.get("step", 0)
+        if self.total:  # estimated by the trainer while it reads a file
+            self.total = max(self.total, step)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, total=self.total or None, facts=facts)
             return
         now = self.clock()
         if step == self.total or now - self._last_line >= PLAIN_SECONDS:
             self._last_line = now
-            self.console.print(f"  step {step}/{self.total or '?'}  {facts}", highlight=False, soft_wrap=True)
+            say(self.console, f"  step {step}/{self.total or '?'}  {facts}")
+
+
+# Lines of events, by kind; ``describe`` has those that depend on more than their fields.
+_LINES = {
+    "worker": "[green]✓[/] {name} on {host} started (pid {pid})",
+    "resume": "[green]✓[/] resumed from step {step}",
+    "export": "[green]✓[/] exported the model to {path}",
+    "stopping": "[yellow]stopping:[/] workers finish their step and write a checkpoint "
+    "(Ctrl-C again stops them at once, without one)",
+    "host_stopped": "{line}",
+    "trouble": "[yellow]![/] {message}",
+    "server_restarted": "[green]✓[/] {name} on {host} was restarted (pid {pid})",
+    "workers_restarted": "[yellow]![/] {message}: all workers restart from the last checkpoint",
+    "server_gone": "[yellow]![/] training waits up to {wait_s} s for server {endpoint}",
+    "server_back": "[green]✓[/] server {endpoint} is back: training resumes from step {step}",
+}
 
 
 def describe(event: Event) -> str:
     """One line for an event, with Rich markup; empty for events that are not shown as lines."""
     kind, get = event["event"], event.get
+    if kind in _LINES:
+        return _LINES[kind].format_map(defaultdict(lambda: "–", event))
     if kind == "server":
         memory = "persistent memory" if get("is_pmem") else get("storage", "dram")
         return f"[green]✓[/] {get('name')} listens on {get('endpoint')} ({memory}, pid {get('pid')})"
-    if kind == "worker":
-        return f"[green]✓[/] {get('name')} on {get('host')} started (pid {get('pid')})"
     if kind == "start":
         rows = f" on {get('rows'):,} rows" if isinstance(get("rows"), int) else ""
         steps = f", {get('steps'):,} steps" if isinstance(get("steps"), int) else ""
         return f"[green]✓[/] training {get('model', '')}{rows}{steps}"
-    if kind == "resume":
-        return f"[green]✓[/] goes on from step {get('step')}"
     if kind == "checkpoint":
         seconds = f" ({number(get('seconds'), 1)} s)" if get("seconds") is not None else ""
         return f"[green]✓[/] checkpoint at step {get('step')}{seconds}"
     if kind == "eval":
         rows = f" of {get('rows'):,} rows" if isinstance(get("rows"), int) else ""
         return f"[green]✓[/] held-out part{rows}: AUC {number(get('auc'))}, loss {number(get('loss'))}"
-    if kind == "export":
-        return f"[green]✓[/] exported the model to {get('path')}"
-    if kind == "stopping":
-        return (
-            "[yellow]stopping:[/] workers finish their step and a checkpoint is written "
-            "(Ctrl-C again ends it at once, without)"
-        )
-    if kind == "host_stopped":
-        return str(get("line"))
-    if kind == "trouble":
-        return f"[yellow]![/] {get('message')}"
     if kind == "server_lost":
         how = f": it {get('message')}" if get("message") else ""
-        return f"[red]✗[/] {get('name')} on {get('host')} is gone{how}"
-    if kind == "server_restarted":
-        return f"[green]✓[/] {get('name')} on {get('host')} was started again (pid {get('pid')})"
-    if kind == "workers_restarted":
-        return f"[yellow]![/] {get('message')}: all workers start again from the last checkpoint"
+        return f"[red]✗[/] {get('name')} on {get('host')} was lost{how}"
     if kind == "workers_go_on":
-        how = "start again from the last checkpoint" if get("again") else "go on"
+        how = "restart from the last checkpoint" if get("again") else "continue"
         return f"[yellow]![/] {get('message')}; the rest {how}"
-    if kind == "server_gone":
-        return f"[yellow]![/] training waits up to {get('wait_s')} s for server {get('endpoint')}"
-    if kind == "server_back":
-        return f"[green]✓[/] server {get('endpoint')} is back: training goes on from step {get('step')}"
     return ""

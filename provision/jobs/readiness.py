@@ -1,4 +1,4 @@
-"""What a job needs of its hosts, whatever else the inventory asks for, and what to do where it is missing."""
+"""What a job needs of its hosts, and what to do if it is missing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from provision.node.step import Plan, Step
 
 
 def needed(inventory: Inventory, wanted: Request) -> Inventory:
-    """The inventory with the mode of persistent memory that the job's storage needs, and no other kernel.
+    """The inventory with only what the job needs: its storage's mode of persistent memory, and any kernel.
 
-    The inventory may ask for more, or for another mode: that is for ``bootstrap``, and does not stop a job.
+    What else the inventory asks for is up to ``bootstrap`` and does not prevent a job.
     """
     hosts = {}
     for name, host in inventory.hosts.items():
@@ -33,7 +33,7 @@ def _mode(host: Host, wanted: Request) -> str:
     mode = "none"
     keeps_rows = flavor_facts.of(host.runtime.flavor).keeps_rows
     if keeps_rows(parameter_server=host.is_parameter_server, worker=host.is_worker):
-        # Of a memory node, servers with storage dram take all their memory: see ``place_of``.
+        # On system-ram, servers with storage dram have all their memory on memory nodes: see ``place_of``.
         dram = "system-ram" if host.pmem.mode == "system-ram" else "none"
         mode = MODES.get(storage_of(host, wanted), dram)
     return host.pmem.mode if host.platform.refuse(mode) else mode
@@ -42,7 +42,7 @@ def _mode(host: Host, wanted: Request) -> str:
 def why_not(
     inventory: Inventory, wanted: Request, plan: Plan, steps: Sequence[Step], state: State | None
 ) -> str:
-    """Why the job cannot start on a host whose plan has problems or these steps, and what to do."""
+    """Why the job cannot start on a host with problems or ``steps`` in its plan, and what to do."""
     host, missing = inventory.hosts[plan.host], [*plan.problems, *(step.what for step in steps)]
     mode, storage = _mode(host, wanted), storage_of(host, wanted)
     other = mode not in (host.pmem.mode, "none")
@@ -50,23 +50,23 @@ def why_not(
     bootstrap = f"oeprov bootstrap -i {path}"
     switch = f"oeprov pmem-mode {mode} -i {path} --limit {shlex.quote(host.name)}"
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    said = f"host {host.name} is not ready: {missing[0]}{more}; "
+    message = f"host {host.name} is not ready: {missing[0]}{more}; "
     if not plan.problems and all(step.role == "runtime" for step in steps):
-        # The memory is right. Bootstrap alone would bring it back to the inventory's mode.
-        return said + (
+        # The mode is right. Bootstrap alone would change it to the inventory's.
+        return message + (
             f"run: {switch} --write-inventory, then: {bootstrap}" if other else f"run: {bootstrap}"
         )
     advice = f"run: {switch if other else bootstrap}"
     found = host.platform.find_mode(state) if state is not None else ""
     if not host.platform.managed or storage not in MODES or found == mode:
-        return said + advice
+        return message + advice
     fits = next((name for name, needs in MODES.items() if needs == found), "dram")
     needs = f"storage {storage} needs pmem_mode {mode}, found {found or 'none'}: "
-    return f"{said}{needs}use --storage {fits}, or {advice}"
+    return f"{message}{needs}use --storage {fits}, or {advice}"
 
 
 def differences(inventory: Inventory, wanted: Request) -> list[str]:
-    """A line for each mode that hosts are used in and that the inventory does not ask for."""
+    """One line for each mode that the job uses against the inventory."""
     found: dict[tuple[str, str], list[str]] = {}
     for host in inventory.hosts.values():
         mode = _mode(host, wanted)
@@ -74,6 +74,6 @@ def differences(inventory: Inventory, wanted: Request) -> list[str]:
             found.setdefault((mode, host.pmem.mode), []).append(host.name)
     return [
         f"{', '.join(names)}: the job uses {mode}; {inventory.path} says pmem_mode {other}, and the next "
-        "bootstrap plans the way back"
+        "bootstrap plans to change back"
         for (mode, other), names in found.items()
     ]

@@ -1,4 +1,4 @@
-"""What is asked of a job: the command line's options, and the inventory's settings under them."""
+"""The request of a job: the inventory's settings, overridden by the command line's options."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
 
 @dataclass(frozen=True, init=False)
 class LaunchOptions:
-    """What the command line says.
+    """The options of ``launch-training`` and ``resume``.
 
-    ``resume`` is a job id, or "" for the last job; such a run takes all other settings from that job, but may
-    have another number of ``servers`` and ``workers``.
+    ``resume`` is a job id, or "" for the last job. A resumed job keeps its settings, but ``servers``,
+    ``workers``, ``epochs`` and ``steps`` may change.
     """
 
-    settings: Mapping[str, Any]  # by the flag's name; what is not here is the inventory's
+    settings: Mapping[str, Any]  # by the flag's name; the inventory has the others
     run_name: str | None = None
     on: str | None = None  # an engine of containers; None: processes
     resume: str | None = None
@@ -47,7 +47,7 @@ class LaunchOptions:
             object.__setattr__(self, name, value)
 
     def given(self) -> dict[str, Any]:
-        """The options that change what is trained, by name, as far as they were given."""
+        """The given options that change what is trained, by name."""
         own = {"run_name": self.run_name, "on": self.on}
         return {**self.settings, **{name: value for name, value in own.items() if value is not None}}
 
@@ -59,27 +59,20 @@ def flag(name: str) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be trained and with which servers: the inventory's settings under the options."""
+    """What is trained and with how many servers: the inventory's settings, overridden by the options."""
 
     training: TrainingSettings
-    storage: str  # empty: what each host says
-    storage_cache: int  # bytes; 0: what each host says
-    servers: int  # on each host; 0: as many as it says
-    workers: int  # the same of them
+    storage: str  # empty: as the inventory says of each host
+    storage_cache: int  # bytes; 0: as the inventory says of each host
+    servers: int  # per host; 0: as its inventory says
+    workers: int  # per host; 0: as its inventory says
     name: str
     on: str = ""  # an engine of containers; empty: processes
 
     def settings(self) -> dict[str, Any]:
         """For the job file."""
-        own: dict[str, Any] = {
-            "storage": self.storage,
-            "storage_cache": self.storage_cache,
-            "servers": self.servers,
-            "workers": self.workers,
-        }
-        if self.on:
-            own["on"] = self.on
-        return {**self.training.model_dump(mode="json"), **own}
+        names = ("storage", "storage_cache", "servers", "workers", *(["on"] if self.on else []))
+        return {**self.training.model_dump(mode="json"), **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def of_job(cls, spec: JobSpec) -> Request:
@@ -95,7 +88,7 @@ class Request:
 
 
 def check_counts(servers: int | None, workers: int | None) -> None:
-    """Refuse numbers of servers and workers on each host that cannot be."""
+    """Refuse numbers of servers and workers per host that are out of bounds."""
     for name, count, model in (("servers", servers, ServerSettings), ("workers", workers, WorkerSettings)):
         try:
             model.model_validate({} if count is None else {"count": count})
@@ -104,7 +97,7 @@ def check_counts(servers: int | None, workers: int | None) -> None:
 
 
 def check_generated(data: str) -> bool:
-    """Whether rows are generated; refuses none at all, and a wrong number of generated ones."""
+    """Whether the rows are generated; TrainingError for no data or a malformed ``generate:``."""
     if not data:
         raise TrainingError(
             "no data to train on: give --data FILE (Criteo TSV), --data generate:ROWS, "
@@ -132,9 +125,13 @@ def check_url(flag: str, name: str) -> None:
 
 
 def check_data(data: str, workers: Sequence[Host]) -> None:
-    """Refuse data that has no name, or one that hosts cannot know; ``training.data`` looks at the files."""
-    if check_generated(data):
-        return
+    """Refuse an empty or relative path of training data; ``provision.jobs.data`` checks the files."""
+    if not check_generated(data):
+        check_path(workers, data)
+
+
+def check_path(workers: Sequence[Host], data: str) -> None:
+    """Refuse a relative path, which means nothing on another host."""
     for worker in workers:
         if units.on_host(worker) and not (is_url(data) or Path(data).is_absolute()):
             raise TrainingError(

@@ -1,4 +1,4 @@
-"""``oeprov serve-export``: TensorFlow Serving in its container with what a job exported, and a request."""
+"""``oeprov serve-export``: serve a job's export with TensorFlow Serving in a container, and ask it once."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
+from provision.jobs.containers import last_line
 from provision.jobs.kubernetes import record
 from provision.jobs.metrics import summary
+from provision.jobs.screen import say
 from provision.jobs.store import Job
 
 IMAGE = "tensorflow/serving:latest"
 _COMMAND_SECONDS = 600  # an image may have to be pulled
 _REQUEST_SECONDS = 30
-# What stands in a request for a value of a type, as metadata names it.
+# An example value for each type, as metadata names it.
 _EXAMPLES: dict[str, Any] = {"DT_FLOAT": 0.0, "DT_DOUBLE": 0.0, "DT_STRING": "", "DT_BOOL": False}
 
 
@@ -38,7 +41,7 @@ class Serving:
     export: Path
     image: str = IMAGE
     port: int = 8501  # of REST; gRPC is at the one before it
-    seconds: float = 120.0  # that it may take until it has loaded the model
+    seconds: float = 120.0  # until it has loaded the model
 
     @property
     def name(self) -> str:
@@ -47,11 +50,11 @@ class Serving:
 
     @property
     def address(self) -> str:
-        """Where the model is asked."""
+        """The URL of the model."""
         return f"http://127.0.0.1:{self.port}/v1/models/{self.model}"
 
     def command(self) -> list[str]:
-        """Starts it; what listens is reached from this machine only."""
+        """The command that starts the container; only this machine reaches its ports."""
         ports = [f"--publish=127.0.0.1:{self.port - 1}:8500", f"--publish=127.0.0.1:{self.port}:8501"]
         # Serving wants MODEL/VERSION; an export of ours is a model without a version's number.
         version = self.export.name if self.export.name.isdigit() else "1"
@@ -72,21 +75,21 @@ def find(state_dir: Path, name: str | None, **more: Any) -> Serving:
     export = summary(job.metrics_file).export
     if not export:
         raise TrainingError(
-            f"job {job.id} has exported nothing; jobs do at their end, with --export (OpenEmbedding with "
+            f"job {job.id} has no export; jobs export at their end, with --export (OpenEmbedding with "
             "runtime_variant standalone, mirrored and mpi)"
         )
     here = job.here(export)
     if not (here / "saved_model.pb").is_file():
         raise TrainingError(
-            f"{here} is not a SavedModel; where the worker's host has it: oeprov fetch {shlex.quote(job.id)}"
+            f"{here} is not a SavedModel; if the worker's host has it: oeprov fetch {shlex.quote(job.id)}"
         )
     return Serving(job, str(job.spec().settings.get("model") or "model"), here, **more)
 
 
 def serve(serving: Serving, *, check_image: bool = True) -> int:
-    """Start it, wait until the model is loaded, ask it once, show request and answer; 0.
+    """Start it, wait until the model is loaded, ask it once, show request and answer; returns 0.
 
-    TrainingError says why it cannot; then nothing of it is left running.
+    Nothing is left running after a TrainingError.
     """
     console = Console()
     if shutil.which("docker") is None:
@@ -97,34 +100,34 @@ def serve(serving: Serving, *, check_image: bool = True) -> int:
         _check_image(serving.image)
     done = _run(serving.command())
     if done.returncode:
-        raise TrainingError(f"docker run: {_last(done)}")
+        raise TrainingError(f"docker run: {last_line(done)}")
     try:
         with console.status(f"{serving.image} loads {serving.export}"):
             _wait(serving)
-        body = request(_get(f"{serving.address}/metadata"))
-        answer = _post(f"{serving.address}:predict", body)
+        body = request(_ask(f"{serving.address}/metadata"))
+        answer = _ask(f"{serving.address}:predict", body)
     except TrainingError:
         _run(["docker", "stop", serving.name])
         raise
-    console.print(f"[green]✓[/] {serving.name} serves {serving.model} at {serving.address}", soft_wrap=True)
+    say(console, f"[green]✓[/] {serving.name} serves {serving.model} at {serving.address}")
     data = shlex.quote(json.dumps(body))
     lines = [f"curl -d {data} {serving.address}:predict", json.dumps(answer), f"docker stop {serving.name}"]
     for line in lines:
-        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {escape(line)}")
     return 0
 
 
 def stop(serving: Serving) -> int:
-    """End the container; twice does no harm."""
+    """Stop the container. Idempotent."""
     done = _run(["docker", "stop", serving.name])
     if done.returncode and "No such container" not in done.stderr:
-        raise TrainingError(f"docker stop {serving.name}: {_last(done)}")
+        raise TrainingError(f"docker stop {serving.name}: {last_line(done)}")
     Console().print(f"{serving.name} is stopped")
     return 0
 
 
 def request(metadata: Any) -> dict[str, Any]:
-    """A request with one row of nothing, from what TensorFlow Serving says of the model's inputs."""
+    """A request with one row of zeros, from the model's metadata."""
     try:
         inputs = metadata["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]
         found = {}
@@ -147,9 +150,8 @@ def _check_image(image: str) -> None:
     done = _run(["docker", "manifest", "inspect", image])
     if done.returncode:
         raise TrainingError(
-            f"--image {image}: neither this machine nor the registry has it ({_last(done)}); name one "
-            "that is "
-            "there (docker manifest inspect IMAGE), or --no-check-image"
+            f"--image {image}: neither this machine nor the registry has it ({last_line(done)}); name an "
+            "existing one (docker manifest inspect IMAGE), or add --no-check-image"
         )
 
 
@@ -158,7 +160,7 @@ def _wait(serving: Serving) -> None:
     why = "it did not answer"
     while time.monotonic() < deadline:
         try:
-            states = _get(serving.address).get("model_version_status", [])
+            states = _ask(serving.address).get("model_version_status", [])
         except TrainingError as error:
             why = str(error)
             states = []
@@ -181,26 +183,14 @@ def _run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise TrainingError(f"{' '.join(argv[:3])}: {error}") from None
 
 
-def _last(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {done.returncode}"
-
-
-def _get(address: str) -> Any:
-    return _ask(urllib.request.Request(address))  # noqa: S310 - an address of ours on loopback
-
-
-def _post(address: str, body: dict[str, Any]) -> Any:
-    return _ask(urllib.request.Request(address, json.dumps(body).encode()))  # noqa: S310
-
-
-def _ask(asked: urllib.request.Request) -> Any:
+def _ask(address: str, body: dict[str, Any] | None = None) -> Any:
+    """GET, or POST of a JSON ``body``, from an address of ours on loopback."""
+    data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(asked, timeout=_REQUEST_SECONDS) as answer:  # noqa: S310
+        with urllib.request.urlopen(address, data, timeout=_REQUEST_SECONDS) as answer:  # noqa: S310
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise TrainingError(
-            f"{asked.full_url}: {error.code}: {error.read().decode(errors='replace')}"
-        ) from None
+        words = error.read().decode(errors="replace")
+        raise TrainingError(f"{address}: {error.code}: {words}") from None
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{asked.full_url}: {error}") from None
+        raise TrainingError(f"{address}: {error}") from None

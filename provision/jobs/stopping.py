@@ -1,4 +1,4 @@
-"""``stop``: the worker checkpoints, the servers end; also where the job's supervisor was killed."""
+"""``stop``: the workers write a checkpoint, the servers end; also if the job's supervisor was killed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from provision.jobs import fleet, store
 from provision.jobs.ending import last_screen, result
 from provision.jobs.fleet import Fleet
 from provision.jobs.kubernetes import record
-from provision.jobs.store import ACTIVE, DONE, Job, JobState, Phase
-from provision.jobs.supervisor import Outcome
+from provision.jobs.screen import say
+from provision.jobs.store import ACTIVE, DONE, Job, Phase
 from provision.node import process
 
 
@@ -44,9 +44,9 @@ def is_running(job: Job) -> bool:
 
 
 def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
-    """Stop a job on hosts, the named one or the one that runs: the worker checkpoints, then the servers end.
+    """Stop a job on hosts, by default the one that runs: workers write a checkpoint, then the servers end.
 
-    0 when nothing of it runs any more; 1 when a host could not be reached to stop its part.
+    Returns 0 if nothing of it runs any more, 1 if a host could not be reached to stop its part.
     """
     console = Console(stderr=True) if as_json else Console()
     job = find(state_dir, name)
@@ -63,80 +63,78 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
                 return 0
             lines = _stopped_units(job) if asked else _stop_orphans(job)
         for line in lines:
-            console.print(line, highlight=False, soft_wrap=True)
-        last_screen(job, _outcome(job.state()), state_dir, console)
+            say(console, line)
+        last_screen(job, state_dir, console)
     if as_json:
         print(json.dumps(result(job)))
     return 1 if any(item.alive for item in job.state().processes) else 0
 
 
 def _stop_orphans(job: Job) -> list[str]:
-    """Stop what a killed supervisor left: children end by themselves, units are told to."""
+    """Stop the processes of a killed supervisor: children end by themselves, units are stopped."""
     wait_for_orphans(job)
     state = job.state()
     if not any(item.unit and item.alive for item in state.processes):
         return []
-    hosts, lines, told = Fleet(job, job.spec()), [], {}
+    hosts, lines, stopped = Fleet(job, job.spec()), [], {}
     keep = True
     for role in ("worker", "parameter_server"):
         answers = hosts.stop(role, keep_pools=keep)
-        told.update(answers)
+        stopped.update(answers)
         lines += fleet.describe(answers)
         if role == "worker":
             try:
                 hosts.take_events()
-                keep = job.saved() and not job.is_done()
+                keep = job.has_checkpoint() and not job.is_done()
             except HostError as error:
                 lines.append(f"[yellow]![/] {error}; rows in persistent memory stay for its checkpoints")
-        names = {item.name for item in state.processes if item.role == role}
-        ended = fleet.ended([item for item in state.processes if item.name in names], answers)
-        others = [item for item in state.processes if item.name not in names]
+        ended = fleet.ended([item for item in state.processes if item.role == role], answers)
+        others = [item for item in state.processes if item.role != role]
         state = state.model_copy(update={"processes": [*others, *ended]})
-    known = job.state()  # once more: events that came just now may say otherwise
+    known = job.state()  # read again: new events may have changed it
     earlier = re.sub(r"; [^;]* could not be told to stop its part.*", "", known.message)
     phase, message = _end(job, known.phase) or (known.phase, earlier)
-    left = fleet.message_of(told)
+    left = fleet.message_of(stopped)
     message = f"{message}; {left}" if left else message
     job.write_state(state.model_copy(update={"phase": phase, "message": message}))
     return lines
 
 
 def _end(job: Job, phase: Phase) -> tuple[Phase, str] | None:
-    """Phase and message of a job whose worker reported its end after the launcher was gone.
+    """Phase and message of a job whose worker reported its end after the launcher was killed.
 
-    One that had failed before keeps its reason, unless it is done after all.
+    None if it reported none, or if the job had failed before.
     """
-    word = job.last_word() or {}
-    if word.get("event") == "end":
+    event = job.last_end() or {}
+    if event.get("event") == "end":
         return "done", DONE
-    if phase == "interrupted" and word.get("event") == "interrupted" and word.get("path"):
-        return "interrupted", f"stopped at step {word.get('step')}, which is saved"
+    if phase == "interrupted" and event.get("event") == "interrupted" and event.get("path"):
+        return "interrupted", f"stopped at step {event.get('step')}, which is saved"
     return None
 
 
 def wait_for_orphans(job: Job, stop: StopRequest | None = None) -> None:
-    """Wait for children whose supervisor was killed, which end by themselves; then insist.
+    """Wait for children of a killed supervisor, which end by themselves; then send SIGTERM.
 
-    Not at once: a worker that is asked a second time ends without its checkpoint. Interrupted when asked to
-    ``stop`` meanwhile.
+    Not at once: a second SIGTERM ends a worker without a checkpoint. Raises Interrupted at a stop request.
     """
     for role, seconds in (("worker", 600.0), ("parameter_server", 30.0)):
         for item in job.state().processes:
             if item.role != role or item.unit:
                 continue
             deadline = time.monotonic() + seconds
-            while not (gone := process.wait_gone(item.pid, item.started, TICK)):
+            while not (ended := process.wait_gone(item.pid, item.started, TICK)):
                 if stop is not None and stop.count:
-                    raise Interrupted(f"stopped; {item.name} of job {job.id} (pid {item.pid}) still ends")
+                    raise Interrupted(f"stopped; {item.name} of job {job.id} (pid {item.pid}) still runs")
                 if time.monotonic() > deadline:
                     break
-            if not gone:
+            if not ended:
                 process.send(item.pid, item.started)
                 process.wait_gone(item.pid, item.started, 30.0)
 
 
 def _stopped_units(job: Job) -> list[str]:
-    """One line a host: what its supervisor has stopped there, and what it could not."""
+    """One line per host: what the supervisor has stopped there, and what it could not stop."""
     by_host: dict[tuple[str, bool], list[str]] = {}
     for item in job.state().processes:
         if item.unit:
@@ -147,8 +145,3 @@ def _stopped_units(job: Job) -> list[str]:
         what = f"{names} could not be stopped and may still run" if alive else f"stopped {names}"
         lines.append(f"[{'red]✗' if alive else 'green]✓'}[/] {host}: {what}")
     return lines
-
-
-def _outcome(state: JobState) -> Outcome:
-    phase = state.phase if state.phase in ("done", "failed") else "interrupted"
-    return Outcome(phase, state.message, 0)

@@ -1,4 +1,4 @@
-"""Where a parameter server keeps its rows on its host, and which CPUs and DRAM it has beside them."""
+"""Where a parameter server keeps its rows on its host, and its CPUs and DRAM."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from provision.jobs.units import Place, on_host
 from provision.node import numa
 from provision.node.state import State
 
-POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows outlive their servers
-MODES = {"pmem_libpmem": "fsdax", "dram_pmem": "fsdax", "pmem_memkind": "system-ram"}  # that they need
+POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows persist
+MODES = {
+    "pmem_libpmem": "fsdax",
+    "dram_pmem": "fsdax",
+    "pmem_memkind": "system-ram",
+}  # that they need
 
 
 def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
-    """Where the ``number``-th server of a host keeps its rows; TrainingError when it cannot there."""
+    """Where server ``number`` of a host keeps its rows; TrainingError if the host cannot hold them so."""
     storage = storage_of(host, wanted)
     if not on_host(host):
         path = "" if storage == "dram" else storage_directory(host, storage)
-        if storage in POOLS:  # a directory of the job: what another one left is neither used nor removed
+        if storage in POOLS:  # a directory of this job: those of others are neither used nor removed
             path = str(Path(path) / job / name)
         return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
     if storage == "pmem_memkind":
@@ -46,7 +50,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
 
 
 def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
-    """The CPUs of the NUMA nodes that a server's persistent memory belongs to; empty where that is all."""
+    """The CPUs near a server's persistent memory; empty for all CPUs of the host."""
     if host.server.cpus == "all" or state is None or not on_host(host):
         return ()
     nodes = [node.id for node in numa.cpuless(state)] if where.bound else []
@@ -72,12 +76,12 @@ def _check_memory_nodes(host: Host, state: State | None) -> None:
 
 
 def storage_of(host: Host, wanted: Request) -> str:
-    """What kind of storage servers of the host use."""
+    """The storage of the host's servers."""
     return wanted.storage or host.server.storage
 
 
 def mounts_of(host: Host, state: State | None) -> list[str]:
-    """Mount points of persistent memory on the host, in order of their number."""
+    """Mount points of persistent memory on the host, by number."""
     pattern = re.compile(re.escape(host.pmem.mount_prefix) + r"(\d+)")
     found = {}
     for item in state.mounts if state else []:
@@ -87,7 +91,7 @@ def mounts_of(host: Host, state: State | None) -> list[str]:
 
 
 def storage_directory(host: Host, storage: str) -> str:
-    """Where servers of this machine keep rows in persistent memory, or in what stands in for it."""
+    """The directory for rows of servers of this machine, in persistent memory or in its stand-in."""
     if not host.pmem.directory:
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "

@@ -1,9 +1,9 @@
-"""Training jobs as they lie on disk: ``.oeprov/jobs/<id>/``.
+"""Training jobs on disk: ``.oeprov/jobs/<id>/``.
 
-``job.json``   what was asked for and the command line of every process; written once, no secret in it
-``state.json`` how far it is, written by the supervisor alone
+``job.json``   the settings and the command line of every process; no secret in it
+``state.json`` the phase and the processes, written by the supervisor alone
 ``token``      the secret that servers ask of clients, mode 0600
-``ready/``, ``metrics/``, ``logs/``   one file a process;  ``run/`` the trainer's own directory
+``ready/``, ``metrics/``, ``logs/``   one file per process;  ``run/`` the trainer's own directory
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.cluster.errors import TrainingError
-from provision.jobs.metrics import Event, last_word, summary
+from provision.jobs.metrics import Event, last_end, summary
 from provision.jobs.units import job_directory
 from provision.node import process
 
-# In a worker's command line: stand for the servers' endpoints, known once they listen, and for free ports of
-# this machine at which its workers will.
+# Placeholders in a worker's command line: the servers' endpoints, known once they listen, and the workers'
+# own, at free ports of this machine.
 SERVERS, WORKERS = "{servers}", "{workers}"
 Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
 DONE = "training is done"
 _STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
-_STAMP = re.compile(r"-\d{8}-\d{6}(?:-\d+)?$")  # that `create` puts behind a job's name
+_STAMP = re.compile(r"-\d{8}-\d{6}(?:-\d+)?$")  # `create` appends it to a job's name
 _MOST_NAMED = 5  # jobs in a message
 
 
@@ -57,6 +57,10 @@ class ProcessSpec(_Record):
     cpus: str = ""  # that it is bound to, as the kernel lists them; empty: any
     adapted: bool = False  # a program of others, run by provision/node/adapter.py beside the job
 
+    def state(self, **found: Any) -> ProcessState:
+        """The state of its process; ``found``: the fields that are not in the specification."""
+        return ProcessState(name=self.name, role=self.role, host=self.host, unit=self.unit, **found)
+
 
 class JobSpec(_Record):
     """The job file: the seam between provisioning and the runtime."""
@@ -67,9 +71,7 @@ class JobSpec(_Record):
     cluster: str
     inventory: str
     settings: dict[str, Any]
-    hosts: dict[
-        str, dict[str, Any]
-    ] = {}  # how hosts of units are reached, as provision.jobs.placement reads it
+    hosts: dict[str, dict[str, Any]] = {}  # how hosts of units are reached; see placement.connection
     processes: list[ProcessSpec]
 
 
@@ -95,15 +97,21 @@ class ProcessState(_Record):
 
 
 class JobState(_Record):
-    """What the supervisor last wrote down."""
+    """The contents of ``state.json``."""
 
     phase: Phase = "prepared"
     supervisor_pid: int = 0
     supervisor_started: int = 0
     processes: list[ProcessState] = []
     message: str = ""
-    lost: list[str] = []  # workers that the others go on without, or have gone on without
+    lost: list[str] = []  # workers without which the others continue, or have continued
     events_from: int = 0  # byte of metrics.jsonl at which this run begins: before it, earlier runs had an end
+
+    @classmethod
+    def supervised_here(cls, **fields: Any) -> JobState:
+        """A state with this process as the supervisor."""
+        pid = os.getpid()
+        return cls(supervisor_pid=pid, supervisor_started=process.start_time(pid), **fields)
 
     @property
     def supervised(self) -> bool:
@@ -127,7 +135,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What it was called: its id without the time at which it was made."""
+        """Its id without the time at which it was made."""
         return _STAMP.sub("", self.id)
 
     @property
@@ -141,7 +149,7 @@ class Job:
         if not os.access(self.directory, os.R_OK | os.X_OK):
             return f"{self.directory}: permission denied"
         if not self.on_kubernetes and not os.path.isfile(self.job_file):
-            return "it has no job.json: its launch has not come so far, or was broken off"
+            return "it has no job.json: its launch is not that far yet, or was killed"
         return ""
 
     @property
@@ -155,7 +163,7 @@ class Job:
         return self.directory / "ready" / f"{process_name}.json"
 
     def here(self, path: str) -> Path:
-        """Where what a worker wrote lies on this machine; of a worker elsewhere, where ``fetch`` puts it."""
+        """The path on this machine of a worker's file; for a worker elsewhere, where ``fetch`` puts it."""
         try:
             return self.directory / PurePosixPath(path).relative_to(job_directory(self.id))
         except ValueError:
@@ -170,15 +178,9 @@ class Job:
         return self.logs / f"{process_name}.log"
 
     def make(self) -> None:
-        """The directory with its folders and a fresh token (kept when there is one)."""
-        for path in (
-            self.directory,
-            self.run_dir,
-            self.logs,
-            self.directory / "ready",
-            self.directory / "metrics",
-        ):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Make the directory with its folders and a token; an existing token is kept."""
+        for name in ("", "run", "logs", "ready", "metrics"):
+            (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             token = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -187,7 +189,7 @@ class Job:
             file.write(secrets.token_hex(32) + "\n")
 
     def write_spec(self, spec: JobSpec) -> None:
-        """Write ``job.json`` in one piece."""
+        """Replace ``job.json`` atomically."""
         write_json(self.job_file, spec.model_dump(mode="json"))
 
     def spec(self) -> JobSpec:
@@ -198,41 +200,44 @@ class Job:
             raise TrainingError(unreadable(self.job_file, error)) from None
 
     def write_state(self, state: JobState) -> None:
-        """Write ``state.json`` in one piece."""
+        """Replace ``state.json`` atomically."""
         write_json(self.state_file, state.model_dump(mode="json"))
 
     def state(self) -> JobState:
-        """The supervisor's last word, put right when the supervisor is gone: then it was interrupted.
+        """The state that the supervisor wrote last.
 
-        Unless the trainer, which goes on alone for a moment or on another host, came to its end.
+        If the supervisor is gone, an active job is interrupted; or done, if its trainer reached the end.
         """
         state = self._written_state()
         if state.phase in ACTIVE and not state.supervised:
             if self.is_done():
                 return state.model_copy(update={"phase": "done", "message": DONE})
-            return state.model_copy(
-                update={
-                    "phase": "interrupted",
-                    "message": state.message or "its launcher ended without a word",
-                }
-            )
+            message = state.message or "its launcher was killed"
+            return state.model_copy(update={"phase": "interrupted", "message": message})
         return state
 
-    def _written_state(self) -> JobState:
+    def read_state(self) -> JobState:
+        """Read ``state.json``; TrainingError if it cannot be read."""
         try:
             return JobState.model_validate_json(self.state_file.read_bytes())
         except FileNotFoundError:
-            return JobState(phase="interrupted", message="it never began")
+            return JobState(phase="interrupted", message="it never started")
         except (OSError, ValidationError) as error:
-            return JobState(phase="interrupted", message=unreadable(self.state_file, error))
+            raise TrainingError(unreadable(self.state_file, error)) from None
 
-    def last_word(self) -> Event | None:
-        """How the trainer said that the newest run ended, as far as is known here; None if it did not yet."""
-        return last_word(self.metrics_file, self._written_state().events_from)
+    def _written_state(self) -> JobState:
+        try:
+            return self.read_state()
+        except TrainingError as error:
+            return JobState(phase="interrupted", message=str(error))
+
+    def last_end(self) -> Event | None:
+        """The event with which the trainer ended the newest run; None if there is none here yet."""
+        return last_end(self.metrics_file, self._written_state().events_from)
 
     def is_done(self) -> bool:
-        """Whether the trainer has come to its end, as far as is known here."""
-        return (self.last_word() or {}).get("event") == "end"
+        """Whether the trainer has reported its end, as far as is known here."""
+        return (self.last_end() or {}).get("event") == "end"
 
     def checkpoint(self) -> tuple[int, Path] | None:
         """Step and path of the newest published checkpoint; None where a worker on another host has them."""
@@ -247,28 +252,36 @@ class Job:
         return max(found, default=None)
 
     def pool_servers(self) -> int | None:
-        """How many servers' pools have the rows of the newest checkpoint; None: files have them."""
+        """The number of servers whose pools have the newest checkpoint's rows; None if files have them."""
         if (newest := self.checkpoint()) is None:  # or it is on the worker's host
             far = summary(self.metrics_file).checkpoint_rows == "pool"
             return sum(item.role == "parameter_server" for item in self.spec().processes) if far else None
         try:
-            pool = json.loads((newest[1] / "manifest.json").read_text(encoding="utf-8")).get("pool")
-            return None if pool is None else int(pool["servers"])
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            return None  # the worker says what is wrong with it
+            return int(manifest(newest[1])["pool"]["servers"])
+        except (KeyError, TypeError, ValueError):
+            return None
 
-    def saved(self) -> bool:
-        """Whether there is a checkpoint to go on from: here, or as a worker on another host told."""
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to resume from, here or reported by a worker on another host."""
         return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None
 
     def remove_pools(self, spec: ProcessSpec) -> None:
-        """Remove the rows that this server left in persistent memory of this machine, and no others."""
+        """Remove this process's own rows in persistent memory of this machine."""
         path = Path(spec.pools)
         if spec.unit or path.name != spec.name or path.parent.name != self.id:
             return
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
+
+
+def manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint; empty if it cannot be read: the worker says what is wrong with it."""
+    try:
+        found = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def unreadable(file: Path, error: OSError | ValidationError) -> str:
@@ -285,7 +298,7 @@ def jobs_dir(state_dir: Path) -> Path:
 
 
 def directories(state_dir: Path) -> list[Job]:
-    """Every directory of jobs, oldest first, also one that cannot be read or has no job in it yet."""
+    """Every directory of a job, oldest first, including unreadable and incomplete ones."""
     place = jobs_dir(state_dir)
     try:
         found = [Job(path) for path in place.iterdir() if path.is_dir()]
@@ -302,9 +315,9 @@ def all_jobs(state_dir: Path) -> list[Job]:
 
 
 def find(state_dir: Path, name: str | None) -> Job:
-    """The job of this id, name or unique beginning of an id; without one, the last that was started.
+    """The job with this id, name or unique beginning of an id; without one, the last that was started.
 
-    On hosts or on Kubernetes. TrainingError says which jobs there are, or which are meant.
+    On hosts or on Kubernetes. TrainingError lists the jobs that match, or all.
     """
     known, place = directories(state_dir), jobs_dir(state_dir)
     try:
@@ -317,7 +330,7 @@ def find(state_dir: Path, name: str | None) -> Job:
 
 
 def choose(found: list[Job], name: str | None, place: Path) -> Job:
-    """The same among these jobs, oldest first, which lie in ``place``."""
+    """``find`` among these jobs of the directory ``place``, oldest first."""
     if name is not None and not name:
         raise TrainingError("the job's name is empty; `oeprov jobs` lists the jobs")
     if not found:
@@ -333,7 +346,7 @@ def choose(found: list[Job], name: str | None, place: Path) -> Job:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise TrainingError(f"{name} is {len(meant)} jobs: {_listed(meant)}; give more of the one you mean")
+        raise TrainingError(f"{name} is {len(meant)} jobs: {_listed(meant)}; give more letters of its id")
     ids = {word: job.id for job in found for word in (job.name, job.id)}
     close = difflib.get_close_matches(name, ids, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
@@ -372,7 +385,7 @@ def create(state_dir: Path, name: str, now: datetime) -> Job:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file in one piece; readers see the old one or the new one.
+    """Replace a JSON file atomically: readers see the old one or the new one.
 
     Raises OSError with the file's name, as for a full disk; then nothing has changed.
     """

@@ -1,4 +1,4 @@
-"""The text of the systemd units that run a job's processes on hosts reached over SSH."""
+"""The systemd units that run a job's processes on hosts reached over SSH."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MEMORY_FILE = "/etc/oeprov/memory.env"  # written by bootstrap; provision/node/n
 NUMACTL = "/usr/bin/numactl"
 SYSTEMCTL = "/usr/bin/systemctl"
 NODES = "MEMKIND_DAX_KMEM_NODES"
-INTERRUPTED = 130  # a worker that was told to stop and wrote its checkpoint
-WORKER_LOST = 3  # a worker that could not go on without another one
+INTERRUPTED = 130  # exit status of a worker after a stop request and its checkpoint
+WORKER_LOST = 3  # exit status of a worker that could not continue without another
 ONLINE_SECONDS = 60
 # mbind, set_mempolicy and move_pages (memkind, numactl) are in none of these groups.
 DENIED_CALLS = "@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap bpf"
 
 
 def on_host(host: Host) -> bool:
-    """Its processes are systemd units on another host, not children of the launcher."""
+    """Whether the host's processes are systemd units, not children of the launcher."""
     return host.connection != "local"
 
 
@@ -38,11 +38,11 @@ def job_directory(job: str) -> PurePosixPath:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a server keeps its rows; all empty: in DRAM.
+    """Where a server keeps its rows; the default is DRAM.
 
-    ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes that bootstrap wrote
-    down (system-ram), where memkind puts rows only and otherwise all that the server has lies; ``devices``
-    are the dax devices that bring them online.
+    ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes of MEMORY_FILE
+    (system-ram), with memkind only rows, else all memory of the server; ``devices`` are the dax devices that
+    bring these nodes online.
     """
 
     storage: str = "dram"
@@ -50,31 +50,31 @@ class Place:
     mount: str = ""
     bound: bool = False
     devices: tuple[str, ...] = ()
-    cpus: tuple[int, ...] = ()  # that the server may use, beside its memory; empty: any
+    cpus: tuple[int, ...] = ()  # CPUs that the server may use, near its memory; empty: any
 
 
 def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
-    """A parameter server: comes back after a failure and after a reboot, with what its storage kept."""
+    """A parameter server: restarts after a failure and after a reboot, with the rows of its storage."""
     unit = [
         *_head(job, name),
-        # A server that does not come up is for people to look at, not to be started for ever.
+        # A server that keeps failing needs a person, not endless restarts.
         "StartLimitIntervalSec=600",
         "StartLimitBurst=5",
     ]
-    # With a dash, or systemd cannot even run the first command where the mount is not there yet.
+    # With a dash: else systemd cannot run even the first command before the mount is there.
     service = _common(job, ["-" + place.path] if place.path else [])
     words = list(argv)
     if place.mount:
-        # A device that comes late in a slow boot, when its mount was given up, must not leave the server down
-        # for good, as a requirement would: so the server asks for the mount itself, at each of its starts.
+        # In a slow boot, a device may come after its mount has timed out. A requirement would then keep the
+        # server down for good, so the server starts the mount itself, at each of its starts.
         mount = mount_unit(place.mount)
         unit += [f"Wants={mount}", f"After={mount}"]
-        # How long that may take is fstab's to say (pmem_device_timeout): 0 is no limit of the service's own.
+        # fstab limits the time (pmem_device_timeout); 0: the service has no limit of its own.
         service += [f"ExecStartPre=+{SYSTEMCTL} start {quote(mount, command=True)}", "TimeoutStartSec=0"]
     if place.bound:
         bringers = [f"daxdev-reconfigure@{device}.service" for device in place.devices]
         unit.append("After=" + " ".join(["oeprov-system-ram.service", *bringers]))
-        # udev starts these late in the boot, outside its order: so the server waits for the memory itself.
+        # udev starts these late in the boot, unordered: so the server waits for the memory itself.
         waiting = (
             f"n=0; until {NUMACTL} --membind=${NODES} true 2>/dev/null; do n=$((n+1)); "
             f'[ $n -lt {ONLINE_SECONDS} ] || {{ echo "error: memory nodes ${NODES} are not online" >&2; '
@@ -114,13 +114,13 @@ def worker_unit(
     seconds: float,
     writable: Sequence[str] = (),
 ) -> str:
-    """A worker: runs once; told to stop, it writes a checkpoint, which may take ``seconds``."""
+    """A worker: runs once; after SIGTERM it writes a checkpoint, which may take ``seconds``."""
     service = [
         *_common(job, writable),
         *(f"Environment={quote(f'{key}={value}')}" for key, value in environment.items()),
         f"ExecStart={' '.join(quote(word, command=True) for word in argv)}",
         f"SuccessExitStatus={INTERRUPTED}",
-        "KillMode=mixed",  # the trainer alone is told; it ends its own helpers
+        "KillMode=mixed",  # SIGTERM for the trainer only; it ends its own helpers
         f"TimeoutStopSec={seconds:.0f}",
     ]
     return _text(_head(job, name), service, [])
@@ -168,7 +168,7 @@ def _common(job: str, more: Sequence[str]) -> list[str]:
 def _text(unit: Sequence[str], service: Sequence[str], install: Sequence[str]) -> str:
     parts = [("Unit", unit), ("Service", service), ("Install", install)]
     blocks = ["\n".join([f"[{name}]", *lines]) for name, lines in parts if lines]
-    return "# Made by oeprov; `oeprov stop` takes it away.\n" + "\n\n".join(blocks) + "\n"
+    return "# Made by oeprov; `oeprov stop` removes it.\n" + "\n\n".join(blocks) + "\n"
 
 
 def mount_unit(path: str) -> str:
@@ -182,7 +182,7 @@ def mount_unit(path: str) -> str:
 
 
 def quote(word: str, *, command: bool = False) -> str:
-    """A word as systemd reads it; in a ``command`` also dollar signs stand for themselves."""
+    """A word quoted for systemd; in a ``command`` dollar signs are escaped too."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
     if command:
         text = text.replace("$", "$$")

@@ -1,20 +1,177 @@
-"""The workers of one run: which were lost, which continue, and the command lines of those."""
+"""The workers of one run: start, signal, wait, kill; which were lost, and who continues without them."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import socket
+import time
 from collections.abc import Collection, Mapping, Sequence
 
-from provision.jobs.child import Child
-from provision.jobs.fleet import HostWorker
-from provision.jobs.store import WORKERS, ProcessSpec
+from provision.cluster.errors import HostError
+from provision.hosts.stop_request import TICK
+from provision.jobs.child import Child, Refused, start
+from provision.jobs.fleet import HostWorker, message_of
+from provision.jobs.job_run import JobRun
+from provision.jobs.store import SERVERS, WORKERS, ProcessSpec, ProcessState
 from provision.jobs.units import INTERRUPTED, WORKER_LOST
 
 Worker = Child | HostWorker
 _MISTAKES = (1, 2)  # exit statuses of the trainer that starting again would not change
 
 
-def failed(worker: Worker) -> bool:
-    """Whether it ended otherwise than at the end of training, or as it was told to."""
+class WorkerGroup:
+    """All workers of a run: children, or systemd units on other hosts."""
+
+    def __init__(self, run: JobRun) -> None:
+        self.run = run
+        self.everyone = [spec for spec in run.spec.processes if spec.role == "worker"]
+        self.specs = self.everyone  # of those that train, by rank
+        self.members: list[Worker] = []  # by rank
+        self.killed: list[Worker] = []  # members that did not end after SIGTERM
+        self.dropped: list[Worker] = []  # lost workers without which the others continue
+        self.continues = run.settings.get("on_worker_lost") == "continue"  # without lost ones
+        self._losses: list[str] = []  # how the dropped ones were lost
+        self._generation = 0
+
+    @property
+    def warning(self) -> str:
+        """How many workers are left of how many, and why; empty if it is all of them."""
+        if not self._losses:
+            return ""
+        return (
+            f"{len(self.specs)} of {len(self.specs) + len(self.dropped)} workers: {'; '.join(self._losses)}"
+        )
+
+    def states(self) -> list[ProcessState]:
+        """For ``state.json``."""
+        return [worker.state() for worker in [*self.members, *self.dropped]]
+
+    def are_running(self) -> bool:
+        """Whether at least one has not ended."""
+        return any(worker.poll() is None for worker in self.members)
+
+    def have_succeeded(self) -> bool:
+        """Whether all have ended with exit status 0."""
+        return all(worker.poll() == 0 for worker in self.members)
+
+    def failed(self) -> list[Worker]:
+        """Those that ended, but neither at the end of training nor by a stop request."""
+        return list(filter(has_failed, self.members))
+
+    def are_silent(self) -> bool:
+        """Whether the host of at least one does not answer."""
+        return any(map(is_silent, self.members))
+
+    def start(self, endpoints: str, *, resume: bool) -> None:
+        """Start all; ``endpoints`` are the servers'. Raises Refused."""
+        self.members, self.killed = [], []
+        words = {SERVERS: endpoints, WORKERS: free_endpoints(len(self.specs))}
+        # Servers still hold the places of workers whose host has vanished, and may not serve those that come
+        # back: so each start is of a higher generation, also when another supervisor began the one before.
+        self._generation = max(self._generation + 1, int(time.time()))
+        for spec, argv in zip(self.specs, commands(self.specs, self.everyone, words), strict=True):
+            if len(self.everyone) > 1 and not spec.adapted:
+                argv = [*argv, "--generation", str(self._generation)]
+            self._start(spec, [*argv, "--resume"] if resume else argv, fresh=not resume)
+            pid = self.members[-1].pid
+            self.run.emit({"event": "worker", "pid": pid, "name": spec.name, "host": spec.host})
+
+    def _start(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> None:
+        if not spec.unit:
+            self.members.append(start(self.run.job, spec, argv))
+            self.run.write_state()
+            return
+        worker = HostWorker(self.run.fleet, spec)
+        self.members.append(worker)  # from now on it may be there, and must be stopped
+        try:
+            worker.start(argv, fresh=fresh)
+        except HostError as error:
+            raise Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
+
+    def drop_lost_of_queue(self) -> None:
+        """Drop lost workers of a queue: the others neither wait for them nor restart."""
+        # Worker 0 writes the checkpoints: without it training cannot continue.
+        of_queue = self.continues and self.run.settings.get("workqueue")
+        if of_queue and (lost := list(filter(was_lost, self.members[1:]))):
+            self._drop(lost, [item.spec for item in self.members if item not in lost], again=False)
+
+    def drop_lost(self) -> bool:
+        """Drop lost workers before the others restart; False if these cannot continue without them."""
+        lost = list(filter(was_lost, self.members))
+        lost = [worker for worker in lost if worker not in self.killed] or lost
+        left = rest(self.specs, {worker.spec.name for worker in lost})
+        if not (self.continues and lost and left):
+            return False
+        self._drop(lost, left, again=True)
+        return True
+
+    def _drop(self, lost: list[Worker], left: list[ProcessSpec], *, again: bool) -> None:
+        self._losses += [f"{worker.label} {worker.how_it_ended()}" for worker in lost]
+        dropped = [worker for worker in self.members if worker.spec not in left]
+        self.specs = left
+        self.dropped += dropped
+        self.members = [worker for worker in self.members if worker not in dropped]
+        for worker in dropped:
+            if isinstance(worker, Child):
+                worker.end(self.run.limits.server)
+        self.run.write_state()
+        self.run.emit({"event": "workers_go_on", "message": self.warning, "again": again})
+
+    def signal(self, number: int) -> None:
+        """Signal those that run."""
+        for worker in self.members:
+            if worker.poll() is None:
+                self._signal(worker, number)
+
+    def _signal(self, worker: Worker, number: int) -> None:
+        try:
+            worker.send(number)
+        except HostError as error:
+            self.run.emit({"event": "trouble", "message": str(error)})
+            if number == signal.SIGKILL and isinstance(worker, HostWorker):
+                worker.give_up(error.reason)
+
+    def wait(self, seconds: float) -> bool:
+        """Show events until all have ended; False after ``seconds`` or at a further stop request."""
+        asked, deadline = self.run.stop.count, time.monotonic() + seconds
+        while self.are_running():
+            self.run.read_events()
+            if self.run.stop.count > asked or time.monotonic() > deadline:
+                return False
+            time.sleep(TICK)
+        return True
+
+    def kill(self) -> list[Worker]:
+        """Kill the workers that still run and return them."""
+        self.killed = [worker for worker in self.members if worker.poll() is None]
+        for worker in self.killed:
+            self._signal(worker, signal.SIGKILL)
+            if isinstance(worker, Child):
+                worker.popen.wait()
+        return self.killed
+
+    def stop(self, known: str) -> str:
+        """End those that still run; names hosts out of reach, with the reason unless it is in ``known``."""
+        everyone = [*self.members, *self.dropped]
+        for worker in self.members:
+            if isinstance(worker, Child):
+                worker.end(self.run.limits.server)
+        units = [worker for worker in everyone if isinstance(worker, HostWorker)]
+        if not units:
+            return ""
+        left = message_of(self.run.fleet.stop("worker"), known)
+        for worker in units if not left else ():
+            worker.end()
+        try:
+            self.run.fleet.take_events()
+        except (HostError, OSError) as error:
+            left = left or str(error)
+        return left
+
+
+def has_failed(worker: Worker) -> bool:
+    """Whether it ended, but neither at the end of training nor by a stop request."""
     return worker.poll() not in (None, 0, INTERRUPTED)
 
 
@@ -24,8 +181,8 @@ def is_silent(worker: Worker) -> bool:
 
 
 def was_lost(worker: Worker) -> bool:
-    """Whether it was killed or its host does not answer; not if it ended by a mistake or another's loss."""
-    return is_silent(worker) or (failed(worker) and worker.poll() not in (*_MISTAKES, WORKER_LOST))
+    """Whether it was killed or its host does not answer; not after a mistake or another's loss."""
+    return is_silent(worker) or (has_failed(worker) and worker.poll() not in (*_MISTAKES, WORKER_LOST))
 
 
 def has_mistake(worker: Worker) -> bool:
@@ -59,7 +216,7 @@ def commands(
 
 
 def _of_rank(argv: Sequence[str], rank: int, ranks: Sequence[int]) -> list[str]:
-    """A worker's command line as number `rank` of the workers whose numbers were `ranks`."""
+    """A worker's command line, renumbered: number `rank` of the workers that had the numbers `ranks`."""
     words = list(argv)
     for place, word in enumerate(argv[:-1], start=1):
         if word == "--rank":
@@ -68,3 +225,10 @@ def _of_rank(argv: Sequence[str], rank: int, ranks: Sequence[int]) -> list[str]:
             endpoints = words[place].split(",")
             words[place] = ",".join(endpoints[number] for number in ranks)
     return words
+
+
+def free_endpoints(count: int) -> str:
+    """Ports of this machine that are free now; another process may take them before they are used."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return ",".join(f"127.0.0.1:{item.getsockname()[1]}" for item in found)

@@ -292,7 +292,7 @@ def remove(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     return {}
 
 
-def look(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """Observe the job's units; changes nothing.
 
     ``args``: ``directory``; ``offset`` in the trainer's ``metrics.jsonl``, or -1 for none of it. Gives
@@ -375,7 +375,7 @@ def _tail(system: System, path: str, offset: int) -> str:
 _ERRANDS = {
     "start": start,
     "stop": stop,
-    "look": look,
+    "observe": observe,
     "send": send,
     "remove_pools": remove_pools,
     "remove": remove,

@@ -322,7 +322,7 @@ def test_ctrl_c_stops_it_with_a_checkpoint(user: User) -> None:
     os.kill(int(children), signal.SIGINT)
     said, _ = command.communicate(timeout=300)
     assert command.returncode == 130, said
-    assert "go on with: oeprov resume quick" in said
+    assert "resume with: oeprov resume quick" in said
     assert user.kinds() == []
     assert list((user.claim / "oeprov").glob("quick-*/run/checkpoints/step-*/manifest.json"))
 

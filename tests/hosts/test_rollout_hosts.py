@@ -82,7 +82,7 @@ def bootstrap(directory: Path, path: Path, expect: int) -> str:
 @pytest.mark.parametrize(
     "how", [FAILS, pytest.param(VANISHES, marks=pytest.mark.slow)], ids=["fails", "vanishes"]
 )
-def test_the_first_host_goes_wrong_before_its_turn(tmp_path: Path, hosts: SshHosts, how: str) -> None:
+def test_a_failure_during_preparation_changes_no_host(tmp_path: Path, hosts: SshHosts, how: str) -> None:
     path = rolled_out(tmp_path, hosts, LACKS)
     spoil(hosts[0], APT, how)
     said = bootstrap(tmp_path, path, 1)
@@ -94,7 +94,9 @@ def test_the_first_host_goes_wrong_before_its_turn(tmp_path: Path, hosts: SshHos
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [FAILS, VANISHES], ids=["fails", "vanishes"])
-def test_so_it_is_without_oeprov(tmp_path: Path, hosts: SshHosts, how: str) -> None:
+def test_a_failure_during_preparation_changes_no_host_without_oeprov(
+    tmp_path: Path, hosts: SshHosts, how: str
+) -> None:
     path = rolled_out(tmp_path, hosts, LACKS)
     spoil(hosts[0], APT, how)
     said = playbook(tmp_path, "bootstrap", path, 2 if how == FAILS else 4)
@@ -103,7 +105,7 @@ def test_so_it_is_without_oeprov(tmp_path: Path, hosts: SshHosts, how: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [FAILS, VANISHES], ids=["fails", "vanishes"])
-def test_the_first_host_goes_wrong_in_its_turn(tmp_path: Path, hosts: SshHosts, how: str) -> None:
+def test_a_failure_of_the_first_host_stops_the_rollout(tmp_path: Path, hosts: SshHosts, how: str) -> None:
     spoil(hosts[0], TURN, how)
     said = bootstrap(tmp_path, rolled_out(tmp_path, hosts), 1)
     assert "change" in turns(hosts[0])
@@ -113,7 +115,9 @@ def test_the_first_host_goes_wrong_in_its_turn(tmp_path: Path, hosts: SshHosts, 
 @pytest.mark.parametrize(
     "how", [FAILS, pytest.param(VANISHES, marks=pytest.mark.slow)], ids=["fails", "vanishes"]
 )
-def test_one_of_a_later_turn_goes_wrong(tmp_path: Path, hosts: SshHosts, how: str) -> None:
+def test_a_failure_in_a_later_turn_stops_the_turns_after_it(
+    tmp_path: Path, hosts: SshHosts, how: str
+) -> None:
     """The others of its turn come to their end, and no turn begins after it; the next run goes on."""
     path = rolled_out(tmp_path, hosts)
     spoil(hosts[1], TURN, how)

@@ -84,7 +84,7 @@ def goes_on_from(step: int, cluster: Cluster, job: Job, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert cluster.launch(resume=job.id) == 0
     shown = capsys.readouterr().out
-    assert f"goes on from step {step}" in shown
+    assert f"resumed from step {step}" in shown
     assert f"{job.id} is done" in shown
     assert job.state().message == "training is done"
     assert rows(cluster, job) == "", "nobody needs them after the end"
@@ -221,7 +221,7 @@ def test_real_workers_on_hosts_stop_resume_and_are_fetched(
 
         assert cluster.launch(resume=job.id) == 0, cluster.job().state().message
         shown = capsys.readouterr().out
-        assert "goes on from step" in shown
+        assert "resumed from step" in shown
         assert f"oeprov fetch {job.id}" in shown
         assert [cluster.tell(host, pools).strip() for host in cluster.servers] == ["", ""]
         assert fetching.fetch(cluster.state_dir, job.id) == 0

@@ -28,8 +28,7 @@ from provision.inventory.loader import load
 from provision.jobs import fetching, jobview, launching, placement, serving, stopping, store
 from provision.jobs.ending import last_screen
 from provision.jobs.request import LaunchOptions
-from provision.jobs.store import Job, JobSpec, ProcessSpec
-from provision.jobs.supervisor import Outcome
+from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
 from provision.node.state import DaxDevice, Mount, State
 
 pytestmark = [
@@ -261,7 +260,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
 
     assert cluster.launch(resume=job.id) == 0
     shown = capsys.readouterr().out
-    assert "goes on from step 3" in shown
+    assert "resumed from step 3" in shown
     assert f"{job.id} is done" in shown
     cluster.assert_clean()
 
@@ -433,7 +432,7 @@ def test_lost_server_ends_the_job_with_its_name(cluster: Cluster, capsys: pytest
     job = cluster.job()
     message = job.state().message
     assert f"server-1 on {two.name} (pid " in message
-    assert "is gone: it was killed by signal 9; the worker says: lost server" in message
+    assert "was lost: it was killed by signal 9; the worker says: lost server" in message
     assert f"oeprov resume {job.id}" in capsys.readouterr().out
     cluster.assert_clean()
 
@@ -459,17 +458,17 @@ def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -
         assert time.monotonic() < deadline
         time.sleep(0.05)
     report = cluster.report()
-    assert (report["state"], report["message"]) == ("interrupted", "its launcher ended without a word")
+    assert (report["state"], report["message"]) == ("interrupted", "its launcher was killed")
     assert [item["state"] for item in report["processes"]] == ["runs", "runs", "ended"]
     jobview.status(cluster.state_dir)
-    assert f"its servers are still up; take them away with: oeprov stop {job.id}" in capsys.readouterr().out
+    assert f"its servers still run; stop them with: oeprov stop {job.id}" in capsys.readouterr().out
     assert stopping.stop(cluster.state_dir, None) == 0
     shown = capsys.readouterr().out
     assert f"{one.name}: stopped server-0" in shown
     assert f"{two.name}: stopped server-1" in shown
     cluster.assert_clean()
     assert cluster.launch(resume="") == 0, "from the checkpoint that the worker wrote when its launcher died"
-    assert "goes on from step 3" in capsys.readouterr().out
+    assert "resumed from step 3" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -653,6 +652,7 @@ def far_job(cluster: Cluster) -> Iterator[Job]:
     job.write_spec(spec)
     run = f"/var/lib/oeprov/jobs/{job.id}/run"
     job.metrics_file.write_text(json.dumps({"event": "export", "path": f"{run}/export"}) + "\n")
+    job.write_state(JobState(phase="done", message="training is done"))
     names = ["report.html", "export/saved_model.pb", "export/variables/v", "export/.half"]
     names += [f"checkpoints/{name}/manifest.json" for name in ("step-0000000002", ".partial-3")]
     for name in names:
@@ -667,7 +667,7 @@ def files_of(job: Job) -> list[str]:
 
 def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     two, job = cluster.hosts[1], far_job
-    last_screen(job, Outcome("done", "training is done", 0), cluster.state_dir, Console(width=300))
+    last_screen(job, cluster.state_dir, Console(width=300))
     shown = capsys.readouterr().out
     assert f"{two.name}:/var/lib/oeprov/jobs/{job.id}/run/report.html" in shown
     assert f"oeprov fetch {job.id}" in shown
@@ -681,7 +681,7 @@ def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.Capt
         assert hashlib.sha256((job.run_dir / name).read_bytes()).hexdigest() == there
     assert f"run/export (2 files, 600.0 kB from {two.name})" in capsys.readouterr().out
     assert serving.find(cluster.state_dir, job.id).export == job.run_dir / "export"
-    last_screen(job, Outcome("done", "training is done", 0), cluster.state_dir, Console(width=300))
+    last_screen(job, cluster.state_dir, Console(width=300))
     assert f"oeprov serve-export {job.id}" in capsys.readouterr().out
 
     before = (job.run_dir / "report.html").read_bytes()

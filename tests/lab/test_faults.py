@@ -227,7 +227,9 @@ class TestKernels:
 class TestUnreachable:
     """Of two nodes one is off."""
 
-    def test_the_others_converge(self, new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def test_reachable_nodes_converge_while_one_is_off(
+        self, new_lab: Any, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
         lab = new_lab(nodes=2, variant="bare-metal", pmem=1 << 30)
         user = User(lab, tmp_path_factory.mktemp("off"), runtime_extra="none")
         lab.node("lab-2").power_cut()

@@ -101,14 +101,14 @@ def test_shut_down_and_start(node: Node) -> None:
     )
 
 
-def test_pulled_cable(node: Node) -> None:
+def test_a_node_answers_again_after_its_cable_is_plugged_in(node: Node) -> None:
     node.cable(False)
     assert node.run("true", timeout=15)[0] != 0
     node.cable(True)
     node.wait_ssh()
 
 
-def test_hung_up(node: Node) -> None:
+def test_a_killed_sshd_ends_the_ssh_command(node: Node) -> None:
     code, _, _ = node.run("systemd-run -q --collect pkill -KILL -f 'sshd: root'; sleep 100", timeout=90)
     assert code == 255, "ssh noticed: it did not wait for the sleep"
     node.wait_ssh()

@@ -83,7 +83,7 @@ def test_disks_that_are_full(user: Trainer) -> None:
     assert is_well(user)
 
 
-def test_the_mode_from_before(user: Trainer) -> None:
+def test_rollback_of_the_mode(user: Trainer) -> None:
     change = ("pmem-mode", "system-ram", *NODE)
     user.oeprov(*change, "--yes", *user.consents(*change))
     assert "system-ram" in user.on("lab-1", "daxctl list")
@@ -117,7 +117,7 @@ def test_a_server_that_was_stopped(user: Trainer) -> None:
     assert is_well(user)
 
 
-def test_the_kernel_from_before(user: Trainer, before: dict[str, str]) -> None:
+def test_rollback_of_the_kernel(user: Trainer, before: dict[str, str]) -> None:
     user.set(kernel_version="newest", kernel_arguments=["mitigations=off"])
     user.oeprov("bootstrap", *NODE, "--yes")
     assert user.on("lab-1", "uname -r").strip() != before["kernel"]
@@ -129,7 +129,7 @@ def test_the_kernel_from_before(user: Trainer, before: dict[str, str]) -> None:
     assert is_well(user)
 
 
-def test_nothing_is_left(user: Trainer, before: dict[str, str]) -> None:
+def test_destroy_leaves_nothing_of_oeprov(user: Trainer, before: dict[str, str]) -> None:
     user.oeprov("destroy", *NODE, "--yes")
     assert user.on("lab-1", "ndctl list -N | grep -c fsdax").strip() == "1", "data stays unless it is named"
     agreed = re.findall(r"--consent|lab-1:\S+/\S+", user.oeprov("destroy", *NODE, "--check"))

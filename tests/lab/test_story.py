@@ -28,7 +28,7 @@ def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Use
     print("\n" + found.told())
 
 
-def test_story(user: User) -> None:
+def test_bootstrap_modes_and_training_on_virtual_nodes(user: User) -> None:
     old = user.everywhere("uname -r")
     assert "once on trial" in user.oeprov("plan", expect=2)
     assert user.everywhere("ls /var/lib/oeprov /etc/oeprov /opt/oeprov 2>/dev/null | wc -l") == ["0\n", "0\n"]

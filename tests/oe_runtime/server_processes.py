@@ -85,7 +85,10 @@ class Servers:
 
 
 class Relay:
-    """Passes connections on to a server, and tells what clients ask for before it goes on."""
+    """Passes connections on to a server, and tells what clients ask for before it goes on.
+
+    An OSError of `on_request` ends that connection at the server.
+    """
 
     def __init__(self, endpoint: str, on_request: Callable[[int], None]) -> None:
         host, port = endpoint.split(":")
@@ -113,6 +116,8 @@ class Relay:
                 op, length = struct.unpack_from("<6xH8xQ", header)
                 self._on_request(op)
                 server.sendall(header + stream.read(length))
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
         server.close()
 
     def _replies(self, server: socket.socket, client: socket.socket) -> None:

@@ -245,7 +245,7 @@ def test_rows_in_the_storage_of_servers_are_not_in_files(tmp_path):
 
 
 @pytest.mark.parametrize("servers", [0, -1, 1025, 5_000_000_000])
-def test_reshard_for_so_many_servers_as_cannot_be(tmp_path, servers):
+def test_reshard_refuses_numbers_of_servers_out_of_range(tmp_path, servers):
     said = tool("reshard", SAMPLE, f"--servers={servers}", "--output", tmp_path / "new", expect=1)
     assert said == f"error: {servers} servers are not between 1 and 1024\n"
     assert not (tmp_path / "new").exists()

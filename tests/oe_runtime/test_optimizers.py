@@ -105,7 +105,7 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("name", "parameters", "rate"), CASES)
-def test_every_dim_is_so_many_of_one(name, parameters, rate, dtype):
+def test_a_row_of_any_dim_is_updated_as_rows_of_dim_1(name, parameters, rate, dtype):
     """To the bit: numbers that the processor takes several at a time end where they do one by one."""
     rule = {"name": NAMES[name.lower()], **parameters}
     client = Client.in_process()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from server_processes import Servers
+from server_processes import Relay, Servers
 
-from oe_runtime import CheckpointError, Client, KeyRangeError, SpecError, TableSpec, row_files
+from oe_runtime import CheckpointError, Client, KeyRangeError, ServerLost, SpecError, TableSpec, row_files
 
 ADAM = TableSpec("e", 4, optimizer={"name": "adam"})
 KEYS = np.arange(-500, 500, dtype=np.int64) * 7919
@@ -302,6 +303,43 @@ def test_a_dropped_table_is_gone_for_all(servers):
         assert client.drop_job("x") == 2
         assert client.drop_job("x") == 0
         assert not any(s["jobs"].get("x") for s in client.stats()["servers"])
+
+
+def test_a_refused_drop_changes_nothing_on_any_server(servers):
+    """One server has seen the end of a client's connection, the other has not."""
+    ends, seen = threading.Event(), threading.Event()
+
+    def end(_op: int) -> None:
+        if ends.is_set():
+            raise ConnectionError
+
+    def keep(_op: int) -> None:
+        if ends.is_set():
+            seen.wait()
+
+    relays = [Relay(endpoint, work) for endpoint, work in zip(servers.endpoints, (end, keep), strict=True)]
+    with Client(servers.endpoints, job="x") as client:
+        client.create_table(ADAM)
+        client.assign("e", KEYS, random((1000, 4)))
+
+        def connections() -> int:
+            return client.stats()["servers"][0]["connections"]["open"]
+
+        alone = connections()
+        with Client([relay.endpoint for relay in relays], job="x") as other:
+            ends.set()
+            with pytest.raises(ServerLost):
+                other.stats()
+        while connections() > alone:
+            time.sleep(0.01)
+        for drop in (lambda: client.drop_table("e"), lambda: client.drop_job("x")):
+            with pytest.raises(SpecError, match=r"no table is dropped: the job has 1 other client connected"):
+                drop()
+            assert client.read_rows("e", KEYS).found.all()
+        seen.set()
+        for relay in relays:
+            relay.close()
+        client.drop_table("e", force=True)
 
 
 def test_what_a_recovering_server_holds_is_dropped(tmp_path):

@@ -191,7 +191,7 @@ class _PushingOut:
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
-def test_whoever_is_pushed_out_reads_why(tls: str) -> None:
+def test_a_connection_closed_for_others_gets_the_reason(tls: str) -> None:
     """A server whose place for connections before the hello is needed says so, and closes them."""
     listener = _PushingOut(tls, times=100)
     with pytest.raises(TooManyConnections, match=r"too many connections.*" + listener.endpoint):
@@ -201,7 +201,7 @@ def test_whoever_is_pushed_out_reads_why(tls: str) -> None:
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
-def test_whoever_is_pushed_out_tries_again(tmp_path: Path, tls: str) -> None:
+def test_a_client_whose_connection_was_closed_for_others_retries(tmp_path: Path, tls: str) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o600)

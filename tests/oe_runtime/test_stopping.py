@@ -17,9 +17,9 @@ from oe_runtime.errors import ServerLost
 from oe_runtime.training.loop import Interrupted, Loop
 from oe_runtime.training.lost_server import ServerRecovery
 from oe_runtime.training.options import Options, parse
-from oe_runtime.training.position import Position, Saved
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.queue_loop import QueueLoop
-from oe_runtime.training.ranks import CollectiveRanks, SingleRank
+from oe_runtime.training.ranks import CollectiveRanks, Ranks
 from oe_runtime.training.shared_input import SharedInput
 from oe_runtime.training.stopping import StopRequest
 
@@ -40,7 +40,7 @@ def ended(stop: StopRequest, seconds: float = 0) -> bool:
     return bool(stop.ended.wait(seconds))  # type: ignore[attr-defined]
 
 
-def test_only_a_wait_is_limited(stop: StopRequest) -> None:
+def test_only_waits_have_a_time_limit_after_a_stop_request(stop: StopRequest) -> None:
     stop.ask("SIGTERM")
     time.sleep(LONG)
     with stop.waiting(), stop.without_time_limit():
@@ -53,7 +53,7 @@ def test_only_a_wait_is_limited(stop: StopRequest) -> None:
         assert ended(stop, 10)
 
 
-def test_whoever_asks_wakes_the_watcher(stop: StopRequest) -> None:
+def test_a_stop_request_wakes_the_watcher(stop: StopRequest) -> None:
     with stop.waiting():
         time.sleep(0.2)  # the watcher sleeps, without an end
         stop.ask("the loss does not fall")
@@ -83,13 +83,13 @@ class Quiet:
         return lambda *_, **__: None
 
 
-def saved(position: Position) -> Saved:
-    return Saved(Path("checkpoint"), position, None)
+def saved(position: Position) -> RunCheckpoint:
+    return RunCheckpoint(Path("checkpoint"), position, None)
 
 
 def parts(stop: StopRequest, options: Options, train: Callable[..., None], source: Any = None) -> list[Any]:
     quiet: Any = Quiet()
-    trainee = Quiet(ranks=SingleRank(), train=train, window=lambda: (0.5, 0.5))
+    trainee = Quiet(ranks=Ranks(), train=train, window=lambda: (0.5, 0.5))
     source = source or open_source(options.data)
     return [options, source, trainee, Quiet(take_now=saved), Quiet(), quiet, stop, quiet]
 
@@ -144,7 +144,7 @@ def test_a_worker_that_waits_in_a_step_is_ended(tmp_path: Path, stop: StopReques
 
 
 def test_a_restore_takes_as_long_as_it_takes(tmp_path: Path, stop: StopRequest) -> None:
-    def roll_back() -> tuple[Saved, str]:
+    def roll_back() -> tuple[RunCheckpoint, str]:
         stop.ask("SIGTERM")
         with stop.waiting():  # for the others, who restore too
             time.sleep(LONG)
@@ -153,7 +153,7 @@ def test_a_restore_takes_as_long_as_it_takes(tmp_path: Path, stop: StopRequest) 
     loop: Any = Quiet(saved=saved(Position(5)))
     given = options(tmp_path, "--servers", "a:1")
     quiet: Any = Quiet()
-    waiter = ServerRecovery(given, quiet, Quiet(roll_back=roll_back), quiet, quiet, stop, SingleRank())  # type: ignore[arg-type]
+    waiter = ServerRecovery(given, quiet, Quiet(roll_back=roll_back), quiet, quiet, stop, Ranks())  # type: ignore[arg-type]
     assert waiter.recover(ServerLost("a:1", "gone"), loop).step == 5
     assert not ended(stop)
 

@@ -67,7 +67,7 @@ def assert_torn(client: Client, directory: Path) -> None:
     assert client.pull_rows(0, SOME).shape == (len(SOME), SPEC.dim), "pulls go on"
 
 
-def test_a_full_server_and_one_that_is_not(servers: list[Server], tmp_path: Path) -> None:
+def test_a_push_that_one_full_server_refused_tears_the_job(servers: list[Server], tmp_path: Path) -> None:
     with connect(servers) as client, connect(servers) as other:
         push(client)
         client.checkpoint(1, wait=True)
@@ -86,7 +86,7 @@ def test_a_full_server_and_one_that_is_not(servers: list[Server], tmp_path: Path
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_to_connect_anew_is_not_to_go_back(servers: list[Server], tmp_path: Path, lost: int) -> None:
+def test_reconnecting_does_not_mend_a_torn_job(servers: list[Server], tmp_path: Path, lost: int) -> None:
     with connect(servers) as client:
         push(client)
         client.checkpoint(1, wait=True)

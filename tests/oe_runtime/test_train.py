@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ def test_layers_made_for_servers_are_those_that_distributed_model_makes(name: st
     from oe_runtime.training.trainee import _SERVED_ROWS, _served_embedding
 
     tables = []
-    for layer in (None, _served_embedding):
+    for layer in (None, partial(_served_embedding, parse(["--data", "x", "--in-process"]))):
         plain = models.build(name, [1, 64, 500] + [1] * 23, 4, hidden=(8,), seed=3, embedding=layer)
         model = embed.distributed_model(plain, Client.in_process(), sparse_as_dense_size=_SERVED_ROWS)
         model.compile(keras.optimizers.Adagrad(0.05), "binary_crossentropy")
@@ -336,7 +337,9 @@ def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert not (tmp_path / "run").exists()
 
 
-def test_places_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_and_export_directories_that_cannot_be_written_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert train(tmp_path / "file/run") == 1
     assert "cannot write to the run directory" in one_error(capsys)
@@ -385,7 +388,7 @@ def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureF
     assert message in capsys.readouterr().err
 
 
-def test_help_teaches() -> None:
+def test_help_has_examples_and_exit_codes() -> None:
     command = [sys.executable, "-m", "oe_runtime.train", "--help"]
     shown = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "100"}

@@ -15,11 +15,11 @@ from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime.data import Split, open_source
 from oe_runtime.errors import WorkerLost
-from oe_runtime.training.horovod import Started, exchange
+from oe_runtime.support.horovod import Started, exchange
 from oe_runtime.training.options import parse
 from oe_runtime.training.shared_input import SharedInput
 from oe_runtime.training.stopping import StopRequest
-from provision.jobs.supervisor import free_endpoints
+from provision.jobs.worker_group import free_endpoints
 
 ENDLESS = ["--data", "generate:100000000:1", "--holdout", "0"]
 EVERY = ["--checkpoint-steps", "5"]

@@ -16,11 +16,11 @@ from oe_runtime.checkpoint import published
 from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
 from oe_runtime.training import checkpoints as module
-from oe_runtime.training.checkpoints import Checkpoints, Saved
+from oe_runtime.training.checkpoints import Checkpoints, RunCheckpoint
 from oe_runtime.training.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.training.options import Options, parse
 from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import SingleRank
+from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 
@@ -181,7 +181,7 @@ def test_pools_that_are_lost_lead_back_to_the_newest_files(tmp_path: Path) -> No
         saver.roll_back()
 
 
-def test_a_number_that_is_given_again_has_one_meaning(tmp_path: Path) -> None:
+def test_a_step_taken_again_removes_its_old_directory(tmp_path: Path) -> None:
     """Between its mark and its publication the old directory of that step would name the new rows."""
     client = Pools()
     saver, _ = made(tmp_path, client)
@@ -217,7 +217,9 @@ def test_servers_that_had_different_pushes_are_no_checkpoint(tmp_path: Path) -> 
         ({"storage_recovers": False}, "server 0 (a:1) was started without --storage-recover"),
     ],
 )
-def test_pools_that_cannot_be_had(tmp_path: Path, changed: dict[str, Any], why: str) -> None:
+def test_checkpoints_in_pools_that_servers_cannot_make_are_refused(
+    tmp_path: Path, changed: dict[str, Any], why: str
+) -> None:
     assert not made(tmp_path, Pools(**changed))[0].in_pools
     with pytest.raises(RunError) as caught:
         made(tmp_path, Pools(**changed), "--checkpoint-rows", "pool")
@@ -229,7 +231,7 @@ def test_pools_that_cannot_be_had(tmp_path: Path, changed: dict[str, Any], why: 
 class Quiet:
     """A run directory, a view and a loop that take note of nothing."""
 
-    def __init__(self, saved: Saved) -> None:
+    def __init__(self, saved: RunCheckpoint) -> None:
         self.saved = saved
         self.said: list[str] = []
 
@@ -240,7 +242,7 @@ class Quiet:
         return lambda *_, **__: None
 
 
-def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
+def test_repeated_losses_without_progress_end_the_run(tmp_path: Path) -> None:
     client: Any = Pools()
     saver, _ = made(tmp_path, client)
     loop: Any = Quiet(saver.take_now(Position(5, 0, 5)))
@@ -248,7 +250,7 @@ def test_losses_without_progress_are_not_taken_for_ever(tmp_path: Path) -> None:
 
     def waits(*flags: str) -> ServerRecovery:
         stop = StopRequest(with_parent=False)
-        return ServerRecovery(options(tmp_path, *flags), client, saver, loop, loop, stop, SingleRank())
+        return ServerRecovery(options(tmp_path, *flags), client, saver, loop, loop, stop, Ranks())
 
     waiter = waits()
     for _ in range(MOST_LOSSES):

@@ -93,16 +93,16 @@ def test_nothing_is_left_of_one_that_could_not_be_made(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    with pytest.raises(OeprovError, match="is there already, and not empty"):
+    with pytest.raises(OeprovError, match="exists and is not empty"):
         bundle.make(inventory, tmp_path / "full", [], tmp_path / "state")
-    with pytest.raises(OeprovError, match=r"all\.making: Not a directory: name a directory"):
+    with pytest.raises(OeprovError, match=r"all\.making: Not a directory; name another directory"):
         bundle.make(inventory, tmp_path / "full" / "file" / "all", [], tmp_path / "state")
     for system, said in (
         ("plan9-4", "expected ID-RELEASE"),
         ("debian-99", "expected ID-RELEASE"),
         ("nobody=debian-12", "there is no host nobody"),
         ("rocky-9", "repositories have nothing for rocky-9-x86_64: .* name a mirror of its packages"),
-        ("ubuntu-24.04", "its apt knows nothing of ubuntu-24.04-x86_64"),
+        ("ubuntu-24.04", "its apt has no packages of ubuntu-24.04-x86_64"),
     ):
         with pytest.raises(OeprovError, match=said):
             bundle.make(inventory, tmp_path / "all", [system], tmp_path / "state")
@@ -152,7 +152,7 @@ def test_hosts_take_all_from_it_and_are_sent_what_they_lack(
     assert (there / "packages" / "Packages").read_text() == "index\n"
     shutil.rmtree(there)
     there.write_text("a file")
-    with pytest.raises(HostError, match="the bundle could not be put there"):
+    with pytest.raises(HostError, match="the bundle could not be sent"):
         opened.send(used.hosts["server"], state)
 
 
@@ -165,7 +165,7 @@ def test_of_other_flavors_it_has_the_systems_packages(
     (tmp_path / "theirs.yml").write_text(text)
     theirs = load(tmp_path / "theirs.yml", state_dir=tmp_path / "state")
     lines = bundle.make(theirs, tmp_path / "others", ["debian-12"], tmp_path / "state")
-    assert "not in it, as runtime_flavor openembedding compiles on the hosts" in lines[-1]
+    assert "not included, since runtime_flavor openembedding compiles on the hosts" in lines[-1]
     assert "runtime_index" in lines[-1]
     names = {path.stem for path in (tmp_path / "others" / PLACE).glob("*.deb")}
     assert {"build-essential", "cmake", "git", "linux-image-amd64"} <= names

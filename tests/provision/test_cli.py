@@ -307,7 +307,9 @@ def test_a_state_directory_that_cannot_be_written(run, tmp_path: Path, command: 
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_place_that_cannot_be_written_is_said(run, monkeypatch: pytest.MonkeyPatch, number: int) -> None:  # type: ignore[no-untyped-def]
+def test_an_output_file_that_cannot_be_written_is_an_error(
+    run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:  # type: ignore[no-untyped-def]
     def broken(*_: object, **__: object) -> int:
         raise OSError(number, os.strerror(number), "/somewhere/journal.jsonl")
 
@@ -384,7 +386,7 @@ def test_an_empty_argument_is_a_mistake(run, arguments: list[str], piece: str) -
     assert piece in run(*arguments).error()
 
 
-def test_the_program_itself(tmp_path: Path) -> None:
+def test_the_installed_program_runs(tmp_path: Path) -> None:
     """Entry point, exit code and a reader that goes away, in a process of its own."""
     program = [sys.executable, "-m", "provision.cli"]
     environment = {**os.environ, "PYTHONPATH": str(share.root()), "OEPROV_STATE_DIR": str(tmp_path / "s")}

@@ -112,7 +112,7 @@ def test_plan_is_applied_with_its_digest(
     assert json.loads(capsys.readouterr().out)["converged"] is True
 
 
-def test_what_is_still_to_do_is_reported(
+def test_steps_left_after_a_change_are_reported(
     state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     see(Plan("one", [MAKE]), then=Plan("one", [MAKE]))
@@ -242,7 +242,7 @@ def test_interrupted_step_is_named(state_dir: Path, see: Any, capsys: pytest.Cap
     assert "interrupted" not in capsys.readouterr().out
 
 
-def test_a_host_that_did_not_come_back_from_its_change_holds_the_others(
+def test_a_host_lost_during_its_change_keeps_the_others_unchanged(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each run would try the next host: a canary that is lost is no reason to take another one."""
@@ -309,7 +309,7 @@ def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
         changes.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", **arguments)
 
 
-def test_a_trial_that_failed_on_many_hosts_is_made_again_by_one_word(
+def test_retry_trials_repeats_failed_trials_on_all_hosts(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = "5.15.0-130-generic\t2026-11-21\tit came up, but was not confirmed within 300 s"

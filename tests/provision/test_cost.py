@@ -22,7 +22,7 @@ TABLES = {  # the runtime's optimizers by the trainer's names
 }
 
 
-def test_the_papers_case() -> None:
+def test_costs_of_the_openembedding_paper_are_reproduced() -> None:
     """The prices are two of its three costs by their times; servers and the third follow."""
     found = {
         item.system: item
@@ -79,11 +79,11 @@ def test_rows_of_pools_lie_in_lines(tmp_path: Path) -> None:
     ("row", "size"),
     [(72, 256 / 3), (128, 128), (132, 132), (192, 256), (256, 256), (260, 260), (384, 512), (512, 512)],
 )
-def test_lines(row: int, size: float) -> None:
+def test_pool_bytes_per_row_follow_the_line_layout(row: int, size: float) -> None:
     assert cost.pool_bytes(row) == size + 16
 
 
-def test_changes_between_checkpoints_take_their_places() -> None:
+def test_rows_changed_between_checkpoints_take_slots() -> None:
     """A pool of so many places trains: rows fit, and all of them that change are updated (a full one)."""
     million = Model(1_000_000, 16, "adagrad", "float32", changed=100_000, kept=2)
     assert cost.slots(million) == 1_000_000 + 3 * 100_000 + 3 * 15_625
@@ -142,7 +142,7 @@ def test_more_rows_take_more_servers(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.run(["cost", "--rows", "2.1e9", "--dim", "64", "--optimizer", "sgd"]) == 0
     said = capsys.readouterr().out
     assert "34.90" in said
-    assert "give yours with --prices" in said
+    assert "give your own with --prices" in said
 
 
 @pytest.mark.parametrize(

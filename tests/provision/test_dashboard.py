@@ -56,7 +56,7 @@ def ask(
         connection.close()
 
 
-def test_only_who_knows_the_token_is_answered(server: Server) -> None:
+def test_requests_without_the_token_are_refused(server: Server) -> None:
     root = f"/{server.token}/"
     assert server.url == f"http://127.0.0.1:{server.port}{root}"
     for path, kind in (("", "text/html"), ("page.js", "text/javascript"), ("page.css", "text/css")):
@@ -165,7 +165,7 @@ def test_a_missing_inventory_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("error", [OeprovError("it is not to be had"), ZeroDivisionError("division by zero")])
-def test_a_look_that_fails_is_told_and_tried_again(
+def test_a_failed_survey_is_shown_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     (tmp_path / "inventory.yml").write_text(INVENTORY)

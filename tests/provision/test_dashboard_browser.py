@@ -112,7 +112,7 @@ def screen(browser: Browser, width: int, height: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def test_numbers_change_while_one_looks(page: Browser, job: Job) -> None:
+def test_shown_numbers_update_while_the_page_is_open(page: Browser, job: Job) -> None:
     card = f"[data-job={job.id}]"
     until(page, lambda: "step 60 of 4,000" in text(page, "#jobs"))
     assert "1,060" in text(page, card)
@@ -138,7 +138,7 @@ def test_a_host_that_is_down_says_why_and_comes_first(page: Browser) -> None:
     assert "1 of 2" in text(page, "#tiles .bad")
 
 
-def test_a_phone_a_dark_screen_and_a_wide_one(page: Browser) -> None:
+def test_layout_fits_phone_dark_and_wide_screens(page: Browser) -> None:
     grounds = set()
     for width, height, scheme in ((390, 844, "dark"), (390, 844, "light"), (1280, 800, "light")):
         screen(page, width, height)
@@ -168,7 +168,7 @@ def test_keyboard_and_screen_reader(page: Browser) -> None:
         assert name or role not in ("img", "image", "progressbar", "progressIndicator", "link", "article")
 
 
-def test_the_page_says_when_nobody_answers(page: Browser) -> None:
+def test_the_page_says_while_the_dashboard_does_not_answer(page: Browser) -> None:
     page.execute_cdp_cmd("Network.enable", {})
     page.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*data.json*"]})
     until(page, lambda: "does not answer any more" in text(page, "#alert"))

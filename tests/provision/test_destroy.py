@@ -101,7 +101,7 @@ def test_data_stays_unless_it_is_named() -> None:
     )
 
 
-def test_what_is_named_goes_and_the_file_system_wants_its_own_name() -> None:
+def test_consented_objects_are_removed_and_file_systems_need_their_own_consent() -> None:
     remains = Remains(jobs=[JobFiles(JOB, pools=[f"/mnt/pmem0/oeprov/{JOB}"])], user=True)
     plan = make_plan(used(remains=remains), desired("re6p", f"job/{JOB}", "namespace0.0/n-1"))
     assert ids(plan) == [
@@ -138,7 +138,7 @@ def test_what_oeprov_did_not_make_is_never_touched() -> None:
     assert (plan.steps, plan.notes, plan.problems) == ([], [], [])
 
 
-def test_a_running_job_stops_it() -> None:
+def test_destroy_refuses_a_host_with_a_running_job() -> None:
     plan = make_plan(used(jobs=[JOB]), desired("re6p"))
     assert plan.problems[0] == f"training job {JOB} runs on this host; stop it first: oeprov stop {JOB}"
     busy = make_plan(used(users={"/mnt/pmem0": ["12 vi"]}), desired("re6p"))
@@ -194,7 +194,7 @@ def test_kernel_arguments_go_back_on_trial_where_the_journal_knows(known: bool) 
     assert "trial" in reboot.what
 
 
-def test_memmap_stays_with_what_lies_on_its_range() -> None:
+def test_memmap_stays_if_its_range_holds_data() -> None:
     wanted = desired("re7p", remove_known=True)
     base = fresh.state(wanted)._replace(assumed=False, runtime=Runtime())
     item = used().namespaces[0]._replace(mode="raw", uuid="", labels=False)
@@ -286,7 +286,7 @@ def test_nothing_that_bootstrap_wrote_is_forgotten(tmp_path: Path) -> None:
     assert system.list("/var/lib/oeprov") == [], "its own directory goes with the lease"
 
 
-def test_an_empty_stand_in_goes(tmp_path: Path) -> None:
+def test_an_empty_pmem_directory_is_removed(tmp_path: Path) -> None:
     system = System(str(tmp_path))
     (tmp_path / "pmem").mkdir()
     wanted = Desired(

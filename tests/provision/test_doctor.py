@@ -24,7 +24,7 @@ CASES = sorted(Path(__file__).parent.joinpath("doctor").glob("*.json"))
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_case(path: Path) -> None:
+def test_findings_of_each_case_file(path: Path) -> None:
     case: dict[str, Any] = json.loads(path.read_text())
     state, desired = inputs(case)
     seen = Health.from_dict(case.get("health", {}))

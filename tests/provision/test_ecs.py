@@ -143,7 +143,7 @@ def test_public_addresses(tmp_path: Path, service: Service) -> None:
     assert said == "host gpu-0 (i-bp1gpu) has no public address; give it one, or set address: private"
 
 
-def test_which_family_is_which_kind() -> None:
+def test_kinds_follow_from_instance_type_families() -> None:
     query = ecs.Query(
         plugin="oeprov_ecs",
         regions=["r"],
@@ -198,7 +198,7 @@ def test_what_the_service_refuses(answer: str, said: str, tmp_path: Path, servic
     assert said in refused(write(tmp_path, service))
 
 
-def test_nothing_runs(tmp_path: Path, service: Service) -> None:
+def test_no_running_instance_is_an_error(tmp_path: Path, service: Service) -> None:
     stopped = service.answers[""]["Instances"]["Instance"][3:]
     service.answers[""] = {**ANSWERS["none"], "Instances": {"Instance": stopped}}
     assert "1 instance(s) in cn-hangzhou have the tags cluster=ads, and none is running" in refused(

@@ -134,7 +134,7 @@ class TestOpenEmbeddingJobs:
         assert [item["endpoint"] for item in events if item["event"] == "server"] == [listens]
         assert "Epoch 2/2" in job.log("worker-0").read_text()
 
-    def test_stop(self, tmp_path: Path, programs: Programs) -> None:
+    def test_a_stop_ends_the_programs_of_another_flavor(self, tmp_path: Path, programs: Programs) -> None:
         programs.add("python", PYTHON)
         programs.add("horovodrun", "sys.exit(subprocess.call(sys.argv[3:], start_new_session=True))\n")
         Path(f"{programs.log}.wait").touch()
@@ -238,7 +238,7 @@ class TestRefusals:
                 "openembedding",
                 "",
                 {"storage": "pmem_libpmem"},
-                "from PyPI was built without persistent memory",
+                "from PyPI does not support persistent memory",
             ),
             ("openembedding", "", {"storage": "pmem_memkind"}, "deeprec and oe_runtime have pmem_memkind"),
             ("openembedding", "runtime_variant: mirrored", {"workers": 2}, "mirrored is one process"),

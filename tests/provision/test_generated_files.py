@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
+import pytest
 from pydantic import Field
 
 from oe_runtime.training.optimizers import LEARNING_RATES
@@ -47,6 +48,13 @@ def test_a_changed_description_makes_every_file_with_it_stale() -> None:
         "inventory/sample.yml",
         "docs/reference/settings.md",
     ]
+
+
+def test_an_optimizer_that_is_added_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEARNING_RATES, "zadam", 0.1)
+    path = "provision/cluster/trainer_optimizers.json"
+    assert generate.stale() == [path]
+    assert json.loads(dict(generate.outputs())[path])[-1] == "zadam"
 
 
 def test_a_setting_that_is_added_appears_in_all_outputs() -> None:

@@ -155,18 +155,18 @@ def test_rows_that_only_persistent_memory_has_are_named_and_stay(
 ) -> None:
     job = make("j1", 3, "interrupted", pools=True)
     pool = state_dir / "pmem" / job.id / "server-0"
-    words = f"the rows of the newest checkpoint of job {job.id} are nowhere but in {pool} here"
+    words = f"the rows of the newest checkpoint of job {job.id} are only in {pool} here"
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
     assert words in capsys.readouterr().err
     assert cli.run(["jobs", "prune", "--older-than", "1d", "--yes", "--json"]) == 0
     captured = capsys.readouterr()
-    assert "nowhere but in" in captured.err
+    assert "are only in" in captured.err
     assert json.loads(captured.out)["removed"] == []
     assert cli.run(["jobs", "prune", "--older-than", "1d", "--yes", "--consent", "j1"]) == 0, "not its id"
     assert (pool / "rows").exists()
     job.job_file.write_text("{")
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
-    assert "nowhere but in persistent memory" in capsys.readouterr().err
+    assert "are only in persistent memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -213,7 +213,7 @@ def test_the_rows_of_a_job_that_trained_longer_stay(
     assert (job.state().phase, job.state().message) == ("interrupted", "stopped at step 31, which is saved")
     capsys.readouterr()
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
-    words = f"the rows of the newest checkpoint of job {job.id} are nowhere but in /mnt/pmem0/oeprov/"
+    words = f"the rows of the newest checkpoint of job {job.id} are only in /mnt/pmem0/oeprov/"
     assert words in capsys.readouterr().err
 
 
@@ -283,7 +283,7 @@ def test_what_a_job_has_on_hosts_goes_first(
     monkeypatch.setattr(errands, "on_all", on_all)
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
     shown = capsys.readouterr().out
-    assert f"on host h1: /mnt/pmem0/oeprov/{job.id}/server-0, /var/lib/oeprov/jobs/{job.id} goes too" in shown
+    assert f"on host h1: /mnt/pmem0/oeprov/{job.id}/server-0, /var/lib/oeprov/jobs/{job.id} is " in shown
     assert "h1: does not answer; the job stays" in shown
     assert left(state_dir) == ["j1"]
     answer["h1"] = {}

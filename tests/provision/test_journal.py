@@ -1,8 +1,10 @@
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -116,4 +118,23 @@ def test_two_runs_refuse_each_other(tmp_path: Path) -> None:
         other.wait()
     with cluster_lock(tmp_path, "local"):  # the kernel dropped the lock of the killed process
         assert f"pid {os.getpid()}" in (tmp_path / "lock-local").read_text()
-    assert (tmp_path / "lock-local").read_text() == ""
+    assert not (tmp_path / "lock-local").exists()
+
+
+def test_a_lock_whose_file_its_holder_removes_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was opened while the last holder had it, and locked after that one had removed it."""
+    real, removed = fcntl.flock, []
+
+    def flock(file: TextIO, how: int) -> None:
+        if not removed:
+            (tmp_path / "lock-local").unlink()
+            removed.append(file)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with cluster_lock(tmp_path, "local"):
+        assert f"pid {os.getpid()}" in (tmp_path / "lock-local").read_text()
+        with pytest.raises(ConvergeError), cluster_lock(tmp_path, "local"):
+            pytest.fail("the lock was given twice")

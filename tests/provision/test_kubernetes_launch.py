@@ -298,7 +298,7 @@ class TestBeforeAnythingIsMade:
         assert oeprov("launch-training", variables=variables) == 1
         assert words in capsys.readouterr().err
 
-    def test_rights(
+    def test_missing_rights_are_listed_before_anything_is_made(
         self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
     ) -> None:
         cluster.denied = {("create", "statefulsets"), ("delete", "statefulsets"), ("get", "pods")}
@@ -354,19 +354,19 @@ class TestBeforeAnythingIsMade:
         cluster.objects["/version"] = {"gitVersion": version}
         self.refused(oeprov, capsys, words, "kubernetes_workers: 2")
 
-    def test_admission(
+    def test_a_refused_object_is_reported_and_nothing_is_kept(
         self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
     ) -> None:
         cluster.refused["StatefulSet"] = (403, "exceeded quota: compute")
         self.refused(oeprov, capsys, "-server: exceeded quota: compute; nothing was made")
 
-    def test_who_is_not_known(
+    def test_a_refused_login_is_reported(
         self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
     ) -> None:
         cluster.kubeconfig.write_text(cluster.kubeconfig.read_text().replace('"abc"', '"old"'))
-        self.refused(oeprov, capsys, "does not know who you are: Unauthorized")
+        self.refused(oeprov, capsys, "refused your credentials: Unauthorized")
 
-    def test_nobody_answers(
+    def test_an_unreachable_api_server_is_reported(
         self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]
     ) -> None:
         with socket.socket() as closed:
@@ -393,6 +393,8 @@ class TestBeforeAnythingIsMade:
         self.refused(oeprov, capsys, "kubernetes_context is production", "kubernetes_context: production")
 
 
-def test_on_what(oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_target_of_on_is_refused(
+    oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(["launch-training", "-i", str(inventory_file(tmp_path)), "--on", "moon"]) == 1
     assert "--on: found 'moon'; allowed: hosts, kubernetes, docker, podman" in capsys.readouterr().err

@@ -233,7 +233,7 @@ def test_lost_workers_start_again_whatever_was_chosen(tmp_path: Path, form: str)
     found = manifests.render(planned, manifests.build(planned))
     assert "- --workqueue" in found
     assert "- continue" not in found
-    assert "oeprov/worker-lost: A pod that is lost is started again" in found
+    assert "oeprov/worker-lost: A lost pod is started again" in found
 
 
 def test_the_servers_command_is_one_that_the_server_takes(tmp_path: Path) -> None:

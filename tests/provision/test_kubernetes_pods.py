@@ -50,10 +50,10 @@ class TestPodsThatDoNotStart:
     ) -> None:
         condition = {"type": "PodScheduled", "status": "False", "message": "1 Insufficient memory"}
         self.cluster.pods[self.server]["status"]["conditions"] = [condition]
-        assert self.follower.look() == ""
+        assert self.follower.observe() == ""
         assert "no node" not in self.said.getvalue()
         monkeypatch.setattr(follow, "PASSING_SECONDS", 0)
-        assert self.follower.look() == ""
+        assert self.follower.observe() == ""
         assert f"pod {self.server}: no node takes it yet: 1 Insufficient memory" in self.said.getvalue()
         capsys.readouterr()
         assert self.oeprov("status") == 0
@@ -62,10 +62,10 @@ class TestPodsThatDoNotStart:
     def test_a_registry_may_be_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
         state = {"waiting": {"reason": "ErrImagePull", "message": "dial tcp: i/o timeout"}}
         self.cluster.pods[self.server]["status"]["containerStatuses"] = [{"name": "server", "state": state}]
-        assert self.follower.look() == ""
+        assert self.follower.observe() == ""
         assert "ErrImagePull: dial tcp: i/o timeout" in self.said.getvalue()
         monkeypatch.setattr(follow, "HOPELESS_SECONDS", 0)
-        assert self.follower.look() == f"pod {self.server}: ErrImagePull: dial tcp: i/o timeout"
+        assert self.follower.observe() == f"pod {self.server}: ErrImagePull: dial tcp: i/o timeout"
 
     def test_training_that_has_begun_is_not_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(follow, "HOPELESS_SECONDS", 0)
@@ -73,20 +73,20 @@ class TestPodsThatDoNotStart:
         self.cluster.pods[self.server]["status"]["containerStatuses"] = [{"name": "server", "state": state}]
         (worker,) = [pod for name, pod in self.cluster.pods.items() if "-worker-" in name]
         worker["status"] = {"phase": "Running"}
-        assert self.follower.look() == ""
+        assert self.follower.observe() == ""
         assert "ImagePullBackOff: Back-off" in self.said.getvalue()
 
     def test_volumes_that_cannot_be_mounted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(follow, "PASSING_SECONDS", 0)
         self.complain("Pod", self.server, "FailedMount", 'path "/mnt/pmem1" does not exist')
-        assert self.follower.look() == ""
+        assert self.follower.observe() == ""
         assert f'pod {self.server}: FailedMount: path "/mnt/pmem1" does not exist' in self.said.getvalue()
 
     def test_pods_that_may_not_be_made(self, capsys: pytest.CaptureFixture[str]) -> None:
         del self.cluster.pods[self.server]
         words = "pods are forbidden: exceeded quota: compute"
         self.complain("StatefulSet", f"{self.job.id}-server", "FailedCreate", words)
-        assert self.follower.look() == ""
+        assert self.follower.observe() == ""
         assert f"statefulset/{self.job.id}-server: FailedCreate: {words}" in self.said.getvalue()
         capsys.readouterr()
         assert self.oeprov("status") == 0
@@ -106,6 +106,6 @@ class TestPodsThatDoNotStart:
             "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": message}},
         }
         self.cluster.pods[self.server]["status"]["containerStatuses"] = [{"name": "server", **state}]
-        assert self.follower.look() == ""
+        assert self.follower.observe() == ""
         words = "container server ends again and again with exit status 1: /pool/ctr: Permission denied"
         assert words in self.said.getvalue()

@@ -401,7 +401,7 @@ class TestIpmctlStandIn:
         assert standin.goals() == []
         assert "Error 122" in standin.run("delete -goal")
 
-    def test_it_asks(self, standin: StandIn) -> None:
+    def test_a_goal_without_force_asks_for_confirmation(self, standin: StandIn) -> None:
         assert standin.run("create -goal memorymode=100", expect=1).endswith(
             "Do you want to continue? [y/n] \n"
         )
@@ -446,5 +446,5 @@ class TestIpmctlStandIn:
         text = StandIn(tmp_path, sockets=0).run("show -memoryresources", expect=1)
         assert text == "Initialization failed. No PMem modules in the system.\n"
 
-    def test_mistyped(self, standin: StandIn) -> None:
+    def test_an_unknown_ipmctl_option_is_refused(self, standin: StandIn) -> None:
         assert "Invalid or unexpected token -bogus" in standin.run("show -bogus", expect=201)

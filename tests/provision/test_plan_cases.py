@@ -65,7 +65,7 @@ def test_there_are_cases() -> None:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_case(path: Path) -> None:
+def test_steps_of_each_case_file(path: Path) -> None:
     case = load(path)
     plan = make(case)
     assert [step.id for step in plan.steps] == [step["id"] for step in case["steps"]]

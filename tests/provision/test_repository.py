@@ -86,6 +86,16 @@ def test_pre_commit_runs_what_make_lint_runs() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_pre_commit_lints_each_folder_that_make_lints() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (files,) = (hook["files"] for hook in hooks if hook["id"] == "lint-ansible")
+    linted = re.search(r"/ansible-lint .* -q (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert linted
+    for folder in linted[1].split():
+        assert re.search(files, f"{folder}/file.yml"), folder
+    assert re.search(files, "roles/kernel/meta/main.yml")
+
+
 @pytest.mark.parametrize(("name", "command"), [("ci", ".ci/run"), ("release", "cibuildwheel")])
 def test_workflows_call_what_is_here(name: str, command: str) -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())

@@ -140,7 +140,7 @@ def test_a_model_that_is_not_loaded_leaves_nothing(job: Job, docker: Programs, p
 
 def test_a_job_without_export(job: Job) -> None:
     job.metrics_file.write_text("")
-    with pytest.raises(TrainingError, match="has exported nothing; jobs do at their end, with --export"):
+    with pytest.raises(TrainingError, match="has no export; jobs export at their end, with --export"):
         serving.find(job.directory.parents[1], job.id)
 
 

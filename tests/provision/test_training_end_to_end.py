@@ -183,7 +183,7 @@ def test_killed_server_comes_back_and_the_job_is_done(
     assert list(pools.glob("*.pool"))
     os.kill(server, signal.SIGKILL)
     out = cluster.finish(command, 0)
-    for words in ("server-1 on localhost is gone: it was killed by signal 9", "was started again", "is back"):
+    for words in ("server-1 on localhost was lost: it was killed by signal 9", "was restarted", "is back"):
         assert words in out
     report = json.loads(out.splitlines()[-1])
     assert (report["state"], report["step"]) == ("done", 150)

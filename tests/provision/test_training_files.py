@@ -55,7 +55,7 @@ def test_two_jobs_in_one_second(tmp_path: Path) -> None:
     assert names == ["deepfm-20261121-121500", "deepfm-20261121-121500-2", "deepfm-20261121-121500-3"]
 
 
-def test_find(tmp_path: Path) -> None:
+def test_jobs_are_found_by_id_and_default_to_the_last(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no job in .* yet"):
         store.find(tmp_path, None)
     with pytest.raises(TrainingError, match=r"no job nonsense in .* yet: start one with `oeprov launch"):
@@ -85,7 +85,7 @@ def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id(tmp_path: Path) -
     assert store.find(tmp_path, "wdl-x-2026").id == third.id
     assert store.find(tmp_path, "w").id == third.id
     assert one.name == "j1"
-    with pytest.raises(TrainingError, match=f"^j is 2 jobs: {one.id}, {other.id}; give more of the one you"):
+    with pytest.raises(TrainingError, match=f"^j is 2 jobs: {one.id}, {other.id}; give more letters"):
         store.find(tmp_path, "j")
     again = named(tmp_path, "j1", 4)
     with pytest.raises(TrainingError, match=f"^j1 is 2 jobs: {one.id}, {again.id}; "):
@@ -139,7 +139,7 @@ def test_one_hostile_job_does_not_hide_the_others(
     shown = capsys.readouterr().out
     assert re.search(rf"{good.id} +interrupted +7/", shown)
     assert f"{odd.id}: {odd.job_file}: Invalid JSON" in shown
-    assert f"{half.id}: it has no job.json: its launch has not come so far, or was broken off" in shown
+    assert f"{half.id}: it has no job.json: its launch is not that far yet, or was killed" in shown
     assert jobview.status(tmp_path, as_json=True) == 0
     found = {item["job"]: item for item in json.loads(capsys.readouterr().out)["jobs"]}
     assert [found[job.id]["state"] for job in (good, odd, half)] == [
@@ -198,6 +198,27 @@ def test_summary_of_a_long_run_reads_both_ends(tmp_path: Path) -> None:
     assert path.stat().st_size > 3 * (1 << 18)
     found = summary(path)
     assert (found.step, found.steps, found.loss) == (12000, 20000, 0.5)
+
+
+def test_steps_beyond_the_estimate_are_counted(tmp_path: Path) -> None:
+    """The trainer tells its steps at the start, estimated from a file's bytes."""
+    path = tmp_path / "metrics.jsonl"
+    output = io.StringIO()
+    events: list[dict[str, object]] = [
+        {"event": "start", "steps": 17},
+        {"event": "step", "step": 16},
+        {"event": "step", "step": 18},
+    ]
+    with TrainingView(Console(file=output), clock=lambda: 0.0) as view:
+        for event, steps in zip(events, (17, 17, 18), strict=True):
+            write(path, event)
+            view.event(event)
+            assert summary(path).steps == steps
+    assert "step 18/18" in output.getvalue()
+    for estimate in (17, 19):
+        write(path, {"event": "start", "steps": estimate}, {"event": "step", "step": 18})
+        write(path, {"event": "trained", "step": 18})
+        assert (summary(path).step, summary(path).steps) == (18, 18)
 
 
 def test_summary_of_a_resumed_run_forgets_the_earlier_end(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "")
     assert words in str(caught.value)
     assert "secret" not in str(caught.value)
     assert [job for job in store.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
+    assert not list(state_dir.glob("lock-*"))
 
 
 def planned(found: Inventory, job: store.Job, options: LaunchOptions) -> store.JobSpec:
@@ -114,7 +115,9 @@ class TestRefusals:
             ({"resume": "", "servers": 65}, "--servers: found 65"),
         ],
     )
-    def test_options(self, state_dir: Path, options: dict[str, object], words: str) -> None:
+    def test_invalid_options_are_refused(
+        self, state_dir: Path, options: dict[str, object], words: str
+    ) -> None:
         refused(state_dir, LaunchOptions(**options), words)  # type: ignore[arg-type]
 
     def test_no_data(self, state_dir: Path) -> None:
@@ -147,7 +150,7 @@ class TestRefusals:
         jobspec.check_storage_is_free(in_same_place, state_dir)
 
     def test_resume_keeps_its_settings(self, state_dir: Path) -> None:
-        words = "--resume goes on with the settings of the job; leave out --dim, --storage"
+        words = "--resume keeps the settings of the job; leave out --dim, --storage"
         refused(state_dir, LaunchOptions(resume="", dim=16, storage="dram", servers=2), words)
 
 
@@ -223,7 +226,7 @@ def test_workers_of_several_hosts_do_not_share_a_queue(state_dir: Path) -> None:
         "  hosts:\n" + hosts
     )
     found = load(path, state_dir=state_dir)
-    with pytest.raises(TrainingError, match="which workers on a, b do not share; have all workers on one"):
+    with pytest.raises(TrainingError, match="which workers on a, b do not share; put all workers on one"):
         jobspec.check(found, jobspec.request(found, LaunchOptions()))
 
 
@@ -270,14 +273,14 @@ def test_launch_stop_and_resume(
     manifest = job.run_dir / "checkpoints" / "step-0000000003" / "manifest.json"
     files = manifest.read_text()
     manifest.write_text(json.dumps({"pool": {"servers": 2}}))
-    with pytest.raises(TrainingError, match="lie in the pools of 2 servers, which 3 cannot open"):
+    with pytest.raises(TrainingError, match="are in the pools of 2 servers, which 3 cannot open"):
         launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
     manifest.write_text(files)
     assert launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir) == 0
     servers = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
     assert [argv[argv.index("--count") + 1] for argv in servers] == ["3"] * 3
     shown = capsys.readouterr().out
-    assert "goes on from step 3" in shown
+    assert "resumed from step 3" in shown
     assert f"{job.id} is done" in shown
     assert "0.7500" in shown
     assert_nothing_left(job)
@@ -334,7 +337,7 @@ def test_ctrl_c_while_an_earlier_run_still_ends(state_dir: Path) -> None:
     job.write_state(JobState(phase="interrupted", processes=[mine]))
     before = signal.getsignal(signal.SIGINT)
     thread = ctrl_c_when(lambda: signal.getsignal(signal.SIGINT) != before)
-    with pytest.raises(Interrupted, match=r"worker-0 of job .* still ends"):
+    with pytest.raises(Interrupted, match=r"worker-0 of job .* still runs"):
         launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
     thread.join()
 
@@ -381,7 +384,7 @@ def test_a_job_that_is_done_trains_longer(
     capsys.readouterr()
     assert resume(epochs=2) == 0
     shown = capsys.readouterr().out
-    assert "goes on from step 8" in shown
+    assert "resumed from step 8" in shown
     assert f"{job.id} is done" in shown
     assert (end_of("--epochs"), end_of("--steps")) == ("2", None)
     assert job.metrics_file.read_text().startswith(before), "its events go on"
@@ -396,7 +399,7 @@ def test_a_job_that_is_done_trains_longer(
     for path in (job.run_dir / "checkpoints").glob("step-*"):
         shutil.rmtree(path)
     job.metrics_file.write_text("")
-    with pytest.raises(TrainingError, match="has no checkpoint to go on from; start a new job"):
+    with pytest.raises(TrainingError, match="has no checkpoint to resume from; start a new job"):
         resume(epochs=99)
     assert job.metrics_file.exists()
 

@@ -13,16 +13,17 @@ from fake_processes import make_job
 from rich.console import Console
 
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import supervisor, worker_group
+from provision.jobs import server_group, worker_group
 from provision.jobs.background import start_detached
 from provision.jobs.child import Child
 from provision.jobs.ending import last_screen
 from provision.jobs.fleet import Fleet, HostServer, HostWorker
+from provision.jobs.job_run import Limits
 from provision.jobs.jobview import status
 from provision.jobs.metrics import Event
 from provision.jobs.progress import describe
 from provision.jobs.store import Job, JobState, ProcessSpec
-from provision.jobs.supervisor import Limits, Outcome, Supervisor
+from provision.jobs.supervisor import Outcome, Supervisor
 from provision.node import process
 
 QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
@@ -136,8 +137,8 @@ def test_the_rest_of_the_workers_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     lost_one(job, outcome, "worker-1")
     assert [event["step"] for event in events if event["event"] == "resume"] == [2]
     again = next(event for event in events if event["event"] == "workers_go_on")
-    assert describe(again).endswith("(SIGKILL); the rest start again from the last checkpoint")
-    last_screen(job, outcome, tmp_path, Console(width=300))
+    assert describe(again).endswith("(SIGKILL); the rest restart from the last checkpoint")
+    last_screen(job, tmp_path, Console(width=300))
     assert "warning" in capsys.readouterr().out
     assert status(tmp_path) == 0
     assert "1 of 2 workers: worker-1 on localhost" in capsys.readouterr().out
@@ -171,14 +172,15 @@ def test_each_start_of_the_workers_is_of_a_higher_generation(
 ) -> None:
     """So that servers need not wait for the end of connections of those before."""
     started: list[tuple[str, int]] = []
-    real = supervisor.start
+    real = server_group.start
 
     def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
         at = argv.index("--generation") + 1 if "--generation" in argv else 0
         started.append((spec.name, int(argv[at]) if at else 0))
         return real(job, spec, argv)
 
-    monkeypatch.setattr(supervisor, "start", start)
+    for module in (server_group, worker_group):
+        monkeypatch.setattr(module, "start", start)
     job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", restarts=1)
     supervise(job)
     assert [name for name, _ in started] == ["server-0", *["worker-0", "worker-1"] * 2]
@@ -196,7 +198,7 @@ def test_a_workers_host_may_be_silent_as_long_as_a_server(tmp_path: Path) -> Non
         assert Fleet(job, job.spec()).silence == silence
 
 
-def test_who_goes_on() -> None:
+def test_the_workers_that_continue_after_a_loss() -> None:
     endpoints = "--workers a:1,a:2,b:1"
     hosts = ("a", "a", "b")
     specs = [
@@ -216,7 +218,7 @@ def test_who_goes_on() -> None:
     assert left(0, 1) == [], "nobody else is on that host"
 
 
-def test_who_was_lost(tmp_path: Path) -> None:
+def test_exit_codes_that_count_as_a_lost_worker(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1])
     for code, lost in ((0, False), (1, False), (3, False), (130, False), (-9, True), (137, True)):
@@ -331,7 +333,7 @@ def test_server_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None:
     thread.join()
     assert (outcome.phase, outcome.exit_code) == ("failed", 1)
     assert "ended with exit status 1: pool of table C1 is damaged" in outcome.message
-    assert "(it was started again 2 times before)" in outcome.message
+    assert "(it was restarted 2 times before)" in outcome.message
     assert [event["event"] for event in events].count("server_restarted") == 2
     assert_nothing_left(job)
 
@@ -350,10 +352,10 @@ def test_a_unit_that_systemd_has_started_again(tmp_path: Path, *, waited_for: bo
         answer.update(up=False, exit_code=-9)
         server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
     assert server.poll() is not None
-    assert server.how_it_ended() == "is gone: its process ended (code=killed, status=9/KILL)"
+    assert server.how_it_ended() == "was lost: its process ended (code=killed, status=9/KILL)"
 
 
-def test_pools_stay_for_those_who_go_on(tmp_path: Path) -> None:
+def test_pools_are_kept_for_a_resume(tmp_path: Path) -> None:
     """The rows of a stopped job stay on persistent memory, those of one that is done go; never others'."""
     job, stop = make_job(tmp_path, worker="waits"), StopRequest()
     mine, other = tmp_path / "pmem" / job.id / "server-0", tmp_path / "pmem" / "other" / "server-0"
@@ -493,13 +495,13 @@ def test_events_are_read_to_the_end_beside_another_reader(
     there = '{"event": "start"}\n{"event": "end"}\n'
     asked: list[int] = []
 
-    def look(host: object, errand: str, args: dict[str, int], timeout: int) -> dict[str, str]:
+    def observe(host: object, errand: str, args: dict[str, int], timeout: int) -> dict[str, str]:
         if not asked:
             job.metrics_file.write_text(there[:19])  # `oeprov status` has asked a moment before
         asked.append(args["offset"])
         return {"events": there[args["offset"] :]}
 
-    monkeypatch.setattr("provision.hosts.errands.run", look)
+    monkeypatch.setattr("provision.hosts.errands.run", observe)
     fleet.take_events()
     assert asked == [0, 19]
     assert job.metrics_file.read_text() == there

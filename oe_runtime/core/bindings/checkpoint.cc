@@ -1,4 +1,4 @@
-// Table files without a server, for oe_runtime/checkpoint_tools.py. What has fields comes as JSON.
+// Table files without a server, for oe_runtime/checkpoint/. What has fields comes as JSON.
 #include <pybind11/stl.h>
 
 #include <cmath>

@@ -114,7 +114,7 @@ TEST_F(TableChainTest, AnIncrementHasTheRowsThatWerePushedSince) {
   }
 }
 
-TEST_F(TableChainTest, WhatIsNotKnownIsSavedInFull) {
+TEST_F(TableChainTest, AnUnknownBaseIsSavedInFull) {
   const auto table = NewTable();
   Push(table.get(), KeysFrom(0, 10), 0.5F);
   const uint64_t full = table->Save(file("full")).checksum;

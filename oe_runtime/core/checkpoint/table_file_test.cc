@@ -65,7 +65,7 @@ class TableFileTest : public testing::Test {
   std::string content_;
 };
 
-TEST_F(TableFileTest, InfoTellsWhatIsInIt) {
+TEST_F(TableFileTest, InfoDescribesTheFile) {
   for (const TableFileInfo& info : {ReadTableFileInfo(file_), VerifyTableFile(file_)}) {
     EXPECT_EQ(info.file, file_);
     EXPECT_EQ(TableFileBytes(info), content_.size());
@@ -118,7 +118,7 @@ TEST_F(TableFileTest, NamesTheFieldThatDiffers) {
             directory_.file("wide") + ": 'dim' was 5 when table 'C7' was saved, but table 'C7' has 3");
 }
 
-TEST_F(TableFileTest, WantsEveryFileOfOneCheckpoint) {
+TEST_F(TableFileTest, RefusesMissingFilesOfACheckpoint) {
   const auto first = NewTable("adam", kDim, {0, 2});
   const auto second = NewTable("adam", kDim, {1, 2});
   const std::string zero = directory_.file("0");

@@ -76,7 +76,7 @@ class Backend {
   virtual std::optional<uint64_t> Drop(const std::vector<std::string>& tables,
                                        const std::optional<std::string>& job, bool force) = 0;
   virtual uint64_t Evict() = 0;        // Store::Evict on every server; their sum
-  virtual nlohmann::json Stats() = 0;  // an array, one object a server
+  virtual nlohmann::json Stats() = 0;  // an array, one object per server
   virtual void Leave() = 0;            // this worker pushes no more: the others go on without it
   virtual void Shutdown() = 0;         // ends the servers
   virtual void Close() = 0;            // ends this client
@@ -101,7 +101,7 @@ struct RemoteOptions {
   double timeout = 60;  // seconds that a server may take to answer, besides waiting for other workers
   // Whether checkpoints travel over the connections, between directories that only one side each can see.
   bool wire_checkpoints = false;
-  // Called about five times a second during a wait; may throw to end it, which closes the connections.
+  // Called about five times per second during a wait; may throw to end it, which closes the connections.
   std::function<void()> check_interrupt;
 };
 

@@ -308,6 +308,10 @@ class RemoteBackend : public Backend {
     if (tables.empty()) request["tables"] = nullptr;
     if (job && *job != job_) request["job"] = *job;
     const std::string body = request.dump();
+    if (peers_.size() > 1 && !force) {  // one server may know of clients that the others do not
+      request["tables"] = json::array();
+      AskAll(Op::kDropTables, request.dump(), long_patience_);
+    }
     std::vector<Call> calls(peers_.size());
     for (Call& call : calls) call.body = {View(body)};
     Run(Op::kDropTables, &calls, long_patience_);

@@ -1,6 +1,6 @@
 // Table files, and those of admission filters, on their way between this machine's disk and servers that
 // cannot see it: all servers at once, chunk by chunk (the requests are in wire/messages.h). Memory is bounded
-// by a few chunks a server, but for filters that are sent, which are here as a whole.
+// by a few chunks per server, but for filters that are sent, which are here as a whole.
 #pragma once
 
 #include <cstdint>

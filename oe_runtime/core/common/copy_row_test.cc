@@ -8,7 +8,7 @@ namespace oe {
 namespace {
 
 // Every length, and nothing beside the row is touched.
-TEST(CopyRowTest, JustTheRow) {
+TEST(CopyRowTest, CopiesTheRowAndNothingElse) {
   for (size_t bytes = 0; bytes <= 400; bytes += 4) {
     std::vector<std::byte> from(bytes);
     for (size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::byte>(i % 251 + 1);

@@ -71,7 +71,7 @@ TEST(FairSharedMutexTest, FirstComeFirstServedWithoutThreads) {
 
 // Threads that read, write, try, and wait without a thread, all at once: nobody is beside a writer, nobody is
 // forgotten, and the lock is free in the end.
-TEST(FairSharedMutexTest, AllAtOnce) {
+TEST(FairSharedMutexTest, ReadersAndWritersAllAtOnce) {
   constexpr int kThreads = 6;
   constexpr int kTimes = 3000;
   FairSharedMutex mutex;

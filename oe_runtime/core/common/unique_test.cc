@@ -19,7 +19,7 @@ TEST(UniqueTest, OrderOfFirstOccurrence) {
   EXPECT_EQ(unique.inverse, (std::vector<int32_t>{0, 1, 0, 2, 3, 1, 2}));
 }
 
-TEST(UniqueTest, Nothing) {
+TEST(UniqueTest, NoIds) {
   const UniqueKeys unique = FindUnique(nullptr, 0);
   EXPECT_TRUE(unique.keys.empty());
   EXPECT_TRUE(unique.inverse.empty());
@@ -96,7 +96,7 @@ TEST(UniqueTest, MostRepeatedKeysAreLeftOut) {
   check(keys, keys.size(), false);
 }
 
-TEST(UniqueTest, MarksWhatBothHave) {
+TEST(UniqueTest, MarksKeysOfBothBatches) {
   std::vector<Key> keys(3000);
   std::vector<Key> others(500);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = 7 * i;

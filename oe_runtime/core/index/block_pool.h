@@ -9,7 +9,7 @@
 namespace oe {
 
 // Blocks of one size for all hash indexes of the process, cut from huge pages: an index grows block by block,
-// and an allocator's small pages would cost it a TLB miss a lookup. Thread-safe.
+// and an allocator's small pages would cost it a TLB miss per lookup. Thread-safe.
 class BlockPool {
  public:
   static constexpr size_t kBlockBytes = size_t{8} << 10;

@@ -124,7 +124,7 @@ TEST(InitializerTest, TruncatedNormalIsANormalWithoutTails) {
   EXPECT_GT(values.back(), 1 + 2 * 1.99F);
 }
 
-TEST(InitializerTest, RefusesWhatItCannotDo) {
+TEST(InitializerTest, RefusesUnsupportedSpecifications) {
   const auto message = [](const InitializerSpec& spec) {
     return MessageOf<SpecError>([&] { (void)Initializer::Create(spec, "t"); });
   };

@@ -459,7 +459,7 @@ TEST(OptimizerTest, ABatchEqualsRowsOneByOne) {
   }
 }
 
-TEST(OptimizerTest, RefusesWhatItCannotDo) {
+TEST(OptimizerTest, RefusesUnsupportedSpecifications) {
   const auto message = [](const OptimizerSpec& spec) {
     return MessageOf<SpecError>([&] { (void)Complete(spec); });
   };

@@ -202,7 +202,7 @@ TEST_P(DropTest, WorkersDropTogether) {
   EXPECT_EQ(Rows(workers[0].get(), 1), std::vector<float>(24, 3));
 }
 
-TEST_P(DropTest, TakesWhatNobodyHasOpened) {
+TEST_P(DropTest, DropsTablesThatNobodyHasOpened) {
   if (!KeepsCheckpoints(GetParam())) return;
   ServerOptions options;
   options.storage = storage();

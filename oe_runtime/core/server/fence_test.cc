@@ -101,7 +101,7 @@ TEST_F(FenceTest, AClientMayGoBackAsOftenAsItLikes) {
   }
 }
 
-TEST_F(FenceTest, OfAnotherJobNothingIsKnown) {
+TEST_F(FenceTest, AnotherJobsFenceIsIndependent) {
   Job* const other = jobs_.Get("other");
   (void)other->store.CreateTable(Spec("wide", 1, "sgd"));
   Session first = Connect(other, 1);
@@ -143,7 +143,7 @@ TEST(FenceMomentsTest, AClientThatPullsWhileTablesGoBackHasNotSeenIt) {
 
 // A recovery has its table alone for as long as it reads; who asks for versions waits for it, and nobody for
 // that one.
-TEST_F(FenceTest, NobodyWaitsBehindWhoAsksForVersions) {
+TEST_F(FenceTest, ARequestForVersionsDelaysNobody) {
   Ask(&lost_, Op::kCheckpoint, R"({"id": 0, "wait": true})");
   Batch(&lost_, Op::kPush);
   Pass pull;

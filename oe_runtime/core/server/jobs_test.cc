@@ -104,7 +104,7 @@ TEST(JobsTest, NamesThatCannotBeAreRefusedOnBothSides) {
   EXPECT_NO_THROW((void)ClientOf(cluster, std::string(64, 'x')));
 }
 
-TEST(JobsTest, AServerTakesSoManyAndNoMore) {
+TEST(JobsTest, TheNumberOfJobsIsLimited) {
   ThreadPool pool(1);
   Jobs jobs(Storage::Open({}), {0, 1}, &pool);
   Job* const first = jobs.Get("0");

@@ -101,7 +101,7 @@ TEST(RefusalsTest, AReaderChangesNothing) {
   Train(client.get(), 2);  // the servers go on
 }
 
-TEST(RefusalsTest, NoHelloInTime) {
+TEST(RefusalsTest, AMissingHelloIsRefused) {
   Cluster cluster(1, "", "", Impatient());
   Raw silent(*cluster.servers[0]);
   Raw half(*cluster.servers[0]);
@@ -111,7 +111,7 @@ TEST(RefusalsTest, NoHelloInTime) {
   EXPECT_FALSE(Train(Client::Connect(cluster.remote, 1).get(), 1).empty());
 }
 
-TEST(RefusalsTest, HalfAFrame) {
+TEST(RefusalsTest, AHalfSentFrameIsRefused) {
   Cluster cluster(1, "", "", Impatient());
   Raw half_header(*cluster.servers[0]);
   half_header.SayHello();
@@ -125,7 +125,7 @@ TEST(RefusalsTest, HalfAFrame) {
   EXPECT_EQ(AwaitLess(*cluster.servers[0], "/queue/bytes", 0), 0U) << "the memory is free again";
 }
 
-TEST(RefusalsTest, ATrickleIsAsGoodAsNothing) {
+TEST(RefusalsTest, ASlowRequestIsRefused) {
   Cluster cluster(1, "", "", Impatient());
   Raw trickle(*cluster.servers[0]);
   trickle.SayHello();
@@ -139,7 +139,7 @@ TEST(RefusalsTest, ATrickleIsAsGoodAsNothing) {
 }
 
 // A peer must go on in proportion to the memory that it holds, not only by a few bytes.
-TEST(RefusalsTest, ATrickleOfMuchIsAsGoodAsNothing) {
+TEST(RefusalsTest, ASlowLargeRequestIsRefused) {
   Cluster cluster(1, "", "", Impatient());
   Raw trickle(*cluster.servers[0]);
   trickle.SayHello();
@@ -155,7 +155,7 @@ TEST(RefusalsTest, ATrickleOfMuchIsAsGoodAsNothing) {
   EXPECT_EQ(AwaitStat(*cluster.servers[0], "/connections/refused/slow", 1), 1U);
 }
 
-TEST(RefusalsTest, WhoStallsWithMemoryThatOthersNeedGoesSooner) {
+TEST(RefusalsTest, AStalledPeerIsRefusedSoonerUnderMemoryPressure) {
   ServerOptions options;
   options.limits.bytes = uint64_t{4} << 20;
   options.limits.silence = std::chrono::seconds(4);
@@ -248,7 +248,7 @@ TEST(RefusalsTest, EntriesWithoutKeys) {
   EXPECT_THROW(EncodeBatch(std::vector<BatchEntry>(kMaxEntries + 1), {}, &head), SpecError);
 }
 
-TEST(RefusalsTest, RepliesThatNobodyReads) {
+TEST(RefusalsTest, APeerThatReadsNoReplyIsRefused) {
   Cluster cluster(1, "", "", Impatient());
   const auto client = Client::Connect(cluster.remote, 1);
   client->CreateTable(Spec("t", 1024, "sgd"));
@@ -260,7 +260,7 @@ TEST(RefusalsTest, RepliesThatNobodyReads) {
   EXPECT_EQ(AwaitLess(*cluster.servers[0], "/queue/bytes", 0), 0U);
 }
 
-TEST(RefusalsTest, IdleIsNotSlow) {
+TEST(RefusalsTest, AnIdleConnectionStays) {
   Cluster cluster(1, "", "", Impatient());
   const auto client = Client::Connect(cluster.remote, 1);
   const auto seen = Train(client.get(), 1);
@@ -322,7 +322,7 @@ TEST(RefusalsTest, AFloodFromOneHostLeavesOthersAlone) {
 }
 
 // More requests than fit at once: each waits until others are done, none is dropped.
-TEST(RefusalsTest, BeyondTheMemoryClientsWait) {
+TEST(RefusalsTest, ClientsWaitForMemory) {
   ServerOptions options;
   options.limits.bytes = uint64_t{1} << 20;
   Cluster cluster(1, "", "", options);

@@ -312,7 +312,7 @@ TEST_F(HostileTest, ReadsStayWithinTheFile) {
   ExpectRefusal(save_ + Read(kWide, 0, 0), "size 0 is not between");
 }
 
-TEST_F(HostileTest, WrongOrder) {
+TEST_F(HostileTest, ChunksInTheWrongOrderAreRefused) {
   ExpectRefusal(Read(kWide, 0, 8), "no save of this client");
   ExpectRefusal(Write(kWide, 0, "x"), "no restore of this client");
   ExpectRefusal(Frame(Op::kRestore, "{}"), "no restore of this client");
@@ -327,7 +327,7 @@ TEST_F(HostileTest, WrongOrder) {
   ExpectRefusal(Receive(4) + Write(kWide, 0, "xyzx") + Frame(Op::kRestore, "{}"), "has 0 of 4 bytes");
 }
 
-TEST_F(HostileTest, AnnouncementsThatCannotBe) {
+TEST_F(HostileTest, ImpossibleAnnouncementsAreRefused) {
   ExpectRefusal(Receive(4, "../evil"), "table 'narrow'");
   ExpectRefusal(Receive(4, kWide), "twice");
   ExpectRefusal(Receive(~uint64_t{0} / 2), "too large");
@@ -338,7 +338,7 @@ TEST_F(HostileTest, AnnouncementsThatCannotBe) {
   ExpectRefusal(Frame(Op::kReceive, R"({"files": [{"file": "a", "bytes": -1}]})"), "no name or size");
 }
 
-TEST_F(HostileTest, TruncatedChunks) {
+TEST_F(HostileTest, TruncatedChunksAreRefused) {
   const std::string whole = EncodeFileChunk({kWide, 0, 4}) + "four";
   for (const size_t size : {size_t{0}, size_t{9}, size_t{13}, size_t{20}}) {
     EXPECT_NE(Say(Receive(4) + Frame(Op::kWriteFile, whole.substr(0, size))).find("file chunk:"),
@@ -350,7 +350,7 @@ TEST_F(HostileTest, TruncatedChunks) {
   WaitUntilEmpty(scratch_);
 }
 
-TEST_F(HostileTest, WhatIsNoTableChangesNothing) {
+TEST_F(HostileTest, AFileThatIsNoTableChangesNothing) {
   const uint64_t version = cluster_.servers[0]->Stats()["tables"][0]["version"];
   ExpectRefusal(
       Receive(4) + Write(kWide, 0, "junk") + Write(kNarrow, 0, "junk") + Frame(Op::kRestore, "{}") + save_,

@@ -310,6 +310,12 @@ Job* JobOf(const Session& session, const json& request) {
   return session.jobs == nullptr ? session.job : session.jobs->Get(request["job"].get<std::string>());
 }
 
+// No table is named: the client asks whether it may drop some, before it tells any server to.
+bool IsQuestion(const json& request) {
+  const json tables = request.value("tables", json());
+  return tables.is_array() && tables.empty();
+}
+
 // Consent to take tables away from others must be said. The workers of one job ask for it together.
 void RequireUnused(const Session& session, const Job& job) {
   const bool mine = &job == session.job;
@@ -333,6 +339,10 @@ void ServeDropTables(Session* session, Bytes body, Buffer* reply) {
   const json force = request.value("force", json(false));
   if (!force.is_boolean()) throw ProtocolError("'force' is neither true nor false");
   Job* const job = JobOf(*session, request);
+  if (IsQuestion(request)) {
+    if (!force.get<bool>()) RequireUnused(*session, *job);
+    return Put("0", reply);
+  }
   json dropped;  // null: by another worker
   const auto drop = [&] {
     if (!force.get<bool>()) RequireUnused(*session, *job);
@@ -425,7 +435,7 @@ bool Ready(const Session& session, Op op, Bytes body, Workers::Resume later) {
       break;
     case Op::kDropTables: {
       const json wanted = ObjectOf(body);
-      if (JobOf(session, wanted) != session.job) return true;
+      if (IsQuestion(wanted) || JobOf(session, wanted) != session.job) return true;
       request.kind = WorkerRequest::Kind::kGoBack;
       request.target = "no rows of the tables " + wanted.value("tables", json()).dump();
       break;

@@ -193,12 +193,12 @@ class PlacesTest : public ::testing::Test {
   Nonce nonce_{};
 };
 
-TEST_F(PlacesTest, BeforeAnythingIsShared) {
+TEST_F(PlacesTest, PlacesAreRefusedBeforeMemoryIsShared) {
   EXPECT_NE(Ask(Op::kPull, Batch(0, 4096)).find("at place 4096 of shared memory of 0 bytes"),
             std::string::npos);
 }
 
-TEST_F(PlacesTest, WithinAndBeyond) {
+TEST_F(PlacesTest, PlacesBeyondTheMemoryAreRefused) {
   EXPECT_EQ(Share(), "true");
   EXPECT_EQ(Share(), "true");
   const uint64_t size = arena_->size();
@@ -210,17 +210,17 @@ TEST_F(PlacesTest, WithinAndBeyond) {
   EXPECT_EQ(AwaitStat(*cluster_.servers[0], "/connections/refused/malformed", 1), 1U);
 }
 
-TEST_F(PlacesTest, NotAligned) {
+TEST_F(PlacesTest, UnalignedPlacesAreRefused) {
   EXPECT_EQ(Share(), "true");
   EXPECT_NE(Ask(Op::kPull, Batch(1, 4100)).find("at place 4100"), std::string::npos);
 }
 
-TEST_F(PlacesTest, AtTheEndOfNumbers) {
+TEST_F(PlacesTest, OffsetsNearTheLargestInteger) {
   EXPECT_EQ(Share(), "true");
   EXPECT_NE(Ask(Op::kPull, Batch(0, BatchEntry::kInline - 3)).find("at place"), std::string::npos);
 }
 
-TEST_F(PlacesTest, ANonceOfAnotherConnection) {
+TEST_F(PlacesTest, ANonceOfAnotherConnectionIsRefused) {
   nonce_[0] ^= 1;
   EXPECT_EQ(Share(), "false");
   EXPECT_EQ(Connections(cluster_)["sharing_memory"], 0);

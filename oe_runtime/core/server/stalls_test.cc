@@ -178,7 +178,7 @@ TEST(StallsTest, ARestoreStopsNeitherReadersNorOtherJobs) {
 }
 
 // A server that ends lets what is under way end, and forgets who waits.
-TEST(StallsTest, AServerEndsBesideWhatWaits) {
+TEST(StallsTest, AServerEndsWhileRequestsWait) {
   Cluster cluster(1);
   cluster.remote.timeout = 60;
   PushRows(Connect(cluster, "a").get(), kRows);
@@ -296,7 +296,7 @@ TEST(BusyTest, AClientWaitsForAServerThatSaysSo) {
 
 // ---- Parts
 
-TEST(SlotsTest, NoOwnerHasAll) {
+TEST(SlotsTest, NoOwnerTakesAllSlots) {
   Slots slots(3, 2);
   Slots::Owner one;
   Slots::Owner two;

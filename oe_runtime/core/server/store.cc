@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <mutex>
@@ -463,6 +464,11 @@ std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::s
 
 nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
   RequireIntact();
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(directory, ignored)) {
+    throw CheckpointError("cannot save tables in " + directory +
+                          ": No such file or directory; make the directory where the server reaches it");
+  }
   nlohmann::json saved = nlohmann::json::array();
   for (const auto& table : Tables()) {
     const std::string name = TableFileName(table->spec().name, shard_);

@@ -141,7 +141,7 @@ class Store {
   // changes if one has not; StorageError.
   void Recover(uint64_t id);
 
-  // JSON; oe_runtime/server.py documents it field by field.
+  // JSON; oe_runtime/server/metrics.py documents it field by field.
   nlohmann::json Stats() const;
 
   const Storage& storage() const { return *storage_; }

@@ -67,7 +67,7 @@ TEST(TlsTest, CheckpointsTravelToo) {
   EXPECT_EQ(Train(client.get(), 2), wanted);
 }
 
-TEST(TlsTest, AnotherToken) {
+TEST(TlsTest, AnotherTokenIsRefused) {
   Cluster cluster(1, kToken, "", With(TlsMode::kOn));
   cluster.remote.token = "fedcba9876543210";
   EXPECT_NE(RefusalOf<AuthError>(cluster.remote).find("the token is not this server's"), std::string::npos);
@@ -80,7 +80,7 @@ TEST(TlsTest, AnotherToken) {
   EXPECT_FALSE(Train(Client::Connect(cluster.remote, 1).get(), 1).empty());
 }
 
-TEST(TlsTest, OnlyOneSideEncrypts) {
+TEST(TlsTest, EncryptionOnOneSideOnlyIsRefused) {
   Cluster encrypted(1, kToken, "", With(TlsMode::kOn));
   encrypted.remote.tls = TlsMode::kOff;
   EXPECT_NE(RefusalOf<ProtocolError>(encrypted.remote).find("--tls on"), std::string::npos);

@@ -10,7 +10,7 @@
 //   asynchronous   a push is applied when it comes. With a staleness bound s a pull waits until no worker
 //                  is more than s pushes behind (stale synchronous parallel, Ho et al., NIPS 2013).
 //
-// To go back to a checkpoint (kRecover, kRestore) all workers must ask for the same; it is done once.
+// To recover, restore or drop tables (kGoBack), all workers must ask for the same; it is done once.
 //
 // Workers that are started again may be others, and more or fewer, while connections of those before are
 // still open: of a host that has vanished, or a process that is frozen. A higher generation takes all places
@@ -99,7 +99,7 @@ class Workers {
   // How many are connected.
   uint32_t connected() const;
 
-  // null without workers; oe_runtime/server.py documents it.
+  // null without workers; oe_runtime/server/metrics.py documents it.
   nlohmann::json Stats() const;
 
  private:

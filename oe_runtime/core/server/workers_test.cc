@@ -154,7 +154,7 @@ TEST(WorkersTest, AnyOrderGivesTheSameBitsAndTheRowsOfOneWorker) {
   ExpectNear(first, RowsOfOne(kOf, kBatches));
 }
 
-TEST(WorkersTest, ThreadsInAnyOrderToo) {
+TEST(WorkersTest, ThreadsInAnyOrderGiveTheSameBits) {
   constexpr uint32_t kOf = 4;
   constexpr uint32_t kBatches = 12;
   std::vector<float> first;
@@ -333,7 +333,7 @@ TEST(WorkersTest, FilesOverTheWireAreSentOnce) {
   EXPECT_EQ(Rows(clients[1].get()), wanted);
 }
 
-TEST(WorkersTest, TheOthersGoOnWhereThatIsWanted) {
+TEST(WorkersTest, TheOthersContinueIfOnLostSaysSo) {
   const TestDirectory directory;
   const Cluster cluster(2);
   auto clients = JoinAll(cluster, 3, Sync(false));
@@ -360,7 +360,7 @@ TEST(WorkersTest, TheOthersGoOnWhereThatIsWanted) {
   ExpectNear(Rows(clients[0].get()), RowsOfOne(3, 2));
 }
 
-TEST(WorkersTest, WhoLeavesIsNotLost) {
+TEST(WorkersTest, AWorkerThatLeavesIsNotLost) {
   const Cluster cluster(1);
   auto clients = JoinAll(cluster, 2, Sync());
   Push(clients[0].get(), ShareOf(0, 0));
@@ -428,7 +428,7 @@ TEST(WorkersTest, ALostWorkerStopsAsynchronousOnesToo) {
   (void)Rows(clients[0].get());  // what is there can be read and saved
 }
 
-TEST(WorkersTest, WhoDoesNotAgreeIsRefused) {
+TEST(WorkersTest, WorkersWithOtherSettingsAreRefused) {
   const Cluster cluster(1);
   const auto clients = JoinAll(cluster, 2, Sync());
   EXPECT_THROW((void)Join(cluster, 1, 3, Sync()), SpecError);
@@ -452,7 +452,7 @@ TEST(WorkersTest, WhoDoesNotAgreeIsRefused) {
             std::string::npos);
 }
 
-TEST(WorkersTest, ABadGradientIsItsOwnersOnly) {
+TEST(WorkersTest, OnlyTheSenderOfABadGradientFails) {
   const Cluster cluster(1);
   const auto clients = JoinAll(cluster, 2, Sync());
   Share bad = ShareOf(0, 1);
@@ -468,7 +468,7 @@ TEST(WorkersTest, ABadGradientIsItsOwnersOnly) {
   EXPECT_THROW(Push(clients[0].get(), ShareOf(2, 0)), GradientError);
 }
 
-TEST(WorkersTest, WhatIsHeldIsBounded) {
+TEST(WorkersTest, HeldPushesAreBounded) {
   ServerOptions base;
   base.limits.bytes = 64 << 10;
   const Cluster cluster(1, "", "", base);
@@ -574,7 +574,7 @@ TEST(WorkersTest, GenerationsInAnyOrder) {
   EXPECT_EQ(cluster.servers[0]->Stats()["workers"][0]["held"]["bytes"], 0);
 }
 
-TEST(WorkersTest, ComingAndGoing) {
+TEST(WorkersTest, WorkersComeAndGo) {
   const Cluster cluster(1);
   for (const bool stop : {true, false}) {
     std::vector<std::thread> threads;

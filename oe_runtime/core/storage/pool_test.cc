@@ -103,7 +103,7 @@ double BytesOf(uint64_t format, size_t row_bytes) {
   return static_cast<double>(layout.block_bytes) / layout.block_rows();
 }
 
-TEST(PoolTest, FourBytesMoreCostFourBytesMore) {
+TEST(PoolTest, FourMoreBytesPerRowCostAtMostEight) {
   // Adagrad's rows of dim 16, 32 and 64, and with the fact of one eviction policy.
   for (const size_t bytes : {size_t{128}, size_t{256}, size_t{512}}) {
     EXPECT_EQ(BytesOf(kPoolFormat, bytes), static_cast<double>(bytes));
@@ -257,7 +257,7 @@ TEST_P(FullPoolTest, EverythingCanBeEvictedInAFewTurns) {
 }
 
 // A pool that trained at its limit does so after a restart.
-TEST_P(FullPoolTest, WhatIsReservedIsKnownAgainAfterARestart) {
+TEST_P(FullPoolTest, TheReserveIsTheSameAfterARestart) {
   const PoolSpec spec = Spec(128, GetParam());
   uint64_t headroom = 0;
   uint64_t filled = 0;

@@ -152,7 +152,7 @@ TEST(MemkindStorageTest, LeavesNothingInItsDirectory) {
 }
 
 // Caches share one limit: who comes later gets as much as those who were first.
-TEST(CacheMemoryTest, WhoHasLessThanItsShareIsServedByWhoHasMore) {
+TEST(CacheMemoryTest, ATableBelowItsShareTakesMemoryFromOneAbove) {
   constexpr size_t kBlock = 4096;
   CacheMemory memory(10 * kBlock);
   memory.Join();
@@ -211,7 +211,7 @@ TEST(PmemStorageTest, FilesDescribeThemselvesAndGoOnCloseWithoutACheckpoint) {
   EXPECT_TRUE(FilesIn(directory.path()).empty());
 }
 
-TEST(PmemStorageTest, OneStorageADirectoryInAProcess) {
+TEST(PmemStorageTest, OneStoragePerDirectoryAndProcess) {
   const TestDirectory directory;
   const auto first = Storage::Open({"pmem_libpmem", directory.path(), 0});
   EXPECT_EQ(Storage::Open({"pmem_libpmem", directory.path() + "/.", 0}), first);

@@ -109,7 +109,7 @@ TEST_P(ApplyIncrementTest, WeightsAloneAreEnoughToRead) {
   EXPECT_EQ(Rows(*copy), Rows(*trained));
 }
 
-TEST_P(ApplyIncrementTest, RefusesWhatDoesNotFollow) {
+TEST_P(ApplyIncrementTest, RefusesAnIncrementOfAnotherBase) {
   const auto trained = New(StorageSpec{});
   const auto copy = Copy();
   Push(trained.get(), 0, 100);

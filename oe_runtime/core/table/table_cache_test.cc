@@ -71,7 +71,7 @@ class TableCacheTest : public testing::Test {
   uint64_t drawn_ = 0;
 };
 
-TEST_F(TableCacheTest, AllIsTakenInWhileThereIsRoom) {
+TEST_F(TableCacheTest, EveryRowEntersWhileThereIsRoom) {
   std::vector<Key> keys;
   for (Key key = 0; key < kHot; ++key) keys.push_back(key);
   EXPECT_EQ(Step(keys), 0U);
@@ -80,7 +80,7 @@ TEST_F(TableCacheTest, AllIsTakenInWhileThereIsRoom) {
   EXPECT_EQ(table_->cache().evictions, 0U);
 }
 
-TEST_F(TableCacheTest, RowsThatAreReadNowAndThenPutNoOthersOut) {
+TEST_F(TableCacheTest, RarelyReadRowsReplaceNoOthers) {
   for (int i = 0; i < 50; ++i) (void)Step(Batch(0));
   const CacheStats before = table_->cache();
   EXPECT_GT(before.rows, kFrames * 9 / 10);
@@ -92,7 +92,7 @@ TEST_F(TableCacheTest, RowsThatAreReadNowAndThenPutNoOthersOut) {
   EXPECT_GT(after.hits - before.hits, 200 * kHot / 2 * 95 / 100);
 }
 
-TEST_F(TableCacheTest, RowsThatAreReadOftenFromNowOnComeIn) {
+TEST_F(TableCacheTest, NewlyFrequentRowsEnter) {
   for (int i = 0; i < 100; ++i) (void)Step(Batch(0));
   for (int i = 0; i < 25; ++i) (void)Step(Batch(kRows / 2));
   uint64_t hits = 0;

@@ -121,7 +121,7 @@ TEST_P(TableCheckpointTest, GoesOnWithTheSameBits) {
 }
 
 // A row that is copied after a checkpoint is copied once, and none is taken for another one's copy.
-TEST_P(TableCheckpointTest, KeysThatComeAgainInAPush) {
+TEST_P(TableCheckpointTest, RepeatedKeysInAPush) {
   const auto model = Table::Create(Spec(), StorageSpec{});
   std::vector<Key> keys = AllKeys();
   keys.insert(keys.end(), keys.begin(), keys.begin() + 500);
@@ -141,7 +141,7 @@ TEST_P(TableCheckpointTest, KeysThatComeAgainInAPush) {
   EXPECT_EQ(Rows(*table), Rows(*model));
 }
 
-TEST_P(TableCheckpointTest, WhatCameAfterTheCheckpointIsGone) {
+TEST_P(TableCheckpointTest, ChangesAfterTheCheckpointAreLost) {
   std::vector<float> then;
   {
     const auto table = Open();

@@ -182,7 +182,7 @@ TEST_P(TableDamageTest, APushDoesNotCopyADamagedRow) {
   EXPECT_EQ(Open()->rows(), kKeys);
 }
 
-TEST_P(TableDamageTest, KeysThatComeAgainInAPushToADamagedRow) {
+TEST_P(TableDamageTest, RepeatedKeysInAPushToADamagedRow) {
   MakePool();
   Flip(RowPlace(kDamaged), 30);
   const auto table = Open();
@@ -191,7 +191,7 @@ TEST_P(TableDamageTest, KeysThatComeAgainInAPushToADamagedRow) {
   EXPECT_EQ(table->rows(), kKeys);
 }
 
-TEST_P(TableDamageTest, AScrubFindsWhatNobodyAsksFor) {
+TEST_P(TableDamageTest, AScrubFindsDamageInUnusedRows) {
   MakePool();
   Flip(RowPlace(kDamaged), 3);
   const auto table = Open();
@@ -278,7 +278,7 @@ TEST_P(TableDamageTest, ASaveWritesNoDamagedRow) {
   EXPECT_EQ(increment.tombstones, 1U);
 }
 
-TEST_P(TableDamageTest, ACachedRowIsNeverADamagedOne) {
+TEST_P(TableDamageTest, NoDamagedRowEntersTheCache) {
   if (std::string(GetParam()) != "dram_pmem") GTEST_SKIP() << "has no cache";
   MakePool();
   const auto table = Open();

@@ -181,7 +181,7 @@ TEST_P(TableDtypeTest, EveryOptimizerUpdatesItsRows) {
 }
 
 // For dims with and without padding, and more than one group of rows in a push.
-TEST_P(TableDtypeTest, AMissingRowReadsWhatItWillBeMadeWith) {
+TEST_P(TableDtypeTest, AMissingRowReadsItsInitialValue) {
   for (const uint32_t dim : {1U, 8U, 65U, 5000U}) {
     for (const char* name : {"uniform", "normal", "truncated_normal"}) {
       TableSpec spec = Spec(dtype(), "adam", dim);

@@ -317,7 +317,7 @@ TEST_P(TablePolicyTest, ACounterForgetsWithTheEvictions) {
   EXPECT_GT(table->policy_counts().forgotten, 35000U);
 }
 
-TEST_P(TablePolicyTest, ACounterCountsAtMostSoManyKeys) {
+TEST_P(TablePolicyTest, ACounterCountsAtMostMaxKeys) {
   TableSpec spec = Counter(3);
   spec.admission.params["max_keys"] = 1600;
   const auto table = New(spec);
@@ -371,7 +371,7 @@ TEST_P(TablePolicyTest, TheCapHoldsAndKeepsWhatIsUsed) {
   }
 }
 
-TEST_P(TablePolicyTest, LfuKeepsWhatWasOftenAndLruWhatWasLast) {
+TEST_P(TablePolicyTest, LfuKeepsFrequentRowsAndLruRecentOnes) {
   for (const char* policy : {"lru", "lfu"}) {
     const auto table = New(Evicting({{"cap", {{"max_rows", 3200}}, policy}}));
     const std::vector<Key> often = Range(0, 800);
@@ -408,7 +408,7 @@ TEST_P(TablePolicyTest, ABatchThatDoesNotFitIsNoError) {
   EXPECT_LE(table->rows(), 64U);
 }
 
-TEST_P(TablePolicyTest, BytesAreRowsWithAllThatIsInThem) {
+TEST_P(TablePolicyTest, MaxBytesCountsWholeRows) {
   // 4 weights and the step: 20 bytes a row; 1,000 bytes: 50 rows
   const auto table = New(Evicting({{"cap", {{"max_bytes", 1000}}, "lru"}}));
   Push(table.get(), Range(0, 5000));
@@ -578,7 +578,7 @@ TEST_P(TablePolicyTest, ARestoreKeepsTheCap) {
 }
 
 // Rows of steps 0 to 9, 100 each, under a cap of 1600; what is left under a smaller cap must be the newest.
-TEST_P(TablePolicyTest, TheCapMayBeAnotherWhenRowsComeBack) {
+TEST_P(TablePolicyTest, TheCapMayChangeOnARestore) {
   const auto with_cap = [](double rows) { return Evicting({{"cap", {{"max_rows", rows}}, "lru"}}); };
   const bool pool = KeepsCheckpoints(GetParam());
   const std::string file = files_.file("one.oet");

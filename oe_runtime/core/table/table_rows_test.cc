@@ -146,7 +146,7 @@ class TableRowsTest : public testing::TestWithParam<std::tuple<const char*, cons
   std::mt19937_64 random_{7};
 };
 
-TEST_P(TableRowsTest, IsWhatAMapIs) {
+TEST_P(TableRowsTest, AgreesWithAMap) {
   const auto table = New(storage());
   Oracle oracle;
   for (int round = 0; round < 8; ++round) {
@@ -262,7 +262,7 @@ TEST(TableRows, HalvesAreRoundedToTheNearest) {
   }
 }
 
-TEST(TableRows, ComeWhateverAdmissionSays) {
+TEST(TableRows, AreAssignedWithoutAdmission) {
   TableSpec spec = Spec("hash");
   spec.admission.name = "counter";
   spec.admission.params["filter_freq"] = 3;

@@ -39,7 +39,7 @@ inline void EndSilentPeer(int socket, std::chrono::seconds silence) {
 class HostWatch {
  public:
   // Whether nothing has come back for `silence` of what the peer's kernel must answer. To be called a few
-  // times a second.
+  // times per second.
   bool Silent(int socket, std::chrono::seconds silence) {
     const auto now = std::chrono::steady_clock::now();
     tcp_info info{};

@@ -61,11 +61,11 @@ enum class Op : uint16_t {
   kReadRows = 22,  // Store::ReadRows
   // {"tables": names or null for all, "force", "job" if it is not the client's}: Store::Drop. Refused while
   // the job has other clients, unless "force"; the workers of a job all ask for the same. The reply is how
-  // many tables there were, or null if another worker's request has dropped them.
+  // many tables there were, or null if another worker's request dropped them. An empty list only asks.
   kDropTables = 23,
   kTear = 24,      // {"reason"}: Store::Tear
   kVersions = 25,  // Store::Versions
-  // Not a request: the server says, about four times a second, that the client's request
+  // Not a request: the server says, about four times per second, that the client's request
   // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
   kBusy = 26,
 };

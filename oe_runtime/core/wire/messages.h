@@ -42,8 +42,8 @@ ErrorBody ParseError(Bytes body);
 //   blocks  x uint64 number of keys
 //   keys of all blocks, uint64 each
 //   push only: for each entry, keys x dim values: float64 for a table of that dtype, else float32
-//   push only: for each entry whose table counts (policy/policy_spec.h), keys x uint32: how often each key
-//   was
+//   push only: for each entry whose table counts (policy/policy_spec.h), keys x uint32:
+//              how often each key was
 //              in the client's batch
 //
 // The reply to a pull is, for each entry, keys x dim values; the reply to a push is empty. So that all values

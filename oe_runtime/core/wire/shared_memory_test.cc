@@ -57,7 +57,7 @@ TEST(SharedMemoryTest, BothSidesSeeTheSame) {
   EXPECT_EQ(block.data()[6], 43);
 }
 
-TEST(SharedMemoryTest, SmallBuffersAndThoseWithoutRoomLieElsewhere) {
+TEST(SharedMemoryTest, SmallBuffersAndThoseWithoutRoomAreNotShared) {
   const auto arena = SharedArena::Create();
   EXPECT_FALSE(arena->PlaceOf(Buffer(SharedArena::kLeastBlock - 1, arena).data()));
   EXPECT_TRUE(arena->PlaceOf(Buffer(SharedArena::kLeastBlock, arena).data()));
@@ -91,7 +91,7 @@ TEST(SharedMemoryTest, BlocksComeAndGo) {
   EXPECT_EQ(arena->PlaceOf(first.data()), kNonceBytes);
 }
 
-TEST(SharedMemoryTest, MuchThatIsNotUsedGoesBackToTheSystem) {
+TEST(SharedMemoryTest, LargeUnusedMemoryIsReturnedToTheSystem) {
   const auto arena = SharedArena::Create();
   const ShareRequest request = arena->Show(0, SomeNonce(1));
   {
@@ -120,7 +120,7 @@ TEST(SharedMemoryTest, AForkedProcessGivesNothingBack) {
   EXPECT_EQ(block.data()[7], 7);
 }
 
-TEST(SharedMemoryTest, WhatIsNotAsTheClientSaysIsRefused) {
+TEST(SharedMemoryTest, MemoryThatDiffersFromTheAnnouncementIsRefused) {
   const auto arena = SharedArena::Create();
   const Buffer block(kMiB, arena);
   const Nonce nonce = SomeNonce(1);

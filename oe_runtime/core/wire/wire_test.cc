@@ -87,7 +87,7 @@ TEST(FrameTest, HeaderBytesAreTheDocumentedOnes) {
   EXPECT_EQ(bytes, wanted);
 }
 
-TEST(FrameTest, AnotherProtocolIsNotOurs) {
+TEST(FrameTest, BytesOfAnotherProtocolAreRefused) {
   HeaderBytes bytes{};
   std::memcpy(bytes.data(), "GET / HTTP/1.1\r\nHost: x", 23);
   EXPECT_THROW(DecodeHeader(bytes, kMaxBody), NotOurs);
@@ -104,7 +104,7 @@ TEST(FrameTest, AnotherVersionIsNamed) {
   EXPECT_THROW(DecodeHeader(bytes, kMaxBody), OtherVersion);
 }
 
-TEST(FrameTest, TheVersionBeforeIsSpokenToo) {
+TEST(FrameTest, ThePreviousVersionIsAccepted) {
   const HeaderBytes bytes = EncodeHeader({Op::kHello, 1, 0, 5});
   EXPECT_EQ(bytes[4], 5);
   EXPECT_EQ(DecodeHeader(bytes, kMaxBody).version, 5);

@@ -21,19 +21,15 @@ class Steps(Protocol):
 
     def train_function(self) -> Callable[..., Any]:
         """Return the function for `keras.Model.train_function`."""
-        ...
 
     def test_function(self) -> Callable[..., Any]:
         """Return the function for `keras.Model.test_function`."""
-        ...
 
     def predict_function(self) -> Callable[..., Any]:
         """Return the function for `keras.Model.predict_function`."""
-        ...
 
     def announce(self, data: Any) -> None:
         """See `Distributed.prefetch`."""
-        ...
 
 
 class Backend(Protocol):
@@ -41,30 +37,24 @@ class Backend(Protocol):
 
     def check(self, *, several_workers: bool, staleness: int, micro_batches: int) -> None:
         """Raise ValueError for options of `distributed_model` that this backend does not support."""
-        ...
 
     def adapt(self, model: Any) -> None:
         """Replace layers of a distributed model by faster ones, if there are any."""
-        ...
 
     def check_compile(self, served: Served, *, jit_compile: Any) -> Any:
         """Return the `jit_compile` for Keras. Raises ValueError for models that this backend cannot run."""
-        ...
 
     def steps(self, served: Served, *, eager: bool) -> Steps:
         """Return the steps of a compiled model."""
-        ...
 
     def integer_ids(self, ids: Any, layer: str) -> Any:
         """Return a layer's input as a tensor of int32 or int64; uint64 by its bits."""
-        ...
 
     def pull(self, layer: Any, ids: Any) -> Any:
         """Pull the rows of ids now, outside of a step.
 
         Raises RuntimeError where gradients of trainable rows would be lost.
         """
-        ...
 
 
 def _load() -> Backend:

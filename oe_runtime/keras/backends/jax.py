@@ -76,7 +76,6 @@ class _Lookups:
 
     def __init__(self, model: Any, state: Sequence[Any], x: Any) -> None:
         self._model = model
-        self._x = keras.tree.map_structure(lambda _: None, x)
         flat = keras.tree.flatten(x)
         collect = Collect()
         self.direct: list[int | None] = []  # of each lookup, the input that its ids are

@@ -1,6 +1,6 @@
-"""A flavor's half of a job: what it refuses, and its command lines.
+"""The job's part of each flavor: checks and command lines.
 
-What it means for a host's settings is in ``provision.cluster.flavor_facts``, what it needs on hosts in
+Its facts about settings are in ``provision.cluster.flavor_facts``, its needs on hosts in
 ``provision.node.flavors``. A flavor is one module here and one there; no other code compares its name.
 """
 
@@ -22,16 +22,15 @@ class Flavor(Protocol):
     """What each module of this package has."""
 
     def settle(self, inventory: Inventory, wanted: Request) -> Request:
-        """The request as it will be run; TrainingError names what the flavor cannot do, and what it can."""
+        """The request that will run; TrainingError names what the flavor cannot do, and what it can."""
 
     def check_data(self, inventory: Inventory, wanted: Request) -> None:
-        """Refuse what it can never read: by name, before any host is asked."""
+        """Refuse data that it can never read, before any host is asked."""
 
     def data_check(self, host: Host, wanted: Request) -> list[str]:
-        """The program that says on a worker's host whether the data there can be read.
+        """The command that checks on a worker's host whether the data can be read.
 
-        It ends with 0, or with a last line ``error: …`` that names the file, what was found and what is
-        expected.
+        It exits with 0, or prints a last line ``error: …``: the file, what was found and what is expected.
         """
 
     def place(

@@ -1,4 +1,4 @@
-"""DeepRec as it is: stand-alone training by its model zoo's scripts, under our launch, status, logs, stop.
+"""DeepRec unchanged: stand-alone training by its model zoo's scripts, under our launch, status, logs, stop.
 
 Its rows lie in the training process: in DRAM, in a pool on a file system with DAX (PMEM_LIBPMEM) or on memory
 nodes (PMEM_MEMKIND). So the worker's host is the one with persistent memory, and no servers are started.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.jobs import placement, units
+from provision.jobs import placement, request, units
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
@@ -52,13 +52,8 @@ SCRIPTS = {
     ),
     "dlrm": Script(
         "modelzoo/dlrm/train.py",
-        {
-            "adam": "adam",
-            "adamasync": "adamasync",
-            "adagraddecay": "adagraddecay",
-            "adagrad": "adagrad",
-            "sgd": "gradientdescent",
-        },
+        {name: name for name in ("adam", "adamasync", "adagraddecay", "adagrad")}
+        | {"sgd": "gradientdescent"},
         False,
         {
             **_FLAGS,
@@ -95,8 +90,7 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
         )
     if found in POOLS and not hosts[0].server.storage_size:
         raise TrainingError(
-            f"host {hosts[0].name}: storage {found}: DeepRec sets all of its pool aside at once: say how "
-            "much with "
+            f"host {hosts[0].name}: storage {found}: DeepRec reserves its whole pool at once; set "
             "parameter_server_storage_size"
         )
     return replace(
@@ -109,7 +103,7 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
     data = wanted.training.data
     if not data or data.startswith("generate:"):
         raise TrainingError(f"--data: found {data!r}; DeepRec's scripts read {_SHAPE}")
-    programs.check_path(placement.worker_hosts(inventory), data)
+    request.check_path(placement.worker_hosts(inventory), data)
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:
@@ -123,7 +117,7 @@ def place(
     """See ``Flavor``."""
     host, training = placement.worker_hosts(inventory)[0], wanted.training
     state, script = states.get(host.name), SCRIPTS[wanted.training.model]
-    run = programs.directory_of(job, host) / "run"
+    run = placement.directory_of(job, host) / "run"
     prepared = {item.name: placement.prepared_for(job, item) for item in inventory.hosts.values()}
     argv = [programs.program(host, "python"), f"{programs.sources_of(host)}/{script.path}"]
     argv += ["--data_location", training.data, "--output_dir", str(run), "--checkpoint", str(run / "model")]

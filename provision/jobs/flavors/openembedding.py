@@ -1,4 +1,4 @@
-"""OpenEmbedding as it is: its own server and scripts under our launch, status, logs and stop.
+"""OpenEmbedding unchanged: its own server and scripts under our launch, status, logs and stop.
 
 Command lines are those of its documents (documents/en/pmem.md and README.md of its repository).
 """
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.jobs import placement, units
+from provision.jobs import placement, request, units
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
 from provision.jobs.storage import place_of, storage_of
 from provision.jobs.store import SERVERS, Job, ProcessSpec
-from provision.jobs.supervisor import free_endpoints
 from provision.jobs.units import Place
+from provision.jobs.worker_group import free_endpoints
 from provision.node import families
 from provision.node import openembedding as node
 from provision.node.state import State
@@ -45,6 +45,7 @@ class Variant(NamedTuple):
 
 
 _EXAMPLE = {"data": "--data", "batch_size": "--batch_size", "optimizer": "--optimizer", "model": "--model"}
+_EXPORTING = {**_EXAMPLE, "export": "--export"}
 VARIANTS = {
     "horovod": Variant(
         "test/benchmark/criteo_deepctr.py",
@@ -53,15 +54,9 @@ VARIANTS = {
         {**_EXAMPLE, "epochs": "--epochs", "dim": "--embedding_dim"},
     ),
     # At its end the script above passes a misspelt word on to Keras, which refuses it: so only these export.
-    "standalone": Variant(
-        "examples/criteo_deepctr_network.py", (), False, {**_EXAMPLE, "export": "--export"}
-    ),
-    "mirrored": Variant(
-        "examples/criteo_deepctr_network_mirrored.py", (), False, {**_EXAMPLE, "export": "--export"}
-    ),
-    "mpi": Variant(
-        "examples/criteo_deepctr_network_mpi.py", ("mpirun", "-np"), False, {**_EXAMPLE, "export": "--export"}
-    ),
+    "standalone": Variant("examples/criteo_deepctr_network.py", (), False, _EXPORTING),
+    "mirrored": Variant("examples/criteo_deepctr_network_mirrored.py", (), False, _EXPORTING),
+    "mpi": Variant("examples/criteo_deepctr_network_mpi.py", ("mpirun", "-np"), False, _EXPORTING),
 }
 
 
@@ -114,10 +109,9 @@ def _check_storage(host: Host, found: str) -> None:
     if found != "dram" and node.has_no_pmem(host.runtime.package):
         package = host.runtime.package or node.PACKAGE
         raise TrainingError(
-            f"host {host.name}: storage {found}: {package} from PyPI was built without persistent "
-            "memory; use "
-            "--storage dram, or set runtime_package to an archive such as openembedding-0.1.2-pmem.tar.gz, "
-            "or to source"
+            f"host {host.name}: storage {found}: {package} from PyPI does not support persistent "
+            "memory; use --storage dram, or set runtime_package to source, or to an archive such as "
+            "openembedding-0.1.2-pmem.tar.gz"
         )
 
 
@@ -130,11 +124,10 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
     hosts, data = placement.worker_hosts(inventory), wanted.training.data
     if not data or data.startswith("generate:"):
         raise TrainingError(
-            f"--data: found {data!r}; OpenEmbedding's scripts read a .csv with a header (label, I1…, "
-            "C1…), which "
-            f"is made from Criteo's TSV by: {_convert(hosts[0])}"
+            f"--data: found {data!r}; OpenEmbedding's scripts read a .csv with a header (label, I1…, C1…); "
+            f"to make it from Criteo's TSV: {_convert(hosts[0])}"
         )
-    programs.check_path(hosts, data)
+    request.check_path(hosts, data)
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:
@@ -194,7 +187,7 @@ def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[Proces
     ]
     argv += ["--server_concurrency", str(host.server.threads or os.cpu_count() or 1)]
     argv += _pmem(host, wanted, where)
-    ready = programs.directory_of(job, host) / "ready" / "server-0.json"
+    ready = placement.directory_of(job, host) / "ready" / "server-0.json"
     options = ["--ready-file", str(ready), "--listens", listens, "--storage", where.storage]
     spec = programs.process(
         job, host, "parameter_server", "server-0", options, argv, storage=where.mount, pools=where.path
@@ -228,7 +221,7 @@ def _worker(
         "epochs": str(training.epochs),
         "dim": str(training.dim),
     }
-    export = str(programs.directory_of(job, host) / "run" / "export" / "1") if training.export else ""
+    export = str(placement.directory_of(job, host) / "run" / "export" / "1") if training.export else ""
     if export:
         values["export"] = export
     argv = _launcher(hosts, variant, counts, mpi)

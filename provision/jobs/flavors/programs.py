@@ -1,4 +1,4 @@
-"""Programs of others as processes of a job; see provision/node/adapter.py."""
+"""Programs of other projects as processes of a job; see provision/node/adapter.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,9 @@ from provision.cluster import share
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.jobs import placement, units
+from provision.jobs.placement import directory_of
 from provision.jobs.request import Request, is_url
 from provision.jobs.store import Job, ProcessSpec, Role
-
-
-def directory_of(job: Job, host: Host) -> Path:
-    """The job's directory on the host."""
-    return Path(units.job_directory(job.id)) if units.on_host(host) else job.directory
 
 
 def sources_of(host: Host) -> str:
@@ -31,15 +27,8 @@ def program(host: Host, name: str) -> str:
     return str(Path(host.runtime.venv) / "bin" / name)
 
 
-def check_path(hosts: Sequence[Host], data: str) -> None:
-    """Refuse a path that means nothing on another host."""
-    for host in hosts:
-        if units.on_host(host) and not Path(data).is_absolute():
-            raise TrainingError(f"--data: {data}: it is read on host {host.name}: give its whole path there")
-
-
 def data_check(host: Host, kind: str, data: str, *more: str) -> list[str]:
-    """The program that looks at data on the worker's host; see provision/node/datafiles.py."""
+    """The command that checks data on the worker's host; see provision/node/datafiles.py."""
     python = program(host, "python") if units.on_host(host) else sys.executable
     text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
     return [python, "-I", "-c", text, kind, data, *more]
@@ -51,9 +40,7 @@ def process(
     """A process that runs ``argv`` under the adapter with these ``options`` of it."""
     there = units.on_host(host)
     python = program(host, "python") if there else sys.executable
-    adapter = (
-        directory_of(job, host) / placement.ADAPTER if there else share.node_package() / placement.ADAPTER
-    )
+    adapter = (directory_of(job, host) if there else share.node_package()) / placement.ADAPTER
     ends = [] if there else ["--exit-with-parent"]
     made = ["--directory", more["pools"]] if more.get("pools") else []
     return ProcessSpec(
@@ -83,7 +70,7 @@ def environment(host: Host) -> dict[str, str]:
 
 
 def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence[str]) -> Request:
-    """What all flavors of others have in common: nothing to go on from, no containers, their models."""
+    """The request with our trainer's defaults; TrainingError for containers and unknown models."""
     if wanted.on:
         raise TrainingError(
             f"--on {wanted.on} is for oe_runtime; flavor {flavor} runs on hosts: leave it out"
@@ -91,7 +78,7 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
     if wanted.training.model not in models:
         raise TrainingError(
             f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"
-            + ("; oe_runtime has all four" if flavor else "")
+            "; oe_runtime has all four"
         )
     if wanted.training.upload_to:
         raise TrainingError(f"--upload-to is for oe_runtime; flavor {flavor} does not upload: leave it out")

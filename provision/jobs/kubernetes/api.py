@@ -1,8 +1,7 @@
-"""The Kubernetes API by the official client: kubeconfig, credentials and TLS are its affair, paths are ours.
+"""The Kubernetes API through the official client, which handles kubeconfig, credentials and TLS.
 
-The client and not kubectl: its answers are documents and its failures have codes and reasons, where kubectl's
-words for people change; and there is no program to install. Its generated classes are left alone, because
-manifests are documents already.
+Not through kubectl: the client's answers are documents and its errors have codes, and no program has to be
+installed. Its generated classes are not used, because manifests are documents already.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
 
 class ApiFailure(Exception):
-    """The API refused a request; ``code`` is HTTP's, the message the API's own."""
+    """The API refused a request; ``code`` is the HTTP status, the message is the API's."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -29,7 +28,7 @@ class ApiFailure(Exception):
 
     @property
     def passing(self) -> bool:
-        """The API is busy, or some of it is down: another time it may answer."""
+        """Whether a retry may succeed: the API is busy, or partly down."""
         return self.code == 429 or self.code >= 500
 
 
@@ -45,7 +44,7 @@ class Api:
                 "--on kubernetes needs Kubernetes' client for Python: pip install 'oeprov[kubernetes]'"
             ) from None
         settings = client.Configuration()
-        settings.retries = False  # a try again is for people to decide
+        settings.retries = False  # the user decides whether to retry
         try:
             config.load_kube_config(
                 os.environ.get("KUBECONFIG"), context=context or None, client_configuration=settings
@@ -59,26 +58,26 @@ class Api:
         self._client = client.ApiClient(settings)
 
     def ask(self, method: str, path: str, body: Document | None = None, **query: Any) -> Document:
-        """One request and its answer.
+        """Send one request and return its answer.
 
-        ApiFailure when it is refused, TrainingError when nothing answers, or another service does.
+        ApiFailure if it is refused, TrainingError if nothing answers or another service does.
         """
         data = self._send(method, path, body, query).read()
         try:
             found = json.loads(data or b"{}")
         except ValueError:
             raise TrainingError(
-                f"what answers at {self.address} is no Kubernetes API: its answer to {path} is not JSON"
+                f"{self.address} is no Kubernetes API: its answer to {path} is not JSON"
             ) from None
         return found if isinstance(found, dict) else {}
 
     def text(self, path: str, **query: Any) -> str:
-        """What a path has, as text: a log."""
+        """The contents of a path as text, for logs."""
         data: bytes = self._send("GET", path, None, query).read()
         return data.decode(errors="replace")
 
     def lines(self, path: str, **query: Any) -> Iterator[str]:
-        """Lines as they come, until the other side ends them; it has answered when this returns."""
+        """Lines as they come, until the API ends them; when this returns, the API has answered."""
         return self._lines(self._send("GET", path, None, query, seconds=None).response)
 
     def _lines(self, response: Any) -> Iterator[str]:
@@ -96,7 +95,7 @@ class Api:
             yield rest.decode(errors="replace")
 
     def get(self, path: str) -> Document | None:
-        """What is there; None when it is not."""
+        """The object at a path; None if there is none."""
         try:
             return self.ask("GET", path)
         except ApiFailure as error:

@@ -1,26 +1,27 @@
-"""What a cluster must have and allow before a job is made there; asked, and nothing changed."""
+"""Checks what a cluster must have and allow before a job is made there. Changes nothing."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from provision.cluster.errors import TrainingError
-from provision.jobs.kubernetes import api, record, version
+from provision.jobs.kubernetes import api, record
 from provision.jobs.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.kubernetes.plan import Plan
 
 _READ = ("get", "list")
+_OLDEST, _BUDGETS, _INDEXED = (1, 20), (1, 21), (1, 22)  # versions: of jobs, of policy/v1, of Indexed Jobs
 _OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI operator"}
 
 
 def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
-    """The documents as the cluster knows them, which it would make.
+    """The documents in the form that the cluster's version knows.
 
-    TrainingError with everything missing of one kind: no answer, an old version, namespace, rights,
-    claim, kinds.
+    TrainingError names what is missing: an answer, a newer version, the namespace, rights, the claim, kinds.
     """
     try:
-        documents = version.suit(cluster, plan, documents)
+        documents = _for_version(cluster, plan, documents)
         _namespace(cluster, plan)
         _rights(cluster, plan, documents)
         _claim(cluster, plan)
@@ -31,21 +32,50 @@ def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]
     except ApiFailure as error:
         if error.code == 401:
             raise TrainingError(
-                f"the Kubernetes API at {cluster.address} does not know who you are: {error}; renew the "
-                "credentials of the kubeconfig file"
+                f"the Kubernetes API at {cluster.address} refused your credentials: {error}; renew them "
+                "in the kubeconfig file"
             ) from None
         raise TrainingError(f"the Kubernetes API at {cluster.address} refused: {error}") from None
 
 
+def _for_version(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
+    """The documents for the cluster's version; TrainingError if that cannot run the job.
+
+    The cluster drops fields that it does not know yet (a Job's ``podFailurePolicy``) by itself.
+    """
+    name = str(cluster.ask("GET", "/version").get("gitVersion", ""))
+    found = re.match(r"v?(\d+)\.(\d+)", name)
+    if found is None:
+        return documents
+    version = int(found[1]), int(found[2])
+    if version < _OLDEST:
+        raise TrainingError(f"the cluster is Kubernetes {name}; jobs need 1.20 or later")
+    if version < _INDEXED and plan.settings.form == "job" and plan.settings.workers > 1:
+        raise TrainingError(
+            f"kubernetes_workers is {plan.settings.workers}, but several workers are an Indexed Job, and the "
+            f"cluster is Kubernetes {name}, before 1.22: use one worker, or kubernetes_form: tfjob"
+        )
+    if version >= _BUDGETS:
+        return documents
+    return [
+        {**item, "apiVersion": "policy/v1beta1"} if item["kind"] == "PodDisruptionBudget" else item
+        for item in documents
+    ]
+
+
+def _is_missing(cluster: Api, path: str) -> bool:
+    """Whether an object is missing; one that may not be read may still be used."""
+    try:
+        return cluster.get(path) is None
+    except ApiFailure as error:
+        if error.code != 403:
+            raise
+        return False
+
+
 def _namespace(cluster: Api, plan: Plan) -> None:
     name = plan.settings.namespace
-    try:
-        found = cluster.get(f"/api/v1/namespaces/{name}")
-    except ApiFailure as error:
-        if error.code != 403:  # who may not look may still use it
-            raise
-        return
-    if found is None:
+    if _is_missing(cluster, f"/api/v1/namespaces/{name}"):
         raise TrainingError(
             f"kubernetes_namespace: the cluster has no namespace {name}; make it with: "
             f"kubectl create namespace {name}"
@@ -127,15 +157,7 @@ def _claim(cluster: Api, plan: Plan) -> None:
 
 def _pull_secret(cluster: Api, plan: Plan) -> None:
     name, namespace = plan.settings.pull_secret, plan.settings.namespace
-    if not name:
-        return
-    try:
-        found = cluster.get(f"/api/v1/namespaces/{namespace}/secrets/{name}")
-    except ApiFailure as error:
-        if error.code != 403:
-            raise
-        return
-    if found is None:
+    if name and _is_missing(cluster, f"/api/v1/namespaces/{namespace}/secrets/{name}"):
         raise TrainingError(f"kubernetes_pull_secret: namespace {namespace} has no secret {name}")
 
 

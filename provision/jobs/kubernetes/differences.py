@@ -1,6 +1,6 @@
-"""What of an inventory is otherwise on Kubernetes than on hosts, so that no setting is dropped in silence.
+"""Variables of an inventory without effect on Kubernetes, so that no setting is dropped in silence.
 
-Every variable is in the manifests, is refused by name, gets a note here, or is in ``NO_MEANING``.
+Each variable is in the manifests, is refused by name, gets a note here, or is in ``NO_MEANING``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 
 from provision.cluster import settings
 from provision.cluster.container_settings import ContainerSettings
-from provision.cluster.inventory import Host, Inventory
+from provision.cluster.inventory import Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.setting_types import Settings
 from provision.jobs.request import Request
 from provision.jobs.storage import POOLS
 
-# Variables of the job that have no effect there, and what decides instead.
+# Variables of the job without effect there, and what decides instead.
 _INSTEAD = {
     "parameter_server_host": "servers listen on every address of their pod; only its workers reach them",
     "parameter_server_cpus": "the kubelet gives pods their CPUs (its static CPU manager: near the memory)",
@@ -26,7 +26,7 @@ _INSTEAD = {
     "training_restarts": "workers that are lost are started again, from the last checkpoint",
 }
 
-_HOSTS = "it is about hosts: oeprov bootstrap and pmem-mode bring nodes to it"
+_HOSTS = "it is for hosts: oeprov bootstrap and pmem-mode apply it to nodes"
 _IMAGES = "it makes the hosts' environment; pods have that of their images"
 
 
@@ -34,7 +34,7 @@ def _all_but(model: type[Settings], *names: str) -> Iterable[str]:
     return (model.prefix + name for name in model.model_fields if name not in names)
 
 
-# Variables that are not about a job on Kubernetes at all, and what they are about.
+# Variables that concern no job on Kubernetes, and what they are for.
 NO_MEANING: dict[str, str] = {
     "oeprov_cluster": "it names the cluster for this machine",
     "training_tls": "connections are always encrypted there; off is refused",
@@ -49,16 +49,12 @@ NO_MEANING: dict[str, str] = {
 
 
 def notes(inventory: Inventory, wanted: Request, storage: str) -> list[str]:
-    """A line for each variable that the inventory sets and that has no effect on this job."""
+    """One line for each variable that is set and has no effect on this job."""
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
     workers = [inventory.hosts[name] for name in inventory.workers]
-    given = _given(servers) if not workers else _given(servers) | _given(workers)
+    given = {key for host in [*servers, *workers] for key in host.given}
     mine = {**_INSTEAD, **_by_settings(inventory, wanted, storage)}
     return [f"{key} has no effect on Kubernetes: {why}" for key, why in mine.items() if key in given]
-
-
-def _given(hosts: list[Host]) -> set[str]:
-    return {key for host in hosts for key in host.given}
 
 
 def _by_settings(inventory: Inventory, wanted: Request, storage: str) -> dict[str, str]:

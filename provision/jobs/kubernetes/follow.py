@@ -1,4 +1,4 @@
-"""News of a job on a cluster as lines for a terminal: its first worker's log, pods that come up or cannot."""
+"""Follows a job on a cluster: prints its first worker's log, and pods that start or fail."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from provision.cluster.errors import TrainingError
 from provision.jobs.kubernetes import state
 from provision.jobs.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.kubernetes.record import Record
+from provision.jobs.screen import say
 
 PAUSE_SECONDS = 2.0
-PASSING_SECONDS = 30.0  # that what passes may last before it is said
-HOPELESS_SECONDS = 90.0  # the same before a pod is given up: the kubelet tries thrice to pull an image in it
+PASSING_SECONDS = 30.0  # a passing trouble may last before it is printed
+HOPELESS_SECONDS = 90.0  # a hopeless one, before the job fails: the kubelet pulls an image thrice
 _JOIN_SECONDS = 10.0
 
 
 class Follower:
-    """Prints what the first worker says, in a thread, and with ``look`` what happens to the pods."""
+    """Prints the first worker's log, in a thread, and with ``observe`` changes of the pods."""
 
     def __init__(
         self,
@@ -44,20 +45,20 @@ class Follower:
         self._thread = threading.Thread(target=self._stream, name="worker's log", daemon=True)
 
     def start(self) -> None:
-        """Begin with the log."""
+        """Start to print the log."""
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Until the log is being read, so that its end is not missed."""
+        """Wait until the log is being read, so that its end is not missed."""
         self._listens.wait(seconds)
 
     def join(self) -> None:
-        """Print the log to its end, if that is near."""
+        """Print the rest of the log, for a limited time."""
         self._end.set()
         self._thread.join(_JOIN_SECONDS)
 
-    def look(self) -> str:
-        """Say what is new of the pods; why one will never run and training cannot begin, or nothing."""
+    def observe(self) -> str:
+        """Print changes of the pods; returns why training can never begin, or an empty text."""
         record, now = self._record, time.monotonic()
         pods = state.pods(self._cluster, record.namespace, record.id)
         servers = [pod for pod in pods if pod.role == "server"]
@@ -74,7 +75,7 @@ class Follower:
             lasted = now - self._since.setdefault((pod.name, pod.hopeless), now)
             if pod.passing and lasted < PASSING_SECONDS:
                 continue
-            # Who trains waits for a lost server's pod, however long that takes.
+            # Once training has begun, workers wait for a lost server's pod without limit.
             if pod.hopeless and lasted >= HOPELESS_SECONDS and not self._begun:
                 return f"pod {pod.name}: {pod.trouble}"
             self._say(f"[yellow]![/] pod {pod.name}: {escape(pod.trouble)}")
@@ -82,7 +83,7 @@ class Follower:
 
     @contextmanager
     def patience(self) -> Iterator[None]:
-        """Say that the API does not answer, instead of ending: training does not need this machine."""
+        """Print that the API does not answer, instead of failing: training does not need this machine."""
         try:
             yield
         except (ApiFailure, TrainingError) as error:
@@ -93,10 +94,10 @@ class Follower:
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._console.print(text, highlight=False, soft_wrap=True)
+            say(self._console, text)
 
     def _stream(self) -> None:
-        """The log of the first worker, of each pod that takes its place too."""
+        """Print the log of the first worker, and of pods that replace it."""
         seen: set[str] = set()
         while True:
             ending = self._end.is_set()
@@ -110,7 +111,7 @@ class Follower:
                         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                     seen.add(pod)
             except (ApiFailure, TrainingError):
-                pass  # it has not begun, or is gone
+                pass  # the pod has not started, or was deleted
             if ending:
                 return
             self._end.wait(PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The manifests of a job: every object, in the order in which they are made, and as one YAML text."""
+"""The manifests of a job: all objects in the order of their creation, also as one YAML text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build(plan: Plan, token: str = "") -> list[Document]:
 
 
 def secret(name: str, namespace: str, token: str) -> Document:
-    """What servers ask of clients; the keys of their connections are made from it too."""
+    """The token that servers ask of clients; TLS keys are derived from it too."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -36,13 +36,13 @@ def render(plan: Plan, found: list[Document]) -> str:
     lines = [f"Made by `oeprov manifests` for job {plan.name}: kubectl apply -f FILE"]
     if not any(item["kind"] == "Secret" for item in found):
         lines += [
-            "The secret is not in here. Make it first:",
+            "This file lacks the secret. Create it first:",
             f"  openssl rand -hex 32 | kubectl -n {namespace} create secret generic {plan.name}-token "
             "--from-file=token=/dev/stdin",
         ]
     lines += [
         f"Checkpoints and the export come to {plan.directory}/run of claim {plan.settings.claim}.",
-        "Once its workers are complete, or to stop it: kubectl delete -f FILE",
+        "When its workers are complete, or to stop it: kubectl delete -f FILE",
     ]
     if plan.storage == "pmem_memkind":
         lines.append("Servers have capability SYS_NICE (for mbind): Pod Security's level must be privileged.")
@@ -52,7 +52,7 @@ def render(plan: Plan, found: list[Document]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what is used twice twice, and texts of several lines as such."""
+    """Writes no aliases, and texts of several lines as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Pieces that pods of servers and of workers have in common."""
+"""Parts that the pods of servers and of workers share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from provision.jobs.kubernetes.plan import Plan
 
 Document = dict[str, Any]
 
-WORKER_PORT = 7702  # on which workers of one job find each other
+WORKER_PORT = 7702  # on which workers of one job reach each other
 SECRET_DIR = "/etc/oeprov"  # noqa: S105 - in pods: where the token is mounted
 PRIVATE_DIR = "/run/oeprov"  # in pods: the copy of the token, in memory
 POOL_DIR = "/pool"
@@ -35,8 +35,7 @@ def labels(plan: Plan, role: str = "") -> Document:
 
 def selector(plan: Plan, role: str) -> Document:
     """The labels that select pods of a role."""
-    keys = ("app.kubernetes.io/instance", "app.kubernetes.io/component")
-    return {key: value for key, value in labels(plan, role).items() if key in keys}
+    return {"app.kubernetes.io/instance": plan.name, "app.kubernetes.io/component": role}
 
 
 def document(
@@ -65,21 +64,21 @@ def size(value: int) -> str:
 
 
 def pod_security(plan: Plan) -> Document:
-    """Of a pod: never root, and volumes writable for its group."""
+    """Security context of a pod: never root, and volumes writable for its group."""
     user = plan.settings.user
     return {
         "runAsNonRoot": True,
         "runAsUser": user,
         "runAsGroup": user,
         "fsGroup": user,
-        # Without a look at each file of a large volume at each start.
+        # Else each start changes the group of each file of a large volume.
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
 def security(*capabilities: str) -> Document:
-    """Of a container: nothing that Pod Security's level "restricted" forbids, but for ``capabilities``."""
+    """Security context of a container: Pod Security's level "restricted", and ``capabilities``."""
     added = {"add": list(capabilities)} if capabilities else {}
     return {
         "allowPrivilegeEscalation": False,
@@ -89,7 +88,7 @@ def security(*capabilities: str) -> Document:
 
 
 def volumes(plan: Plan) -> list[Document]:
-    """The token, room for a private copy of it and for temporary files, and the claim."""
+    """The token, memory for a private copy of it, temporary files, and the claim."""
     return [
         {"name": "token", "secret": {"secretName": f"{plan.name}-token", "defaultMode": 0o440}},
         {"name": "private", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
@@ -120,7 +119,7 @@ def pod(plan: Plan, **more: Any) -> Document:
     }
 
 
-# A container's last error line is then in its pod's state, which status and kubectl show.
+# Puts a container's last error line into its pod's state, which status and kubectl show.
 TELL = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 
 
@@ -130,11 +129,10 @@ def command(script: str, name: str, words: list[str]) -> Document:
 
 
 def passing_on(words: str) -> str:
-    """A shell script that runs a command to its end and has its ``status``; the command gets signals.
+    """A shell script that runs a command, passes on signals to it and sets ``status``.
 
-    The first process of a container gets none that it does not handle, and Python handles none while it
-    imports: a pod that is deleted then would last as long as its grace. A trap ends `wait` before the command
-    ended: hence the loop.
+    The first process of a container gets only signals that it handles, and Python handles none while it
+    imports: deleting the pod would take the whole grace period. A trap interrupts `wait`: hence the loop.
     """
     return f"""\
 {words} &

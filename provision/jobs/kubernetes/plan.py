@@ -1,6 +1,6 @@
-"""What a job on Kubernetes is, settled from an inventory: names, servers, nodes, volumes. Pure.
+"""The plan of a job on Kubernetes, from an inventory: names, servers, nodes, volumes.
 
-All that cannot work is refused here, before the cluster is asked anything.
+Pure: refuses what cannot work before the cluster is asked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
+from provision.inventory.loader import explain
 from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences
 from provision.jobs.request import LaunchOptions, Request
@@ -31,10 +32,7 @@ METRICS_PORT = 7701
 
 @dataclass(frozen=True)
 class Plan:
-    """A job as its manifests need it.
-
-    Sizes in bytes.
-    """
+    """A job with all that its manifests need. Sizes are in bytes."""
 
     name: str
     settings: KubernetesSettings
@@ -69,9 +67,8 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
     """
     if inventory.flavor != flavor_facts.DEFAULT:
         raise TrainingError(
-            f"runtime_flavor: {inventory.flavor} runs on hosts; on Kubernetes there is oe_runtime only: "
-            "leave "
-            "--on away, or set runtime_flavor: oe_runtime"
+            f"runtime_flavor: {inventory.flavor} runs on hosts only; leave out --on, or set runtime_flavor: "
+            "oe_runtime"
         )
     wanted = jobspec.request(inventory, options)
     settings = inventory.kubernetes
@@ -93,8 +90,8 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
     port, metrics_port = servers_as["port"] or SERVER_PORT, servers_as["metrics_port"] or METRICS_PORT
     if port == metrics_port:
         raise TrainingError(
-            f"parameter_server_port and parameter_server_metrics_port: a server in a pod has both, found "
-            f"{port} twice (they are {SERVER_PORT} and {METRICS_PORT} where nothing is set)"
+            f"parameter_server_port and parameter_server_metrics_port: both are {port}; set different ones "
+            f"(defaults: {SERVER_PORT} and {METRICS_PORT})"
         )
     counts = [wanted.servers or host.server.count for host in hosts]
     servers = settings.servers or sum(counts)
@@ -147,11 +144,8 @@ def _alike(hosts: list[Host], part: str, names: tuple[str, ...]) -> dict[str, An
     found = {}
     for name in names:
         values = {host.name: getattr(getattr(host, part), name) for host in hosts}
-        first, odd = (
-            hosts[0].name,
-            next((item for item in values if values[item] != values[hosts[0].name]), ""),
-        )
-        if odd:
+        first = hosts[0].name
+        if odd := next((item for item in values if values[item] != values[first]), ""):
             raise TrainingError(
                 f"{getattr(hosts[0], part).prefix}{name}: pods of one job are alike, but it is "
                 f"{values[first]!r} on {first} and {values[odd]!r} on {odd}: set it once for all, or use "
@@ -206,8 +200,6 @@ def with_form(inventory: Inventory, form: str | None) -> Inventory:
     try:
         settings = KubernetesSettings.model_validate({**inventory.kubernetes.model_dump(), "form": form})
     except ValidationError as error:
-        from provision.inventory.loader import explain
-
         raise TrainingError(f"--form: {explain(error.errors()[0])}") from None
     return replace(inventory, kubernetes=settings)
 

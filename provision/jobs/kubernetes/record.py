@@ -1,4 +1,4 @@
-"""What this machine keeps of a job on Kubernetes in ``.oeprov/jobs/JOB/``: where it is, manifests, token."""
+"""The files of a job on Kubernetes in ``.oeprov/jobs/JOB/``: its record, manifests and token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Phase = Literal["running", "done", "failed", "interrupted"]
 
 
 class Record(BaseModel):
-    """Where a job is and how it ended; "running" until its end was seen."""
+    """Where a job runs and how it ended; "running" until its end is known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     version: Literal[1] = 1
@@ -34,12 +34,12 @@ class Record(BaseModel):
 
 
 def write(job: Job, record: Record) -> None:
-    """Write the record in one piece."""
+    """Write the record atomically."""
     write_json(job.cluster_file, record.model_dump(mode="json"))
 
 
 def read(job: Job) -> Record:
-    """The record of a job; TrainingError when it cannot be used."""
+    """The record of a job; TrainingError if it is unusable."""
     file = job.cluster_file
     try:
         return Record.model_validate_json(file.read_bytes())
@@ -62,7 +62,7 @@ def work(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def volume_claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The claims that the StatefulSet made for its pods; it leaves them behind."""
+    """The claims that the StatefulSet makes for its pods, and does not delete."""
     claims = []
     for item in found:
         if item["kind"] != "StatefulSet":

@@ -1,4 +1,4 @@
-"""``launch-training --on kubernetes``, ``resume`` and ``stop``: make the objects, follow, take them away."""
+"""``launch-training --on kubernetes``, ``resume`` and ``stop``: make, follow and delete the objects."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from provision.jobs.kubernetes.plan import settle
 from provision.jobs.kubernetes.record import Record
 from provision.jobs.placement import CHECKPOINT_SECONDS
 from provision.jobs.request import LaunchOptions
+from provision.jobs.screen import say
 from provision.jobs.store import Job
 
 POLL_SECONDS = 2.0
@@ -37,45 +38,45 @@ _VOLUMES = ("PersistentVolume", "PersistentVolumeClaim")
 def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
     """Run a new job on the cluster; the exit code, as on hosts. TrainingError: nothing was made."""
     if options.resume is not None:
-        raise TrainingError("to go on with a job on Kubernetes: oeprov resume JOB")
+        raise TrainingError("to resume a job on Kubernetes: oeprov resume JOB")
     notes = settle(inventory, options).notes  # before a directory is made
     cluster = Api(inventory.kubernetes.context)
     stop_request = StopRequest()
-    with stop_request.on_signals(), _words():
+    with stop_request.on_signals(), _api_errors():
         job = _create(inventory, options, cluster, state_dir)
         return _Run(cluster, job, options, state_dir, stop_request).start(notes)
 
 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
-    """Make the objects of a job that was stopped or failed again: it goes on from its last checkpoint."""
+    """Make the objects of a stopped or failed job again: it resumes from its last checkpoint."""
     found = record.read(job)
     for what in ("epochs", "steps"):
         if what in options.settings:
             raise TrainingError(f"--{what}: a job on Kubernetes cannot be trained longer; launch a new one")
     for what in ("servers", "workers"):
         if what in options.settings:
-            raise TrainingError(f"--{what}: a job on Kubernetes goes on with as many {what} as it had")
+            raise TrainingError(f"--{what}: a job on Kubernetes resumes with as many {what} as it had")
     if found.phase == "done":
         raise TrainingError(f"job {job.id} is done; there is nothing to resume")
     if found.phase == "running":
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
     cluster = Api(found.context)
     stop_request = StopRequest()
-    with stop_request.on_signals(), _words():
+    with stop_request.on_signals(), _api_errors():
         checks.rehearse(cluster, [_secret(job), *record.documents(job)])
         return _Run(cluster, job, options, state_dir, stop_request).start()
 
 
 def stop(job: Job, *, state_dir: Path, as_json: bool = False) -> int:
-    """Let the worker write a checkpoint and take the job's objects away, but for its volumes."""
+    """Let the workers write a checkpoint, then delete the job's objects, except its volumes."""
     found = record.read(job)
     stop_request = StopRequest()
-    with stop_request.on_signals(), _words():
+    with stop_request.on_signals(), _api_errors():
         return _Run(Api(found.context), job, LaunchOptions(as_json=as_json), state_dir, stop_request).stop()
 
 
 @contextmanager
-def _words() -> Iterator[None]:
+def _api_errors() -> Iterator[None]:
     try:
         yield
     except ApiFailure as error:
@@ -83,7 +84,7 @@ def _words() -> Iterator[None]:
 
 
 def _create(inventory: Inventory, options: LaunchOptions, cluster: Api, state_dir: Path) -> Job:
-    """The job's directory, once all that can be checked was."""
+    """Make the job's directory, after all checks."""
     now = datetime.now()
     job = store.create(
         state_dir, options.run_name or options.settings.get("model") or inventory.training.model, now
@@ -121,7 +122,7 @@ def _secret(job: Job) -> Document:
 
 
 class _Run:
-    """A job on its cluster, from here."""
+    """The commands of one job on its cluster."""
 
     def __init__(
         self, cluster: Api, job: Job, options: LaunchOptions, state_dir: Path, stop_request: StopRequest
@@ -133,7 +134,7 @@ class _Run:
         self.console = Console(stderr=True) if options.as_json else Console()
         self.flag = state_flag(state_dir)
         self.resumed = self.record.phase != "running"  # its volumes may have rows
-        self.left: list[str] = []  # what could not be deleted
+        self.left: list[str] = []  # objects that could not be deleted
 
     def start(self, notes: Sequence[str] = ()) -> int:
         for note in notes:
@@ -150,7 +151,7 @@ class _Run:
             return self._watch()
         except ApiFailure as error:
             raise TrainingError(
-                f"the Kubernetes API refused: {error}; {self.job.id} goes on there: look with: "
+                f"the Kubernetes API refused: {error}; {self.job.id} still runs there: look with: "
                 f"oeprov status{self.flag}"
             ) from None
 
@@ -168,22 +169,22 @@ class _Run:
             left = [] if self.resumed else record.volume_claims(made)
             for document in [*reversed(made), *left]:
                 self._delete(document)
-            self._note("failed", f"{error}; what was made before was taken away")
+            self._note("failed", f"{error}; what had been made was deleted")
             raise
 
     def _watch(self) -> int:
-        """Follow the job to its end, and take away what is left of it."""
+        """Follow the job to its end, then delete its objects."""
         follower = Follower(self.cluster, self.record, self.documents, self.console)
         follower.start()
-        phase, words, hopeless = "running", "", ""
+        phase, message, hopeless = "running", "", ""
         while True:
             with follower.patience():
-                phase, words = state.phase(self.cluster, self.work)
-                hopeless = follower.look() if phase == "running" else ""
+                phase, message = state.phase(self.cluster, self.work)
+                hopeless = follower.observe() if phase == "running" else ""
             if phase != "running":
                 break
             if hopeless:
-                self._take_away(keep_volumes=self.resumed)
+                self._delete_all(keep_volumes=self.resumed)
                 left = ", ".join(self.left) or "nothing"
                 self._note("failed", f"{hopeless}; {left} is left of it on the cluster")
                 return self._result()
@@ -191,27 +192,27 @@ class _Run:
                 return self.stop(follower)
         follower.join()
         if phase == "gone":
-            self._take_away(keep_volumes=True)
+            self._delete_all(keep_volumes=True)
             self._note("interrupted", "its workers were deleted from outside oeprov")
         else:
-            words = words if phase == "done" else self._why(words)
-            self._take_away(keep_volumes=phase != "done")
+            message = message if phase == "done" else self._why(message)
+            self._delete_all(keep_volumes=phase != "done")
             where = f"{self.record.run} of claim {self.record.claim}"
             self._note(
-                phase, f"training is done; checkpoints and export: {where}" if phase == "done" else words
+                phase, f"training is done; checkpoints and export: {where}" if phase == "done" else message
             )
         return self._result()
 
-    def _why(self, words: str) -> str:
-        """Why workers failed: how one of them ended, and the API's words."""
+    def _why(self, message: str) -> str:
+        """Why workers failed: how one of them ended, and the API's message."""
         pods = state.pods(self.cluster, self.record.namespace, self.job.id)
         ended = (
-            f"{pod.name}: {pod.trouble} ({words})" for pod in pods if pod.role == "worker" and pod.trouble
+            f"{pod.name}: {pod.trouble} ({message})" for pod in pods if pod.role == "worker" and pod.trouble
         )
-        return next(ended, words)
+        return next(ended, message)
 
     def stop(self, follower: Follower | None = None) -> int:
-        """Delete the workers, which write a checkpoint before they end, then all others."""
+        """Delete the workers, which write a checkpoint before they end, then all other objects."""
         phase, _ = state.phase(self.cluster, self.work)
         if phase == "running":
             self._say("the workers finish their step and write a checkpoint")
@@ -222,7 +223,7 @@ class _Run:
             self._delete(self.work)
             self._wait("worker", CHECKPOINT_SECONDS + 60)
             follower.join()
-        self._take_away(keep_volumes=phase != "done")
+        self._delete_all(keep_volumes=phase != "done")
         if phase in ("done", "failed"):
             self._note(phase, "training is done" if phase == "done" else "training failed")
         elif self.record.phase == "running":
@@ -236,17 +237,15 @@ class _Run:
         )
         return self._result(0 if follower is None or not self.stop_request.count else 130)
 
-    def _take_away(self, *, keep_volumes: bool) -> None:
+    def _delete_all(self, *, keep_volumes: bool) -> None:
         everything = [_secret(self.job), *self.documents]
         for document in reversed([item for item in everything if item["kind"] not in _VOLUMES]):
             self._delete(document)
         self._wait("server", _SERVER_SECONDS)
         if keep_volumes:
             return
-        for document in [
-            *record.volume_claims(self.documents),
-            *(d for d in self.documents if d["kind"] in _VOLUMES),
-        ]:
+        volumes = [item for item in self.documents if item["kind"] in _VOLUMES]
+        for document in [*record.volume_claims(self.documents), *volumes]:
             self._delete(document)
 
     def _delete(self, document: Document) -> None:
@@ -259,11 +258,11 @@ class _Run:
                 self._say(f"[yellow]![/] {api.label(document)} could not be deleted: {escape(str(error))}")
 
     def _wait(self, role: str, seconds: float) -> None:
-        """Until no pod of the role is left."""
+        """Wait until no pod of the role is left."""
         deadline, asked = time.monotonic() + seconds, self.stop_request.count
         while any(pod.role == role for pod in state.pods(self.cluster, self.record.namespace, self.job.id)):
             if time.monotonic() > deadline or self.stop_request.count > asked:
-                self._say(f"[yellow]![/] pods of {role}s still end; look with: kubectl get pods")
+                self._say(f"[yellow]![/] pods of {role}s are still ending; look with: kubectl get pods")
                 return
             self.stop_request.wait(POLL_SECONDS)
 
@@ -272,22 +271,15 @@ class _Run:
         record.write(self.job, self.record)
 
     def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        say(self.console, text)
 
     def _result(self, code: int | None = None) -> int:
         found = self.record
         if self.options.as_json:
-            print(
-                json.dumps(
-                    {
-                        "job": found.id,
-                        "state": found.phase,
-                        **found.model_dump(include={"message", "namespace", "claim", "run"}),
-                    }
-                )
-            )
+            facts = found.model_dump(include={"message", "namespace", "claim", "run"})
+            print(json.dumps({"job": found.id, "state": found.phase, **facts}))
         elif found.phase != "running":
             self._say(f"{found.id}: {found.phase}" + (f": {escape(found.message)}" if found.message else ""))
             if found.phase in ("failed", "interrupted"):
-                self._say(f"go on with: oeprov resume {found.id}{self.flag}")
+                self._say(f"resume with: oeprov resume {found.id}{self.flag}")
         return _CODES[found.phase] if code is None else code

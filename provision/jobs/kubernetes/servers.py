@@ -1,4 +1,4 @@
-"""Parameter servers: a StatefulSet with its service, volumes, budget and network policy."""
+"""Parameter servers: a StatefulSet with its service, volumes, disruption budget and network policy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ END_SECONDS = 120
 _REQUEST_BYTES = 4 << 30  # the runtime's own default, where there is memory for it
 
 _START = parts.TAKE_TOKEN + parts.passing_on('python -m oe_runtime.server --index "${POD_NAME##*-}" "$@"')
-# Rows of a job that has ended well lie in files of its last checkpoint; volumes may be kept, so they are
-# emptied.
+# The rows of a job that is done are in files of its last checkpoint, so volumes that are kept are emptied.
 _EMPTY = """if grep -qs '"event": "end"' "$RUN/metrics.jsonl"; then rm -rf "$POOL"; fi\n"""
 _END = 'exit "$status"\n'
 
 
 def names(plan: Plan) -> list[str]:
-    """DNS names of the servers, in their order; the same for every pod that takes a server's place."""
+    """DNS names of the servers in order; pods that replace a server have its name."""
     return [f"{plan.name}-server-{index}.{plan.name}-servers" for index in range(plan.servers)]
 
 
@@ -35,17 +34,12 @@ def documents(plan: Plan) -> list[Document]:
     return [*_local_volumes(plan), _service(plan), _policy(plan), _budget(plan), _set(plan)]
 
 
-def claim_name(plan: Plan, index: int) -> str:
-    """The claim that the StatefulSet makes for a server's volume."""
-    return f"pool-{plan.name}-server-{index}"
-
-
 def _service(plan: Plan) -> Document:
     return {
         **parts.document(plan, "v1", "Service", f"{plan.name}-servers", role=ROLE),
         "spec": {
             "clusterIP": "None",
-            # Names stay known while a server recovers, so that workers wait for it instead of giving up.
+            # Names resolve while a server recovers, so that workers wait for it instead of failing.
             "publishNotReadyAddresses": True,
             "selector": parts.selector(plan, ROLE),
             "ports": [
@@ -57,7 +51,7 @@ def _service(plan: Plan) -> Document:
 
 
 def _policy(plan: Plan) -> Document:
-    """Only the job's own workers reach the servers; the metrics are for the namespace and Prometheus's."""
+    """Only the job's workers reach the servers; the namespace and Prometheus's read the metrics."""
     readers: list[Document] = [{"podSelector": {}}]
     if plan.settings.monitoring_namespace:
         label = {"kubernetes.io/metadata.name": plan.settings.monitoring_namespace}
@@ -77,7 +71,7 @@ def _policy(plan: Plan) -> Document:
 
 
 def _budget(plan: Plan) -> Document:
-    """Drained nodes give up one server at a time, and training goes on after each."""
+    """Draining nodes evicts one server at a time, and training continues after each."""
     return {
         **parts.document(plan, "policy/v1", "PodDisruptionBudget", f"{plan.name}-servers", role=ROLE),
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": parts.selector(plan, ROLE)}},
@@ -85,11 +79,12 @@ def _budget(plan: Plan) -> Document:
 
 
 def _local_volumes(plan: Plan) -> list[Document]:
-    """Mount points of nodes as volumes, each promised to the claim of its server."""
+    """Mount points of nodes as volumes, each reserved for the claim of its server."""
     found = []
     for index, (node, mount) in enumerate(plan.local):
         name = f"{plan.settings.namespace}-{plan.name}-{index}"
-        claim = {"namespace": plan.settings.namespace, "name": claim_name(plan, index)}
+        # The claim that the StatefulSet makes for the server's volume.
+        claim = {"namespace": plan.settings.namespace, "name": f"pool-{plan.name}-server-{index}"}
         found.append(
             {
                 **parts.document(plan, "v1", "PersistentVolume", name, role=ROLE, namespaced=False),
@@ -153,7 +148,7 @@ def _set(plan: Plan) -> Document:
 
 
 def _where(plan: Plan) -> dict[str, Any]:
-    """Nodes with persistent memory, and not two servers on one as long as there are others."""
+    """Nodes with persistent memory, preferably one server per node."""
     if plan.settings.server_nodes:
         found: dict[str, Any] = {"nodeSelector": dict(sorted(plan.settings.server_nodes.items()))}
         affinity: Document = {}
@@ -185,7 +180,7 @@ def _container(plan: Plan) -> Document:
     mounts = parts.mounts(plan)
     if plan.pools:
         mounts.append({"name": "pool", "mountPath": POOL_DIR})
-    # RuntimeDefault's filter lets mbind and its like through with this capability only.
+    # RuntimeDefault's filter allows mbind with this capability only.
     capabilities = ["SYS_NICE"] if plan.storage == "pmem_memkind" else []
     return {
         "name": "server",
@@ -199,7 +194,7 @@ def _container(plan: Plan) -> Document:
             {"name": "pull-push", "containerPort": plan.port},
             {"name": "metrics", "containerPort": plan.metrics_port},
         ],
-        # The page is there once rows of the pool are found again, which may take minutes.
+        # The page is served once the pool's rows are recovered, which may take minutes.
         "startupProbe": {**page, "failureThreshold": 360},
         "readinessProbe": {**page, "failureThreshold": 3},
         "livenessProbe": {

@@ -1,4 +1,4 @@
-"""What the cluster says of a job right now: its phase, its pods and what is wrong with them."""
+"""The state of a job on its cluster: its phase, its pods and their troubles."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ENDS = {"Complete": "done", "Succeeded": "done", "Failed": "failed"}
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod of a job; ``trouble`` says in words what keeps it from running.
+    """A pod of a job; ``trouble`` says what keeps it from running.
 
-    ``passing``: it is usual for some seconds. ``hopeless``: if it lasts, the pod will never run.
+    ``passing``: the trouble is usual for some seconds. ``hopeless``: if it lasts, the pod will never run.
     """
 
     name: str
@@ -43,20 +43,17 @@ def pods(cluster: Api, namespace: str, name: str) -> list[Pod]:
     found = cluster.ask("GET", f"/api/v1/namespaces/{namespace}/pods", labelSelector=query).get("items") or []
     pairs = [(_pod(item), item) for item in found]
     if any(pod.state == "starts" and not pod.trouble for pod, _ in pairs):
-        # Volumes that cannot be mounted, and the like, are told nowhere else.
-        told = {item["involvedObject"].get("uid"): words for item, words in _warnings(cluster, namespace)}
-        pairs = [(_warned(pod, told.get(item["metadata"].get("uid"), "")), item) for pod, item in pairs]
-    items = sorted((pod for pod, _ in pairs), key=lambda pod: _order(pod.name))
-    return sorted(items, key=lambda pod: pod.role)
-
-
-def _warned(pod: Pod, words: str) -> Pod:
-    starts = pod.state == "starts" and not pod.trouble
-    return replace(pod, trouble=words, passing=True) if starts and words else pod
+        # Volumes that cannot be mounted, for example, are reported nowhere else.
+        warnings = {item["involvedObject"].get("uid"): text for item, text in _warnings(cluster, namespace)}
+        for number, (pod, item) in enumerate(pairs):
+            warning = warnings.get(item["metadata"].get("uid"))
+            if warning and pod.state == "starts" and not pod.trouble:
+                pairs[number] = replace(pod, trouble=warning, passing=True), item
+    return sorted((pod for pod, _ in pairs), key=lambda pod: (pod.role, *_order(pod.name)))
 
 
 def refusals(cluster: Api, namespace: str, documents: list[Document]) -> list[str]:
-    """Why pods of these objects could not even be made: quotas, Pod Security, admission."""
+    """Why pods of these objects were refused: quotas, Pod Security, admission."""
     names = {(item["kind"], item["metadata"]["name"]): api.label(item) for item in documents}
     found = {}
     for item, words in _warnings(cluster, namespace):
@@ -69,7 +66,7 @@ def refusals(cluster: Api, namespace: str, documents: list[Document]) -> list[st
 
 
 def _warnings(cluster: Api, namespace: str) -> list[tuple[Document, str]]:
-    """Events of the namespace that warn, and their words, oldest first; none for who may not read them."""
+    """Warning events of the namespace with their texts, oldest first; empty if they may not be read."""
     try:
         found = cluster.ask("GET", f"/api/v1/namespaces/{namespace}/events", fieldSelector="type=Warning")
     except ApiFailure:
@@ -114,32 +111,32 @@ def _trouble(status: Document, containers: list[Document]) -> dict[str, Any]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason", ""))
         if reason in _HOPELESS:
-            words = waiting.get("message") or container.get("image", "")
-            return {"trouble": f"{reason}: {words}", "hopeless": True}
+            message = waiting.get("message") or container.get("image", "")
+            return {"trouble": f"{reason}: {message}", "hopeless": True}
         if reason == "CrashLoopBackOff":
             return {"trouble": f"container {container.get('name')} ends again and again{_ended(container)}"}
         if (ended := (container.get("state") or {}).get("terminated")) and ended.get("exitCode"):
             return {"trouble": f"container {container.get('name')} ended{_ended(container)}"}
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            words = condition.get("message") or condition.get("reason", "")
-            return {"trouble": f"no node takes it yet: {words}", "passing": True}
+            message = condition.get("message") or condition.get("reason", "")
+            return {"trouble": f"no node takes it yet: {message}", "passing": True}
     return {"trouble": str(status.get("message") or "")}
 
 
 def _ended(container: Document) -> str:
-    """How a container ended last, and its last error line: the kubelet keeps the end of what it said."""
+    """How a container ended last, with its last error line: the kubelet keeps the end of its log."""
     for key in ("state", "lastState"):
         if ended := (container.get(key) or {}).get("terminated"):
             reason = f" ({ended['reason']})" if ended.get("reason") not in (None, "Error") else ""
             lines = str(ended.get("message") or "").splitlines()
-            said = next((line for line in reversed(lines) if line.startswith("error: ")), "")
-            return f" with exit status {ended.get('exitCode')}{reason}{said.replace('error', '', 1)}"
+            error = next((line for line in reversed(lines) if line.startswith("error: ")), "")
+            return f" with exit status {ended.get('exitCode')}{reason}{error.removeprefix('error')}"
     return ""
 
 
 def phase(cluster: Api, work: Document) -> tuple[str, str]:
-    """``running``, ``done``, ``failed`` or, when the object is not there, ``gone``; and the API's words."""
+    """``running``, ``done``, ``failed`` or, if the object is missing, ``gone``; and the API's message."""
     found = cluster.get(api.path(work))
     if found is None:
         return "gone", ""
@@ -150,12 +147,12 @@ def phase(cluster: Api, work: Document) -> tuple[str, str]:
 
 
 def log_path(namespace: str, pod: str) -> str:
-    """Where the API has what a pod said."""
+    """The API's path of a pod's log."""
     return f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
 
 
 def last_lines(cluster: Api, namespace: str, pod: Pod, lines: int) -> list[str]:
-    """The last lines of a pod; none while it has not begun."""
+    """The last lines of a pod's log; none until it has started."""
     try:
         return cluster.text(log_path(namespace, pod.name), tailLines=lines).splitlines()
     except ApiFailure:

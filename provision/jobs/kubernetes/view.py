@@ -1,4 +1,4 @@
-"""``status`` and ``logs`` of jobs on Kubernetes, asked of their clusters; nothing is changed."""
+"""``status`` and ``logs`` of jobs on Kubernetes, from their clusters. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from provision.jobs.kubernetes import record, state
 from provision.jobs.kubernetes.api import Api, ApiFailure
 from provision.jobs.kubernetes.follow import PAUSE_SECONDS
 from provision.jobs.kubernetes.state import Pod
+from provision.jobs.screen import STYLE, say
 from provision.jobs.store import Job
-
-_STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
 
 
 def report(job: Job) -> dict[str, Any]:
-    """Everything known of one job, ready for JSON; ``problem`` says why its cluster told nothing."""
+    """All that is known of one job, for JSON; ``problem`` says why its cluster did not answer."""
     result: dict[str, Any] = {
         "job": job.id,
         "on": "kubernetes",
@@ -45,10 +44,10 @@ def report(job: Job) -> dict[str, Any]:
     try:
         cluster = Api(found.context)
         documents = record.documents(job)
-        phase, words = state.phase(cluster, record.work(documents))
+        phase, message = state.phase(cluster, record.work(documents))
         pods = state.pods(cluster, found.namespace, job.id)
         workers = [pod for pod in pods if pod.role == "worker"]
-        # Of pods that took each other's place, the one that trains.
+        # Of pods that replaced each other, the one that trains.
         order = {"runs": 0, "succeeded": 1}
         first = min(workers, key=lambda pod: order.get(pod.state, 2), default=None)
         lines = state.last_lines(cluster, found.namespace, first, 20) if first else []
@@ -60,40 +59,32 @@ def report(job: Job) -> dict[str, Any]:
     result["progress"] = next((line for line in reversed(lines) if line.startswith("step ")), "")
     if phase != "gone":
         result["state"] = phase
-        result["message"] = words or found.message
+        result["message"] = message or found.message
     elif found.phase == "running":
-        result.update(state="interrupted", message="its workers are not on the cluster any more")
+        result.update(state="interrupted", message="its workers are no longer on the cluster")
     return result
 
 
 def show(reports: list[dict[str, Any]], console: Console, flag: str) -> None:
-    """Print jobs, and of each that has some its pods."""
+    """Print jobs with their pods."""
     for item in reports:
-        style = _STYLE.get(item["state"], "cyan")
+        style = STYLE.get(item["state"], "cyan")
         head = f"{item['job']}  [{style}]{item['state']}[/]  on kubernetes"
         head += f", namespace {item['namespace']}" if item["namespace"] else ""
-        console.print(
-            head + (f"  {escape(item['progress'])}" if item["progress"] else ""),
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(console, head + (f"  {escape(item['progress'])}" if item["progress"] else ""))
         for line in (item["message"], item["problem"]):
             if line:
-                console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+                say(console, f"  {escape(line)}")
         if item["pods"]:
             console.print(_table(item["pods"]))
         for pod in item["pods"]:
             if pod["trouble"]:
                 mark = "[yellow]![/]" if pod["passing"] else "[red]✗[/]"
-                console.print(
-                    f"{mark} {pod['name']}: {escape(pod['trouble'])}", highlight=False, soft_wrap=True
-                )
+                say(console, f"{mark} {pod['name']}: {escape(pod['trouble'])}")
         if item["state"] != "running" and item["pods"]:
-            console.print(
-                f"[yellow]![/] its pods are still there; take them away with: oeprov stop {item['job']}{flag}"
-            )
+            say(console, f"[yellow]![/] its pods still run; stop them with: oeprov stop {item['job']}{flag}")
         elif item["state"] in ("failed", "interrupted"):
-            console.print(f"go on with: oeprov resume {item['job']}{flag}", highlight=False)
+            say(console, f"resume with: oeprov resume {item['job']}{flag}")
 
 
 def _table(pods: list[dict[str, Any]]) -> Table:

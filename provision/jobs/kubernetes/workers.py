@@ -1,4 +1,4 @@
-"""Workers: an Indexed Job, or Kubeflow's TFJob or MPIJob, with the service by which they find each other."""
+"""Workers: an Indexed Job, or Kubeflow's TFJob or MPIJob, with the service for their names."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from provision.jobs.kubernetes.plan import Plan
 from provision.jobs.placement import CHECKPOINT_SECONDS, arguments, training_words
 
 ROLE = "worker"
-_HOME = "/home/oeprov"  # of the image's user, where MPI's ssh looks
-RETRIES = 3  # of all workers, since they end together; each goes on from the last checkpoint
+_HOME = "/home/oeprov"  # of the image's user; MPI's ssh reads its keys there
+RETRIES = 3  # per worker, since all end together; each resumes from the last checkpoint
 
 # Shown by kubectl. --on-worker-lost has nothing to choose here: lost workers always restart.
 _WORKER_LOST = (
-    "A pod that is lost is started again; all workers then go on from the last checkpoint, or from the "
-    "beginning if there is none yet."
+    "A lost pod is started again; all workers then resume from the last checkpoint, or from the beginning "
+    "if there is none yet."
 )
 
-# A worker that takes the place of another goes on from what that one saved.
+# A worker that replaces another resumes from its checkpoint.
 _SCRIPT = f"""\
 {parts.TAKE_TOKEN}for saved in "$RUN"/checkpoints/step-*/manifest.json; do
   if [ -e "$saved" ]; then set -- "$@" --resume; break; fi
@@ -28,7 +28,7 @@ done
 {parts.passing_on('python -m oe_runtime.train "$@"')}exit "$status"
 """
 
-# Workers do not start before all servers listen: a first connection is not tried again.
+# Workers start when all servers listen: a first connection is not retried.
 _WAIT = """\
 import signal, socket, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container gets no other
@@ -44,7 +44,7 @@ for place in sys.argv[2].split(","):
                 sys.exit(f"error: server {place} cannot be reached: {error}")
             time.sleep(1)
 """
-_WAIT_SECONDS = 1800  # as long as servers may take to find their rows again
+_WAIT_SECONDS = 1800  # servers may take to recover their rows
 
 # mpirun runs this in the launcher: the operator's list of hosts says where the workers are.
 _MPI_LAUNCHER = """\
@@ -81,7 +81,7 @@ def _service(plan: Plan) -> Document:
 
 
 def _policy(plan: Plan) -> Document:
-    """Workers take connections of each other alone: TensorFlow's collectives know no password."""
+    """Only workers of the job reach each other: TensorFlow's collectives have no authentication."""
     return {
         **parts.document(plan, "networking.k8s.io/v1", "NetworkPolicy", f"{plan.name}-workers", role=ROLE),
         "spec": {
@@ -105,7 +105,7 @@ def _job(plan: Plan) -> Document:
             "completions": count,
             "parallelism": count,
             "backoffLimit": RETRIES * count,
-            # A worker that had to leave its node has not failed.
+            # An eviction from a node is no failure.
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -123,7 +123,7 @@ def _rank_words(count: int, addresses: list[str], rank: str) -> list[str]:
 def _tfjob(plan: Plan) -> Document:
     count = plan.settings.workers
     addresses = [f"{plan.name}-worker-{rank}:{WORKER_PORT}" for rank in range(count)]
-    # The operator looks for a container of this name, and numbers its pods by this label.
+    # The operator expects a container of this name, and numbers its pods by this label.
     template = _template(plan, "tensorflow", _rank_words(count, addresses, "$(RANK)"))
     label = "metadata.labels['training.kubeflow.org/replica-index']"
     container = template["spec"]["containers"][0]
@@ -230,7 +230,7 @@ def _words(plan: Plan, endpoints: str) -> list[str]:
         "servers": endpoints,
         "token_file": parts.TOKEN,
         "tls": "on",
-        # Servers have the claim too, and write their files there themselves.
+        # Servers mount the claim too, and write their files there themselves.
         "checkpoint_transfer": "shared",
     }
     training = plan.request.training.model_copy(update={"on_worker_lost": "stop"})

@@ -299,7 +299,7 @@ def test_nothing_but_broken_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert shown[9].endswith("rows.tsv line 10: found 1 columns, expected 40; are the columns tab-separated?")
 
 
-def test_reading_stops_where_the_reader_does(tmp_path: Path) -> None:
+def test_closing_the_blocks_stops_reading(tmp_path: Path) -> None:
     path = tmp_path / "long.tsv"
     path.write_bytes(EXCERPT.read_bytes() * 200)
     blocks = CriteoFiles(str(path)).blocks()

@@ -163,7 +163,7 @@ def check_ranges(source: CriteoFiles | Generator, ranges: list[Range], rows: int
             assert list(source.read(part, len(ids))) == []
 
 
-def test_ranges_of_lines_longer_than_they(tmp_path: Path) -> None:
+def test_ranges_shorter_than_their_lines(tmp_path: Path) -> None:
     lines = [
         line.replace(b"\t68fd1e64\t", b"\t" + b"x" * 5000 + b"\t")
         for line in EXCERPT.read_bytes().splitlines()

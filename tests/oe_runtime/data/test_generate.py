@@ -74,7 +74,7 @@ def test_the_signal_is_planted() -> None:
 @pytest.mark.parametrize(
     "name", ["generate:", "generate:0", "generate:x", "generate:10:y", "generate:1:2:3", "generate:-1"]
 )
-def test_bad_names(name: str) -> None:
+def test_malformed_generate_names_are_refused(name: str) -> None:
     with pytest.raises(DataError, match=r"is not generate:ROWS\[:SEED\]"):
         open_source(name)
 

@@ -114,7 +114,7 @@ def test_a_layer_that_sees_other_lookups_too_is_as_it_was(dims):
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-5)
 
 
-def test_one_lookup():
+def test_one_lookup_is_computed_by_distinct_row():
     ids = keras.Input((1,), dtype="int64")
     embedding = keras.layers.Flatten()(keras.layers.Embedding(ROWS, DIM, "uniform", name="table")(ids))
     stock = keras.Model(ids, keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(64)(embedding)))

@@ -331,7 +331,7 @@ def _train(model, x, y, batch, tape, graph=False):
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
-def test_a_loop_with_our_tape_trains_as_one_with_tf(graph):
+def test_a_loop_with_embed_gradient_tape_trains_as_with_tf_gradient_tape(graph):
     rate = keras.optimizers.schedules.ExponentialDecay(0.3, decay_steps=1, decay_rate=0.5)
     for optimizer, (x, y) in (
         (lambda: keras.optimizers.SGD(rate), random_ids(3 * ROWS)),  # which repeat in a batch
@@ -395,7 +395,7 @@ def test_a_function_that_was_traced_before_a_tape(tape):
     np.testing.assert_allclose(call(x), model(x))
 
 
-def test_what_our_tape_does_not_offer():
+def test_unsupported_options_of_embed_gradient_tape_are_refused():
     model = embed.distributed_model(two_fields())
     with pytest.raises(RuntimeError, match="compile the model first"):
         embed.GradientTape(model)

@@ -27,7 +27,7 @@ def old_layers(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["WDL", "DeepFM", "xDeepFM"])
-def test_unmodified(name, deepctr, old_layers):
+def test_deepctr_models_predict_and_learn_unmodified(name, deepctr, old_layers):
     """With its tables on servers and the same weights, it predicts what it does without, and it learns."""
     from deepctr.feature_column import DenseFeat, SparseFeat
 

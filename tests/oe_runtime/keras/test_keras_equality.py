@@ -121,7 +121,7 @@ def test_seed_decides_the_initial_rows():
     assert len(np.unique(rows[1])) > ROWS
 
 
-def test_xla_trains_thesame():
+def test_xla_trains_the_same():
     """`jit_compile=True`, with batches of two sizes."""
     x, y = random_ids(210)
     stock = two_fields()

@@ -39,7 +39,7 @@ def _assert_equal(found, expected):
 
 
 @pytest.mark.parametrize(("jit", "parts"), [(False, 3), (True, 64)])
-def test_they_are_the_whole_batch(jit, parts):
+def test_micro_batches_train_as_the_whole_batch(jit, parts):
     """The batches of 50, and the last one of 7, do not divide by these numbers; 64 are more than examples."""
     x, y = random_ids(107, seed=4)
     weights = np.linspace(0.5, 2, len(y))
@@ -79,7 +79,7 @@ def test_lookups_of_several_ids():
     _assert_equal(_fit(_trained(4, shared_field, "adagrad"), x, y), expected)
 
 
-def test_none_at_all_are_refused():
+def test_zero_micro_batches_are_refused():
     with pytest.raises(ValueError, match="micro_batches is 1 or more, not 0"):
         embed.distributed_model(two_fields(), micro_batches=0)
 

@@ -50,7 +50,7 @@ def _network(layer=keras.layers.Embedding, rows=65536):
     return keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid", name="click")(hidden))
 
 
-def test_network(tmp_path):
+def test_an_openembedding_script_with_an_ordinary_model(tmp_path):
     """distributed_model of an ordinary model; checkpoints by ModelCheckpoint; load; save; export."""
     inputs = {name: v % 65536 if name[0] == "C" else v for name, v in FIELDS.items()}
     model = _compiled(embed.distributed_model(_network(), sparse_as_dense_size=64, num_shards=-1))
@@ -76,7 +76,7 @@ def test_network(tmp_path):
 
 
 @pytest.mark.parametrize("regularizer", [None, keras.regularizers.L2(1e-5)], ids=["plain", "l2"])
-def test_hook(regularizer):
+def test_an_openembedding_script_that_replaces_a_librarys_embedding(regularizer):
     """embed.Embedding in place of a library's layer, for any 64-bit id, with OpenEmbedding's arguments.
 
     DeepCTR gives every embedding a regularizer, which the example passes on as one of the activity.
@@ -125,7 +125,7 @@ class LogisticRegression(keras.Model):
         return self.towers[1](self.concatenate(fields)[:, 0])
 
 
-def test_subclass(tmp_path):
+def test_an_openembedding_script_with_a_subclassed_model(tmp_path):
     """A model without a graph is changed in place, its layers in lists too."""
     model = LogisticRegression()
     assert embed.distributed_model(model) is model

@@ -12,14 +12,14 @@ import tensorflow as tf
 from keras_models import two_fields
 
 import oe_runtime.keras as embed
-from oe_runtime.keras.plan import Plan
+from oe_runtime.keras.plan import LookupPlan
 
 
 def _plan(model, *x):
     tensors = [tf.constant(v) for v in x]
     specs = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in tensors]
     structure = list(x) if len(x) > 1 else x[0]
-    plan = Plan(model, structure, specs)
+    plan = LookupPlan(model, structure, specs)
     return plan, plan.ids(tensors)
 
 

@@ -15,7 +15,7 @@ from server_processes import Servers
 
 import oe_runtime.keras as embed
 from oe_runtime import Client
-from provision.jobs.supervisor import free_endpoints
+from provision.jobs.worker_group import free_endpoints
 
 pytestmark = pytest.mark.process
 

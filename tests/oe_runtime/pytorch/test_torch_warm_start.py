@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -103,12 +105,35 @@ def test_state_of_a_stock_model_is_loaded():
         late.load_state_dict(wrong)
 
 
-def test_tied_weights_are_refused():
+def tied_by_parameter(embedding: torch.nn.Embedding, decoder: torch.nn.Linear) -> None:
+    decoder.weight = embedding.weight
+
+
+def tied_by_memory(embedding: torch.nn.Embedding, decoder: torch.nn.Linear) -> None:
+    decoder.weight.data = embedding.weight.data
+
+
+@pytest.mark.parametrize("tie", [tied_by_parameter, tied_by_memory])
+def test_tied_weights_are_refused_unless_they_stay(tie):
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, 4), torch.nn.Linear(4, ROWS, bias=False))
-    model[1].weight = model[0].weight
-    with pytest.raises(ValueError, match=r"layer '0': its weights are also '1\.weight'"):
+    model.append(torch.nn.Embedding(ROWS, 4))
+    tie(model[0], model[1])
+    with pytest.raises(ValueError, match=r"layer '0': its weights are also '1\.weight'.*in_worker=\['0'\]"):
         embed.distributed_model(model)
     assert type(model[0]) is torch.nn.Embedding
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embed.distributed_model(model, in_worker=["0"])
+    assert type(model[2]) is embed.Embedding
+    assert model[0].weight.data_ptr() == model[1].weight.data_ptr()
+
+
+def test_layers_that_stay_must_exist():
+    model = torch.nn.Sequential(torch.nn.Embedding(ROWS, 4))
+    with pytest.raises(ValueError, match="in_worker: the model has no layer 'users'; it has 0"):
+        embed.distributed_model(model, in_worker=["users"])
+    with pytest.raises(ValueError, match=r"in_worker is a list of layers' paths: in_worker=\['0'\]"):
+        embed.distributed_model(model, in_worker="0")
 
 
 def test_rows_on_servers_stay():

@@ -33,5 +33,5 @@ def test_values_are_where_tensorflow_serving_has_them(name: str, shape: tuple[in
     np.testing.assert_array_equal(found.astype("complex128"), array.astype("complex128"))
 
 
-def test_texts() -> None:
+def test_byte_strings_are_in_string_val() -> None:
     assert list(tensor_proto(np.array([[b"a", b"b"]], object)).string_val) == [b"a", b"b"]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import oe_runtime.keras as embed
+from oe_runtime.model_description import Tensor
 from oe_runtime.serving import Model, rest
-from oe_runtime.serving.description import Tensor
 from oe_runtime.serving.rest import RestServer
 
 
@@ -238,7 +238,7 @@ def test_long_numbers_are_refused_in_a_sentence(echo, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_who_sends_too_much_reads_why(echo):
+def test_a_client_with_too_large_a_body_reads_status_413(echo):
     """Clients send all of a body before they read; closed at once, they saw a broken pipe."""
     server, _ = echo
     for _ in range(4):
@@ -246,7 +246,7 @@ def test_who_sends_too_much_reads_why(echo):
         assert (status, "the body has 8388608 bytes" in reply["error"]) == (413, True)
 
 
-def test_no_place_is_lost_where_there_is_no_thread(echo, monkeypatch, capfd):
+def test_a_failed_thread_start_frees_its_connection(echo, monkeypatch, capfd):
     server, _ = echo
     with monkeypatch.context() as patch:
 
@@ -276,7 +276,7 @@ def test_half_requests_do_not_keep_others_out(echo):
         connection.close()
 
 
-def test_who_is_served_is_not_put_out_for_others(echo):
+def test_connections_being_served_are_not_closed_for_new_ones(echo):
     server, model = echo
     model.may_go.clear()
     with ThreadPoolExecutor(4) as pool:

@@ -74,7 +74,7 @@ def test_activity_regularizer():
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
-def test_a_loop_with_our_tape_trains_as_one_with_tf(graph):
+def test_a_loop_with_embed_gradient_tape_trains_as_with_tf_gradient_tape(graph):
     model, plain = pair(lambda: keras.optimizers.SGD(0.5))
     x, y = random_ids(2 * ROWS)
     x = [tf.constant(a) for a in x]

@@ -92,7 +92,7 @@ def test_every_optimizer_of_tf_keras_is_compared():
 
 
 @pytest.mark.parametrize(("name", "options"), RULES)
-def test_rules_are_those_of_dense_variables(name, options):
+def test_rows_in_every_batch_are_updated_as_tf_keras_variables(name, options):
     """A row that is in every batch is updated as a variable of tf-keras is."""
     optimizer = getattr(keras.optimizers, name)(0.05, **options)
     rng = np.random.default_rng(3)

@@ -13,7 +13,7 @@ from server_processes import Servers
 from tf_keras_models import embed, keras, two_fields
 
 from oe_runtime import Client
-from provision.jobs.supervisor import free_endpoints
+from provision.jobs.worker_group import free_endpoints
 
 
 @pytest.mark.process

@@ -108,7 +108,7 @@ def test_packages_are_installed_from_the_index_that_is_there() -> None:
 
 
 @pytest.mark.parametrize("why", ["no candidate", "gone from the mirror"])
-def test_the_index_is_refreshed_only_when_it_does_not_do(why: str) -> None:
+def test_the_package_index_is_refreshed_only_when_an_install_needs_it(why: str) -> None:
     if why == "no candidate":
         system = apt({"apt-cache policy": [UNKNOWN], "apt-get": [ok(), ok()]})
         expected = ["update", "install"]
@@ -126,7 +126,7 @@ def test_packages_are_installed_although_the_index_cannot_be_refreshed() -> None
     assert install(system, "apt", ["libpmem1"]) == ["libpmem1"]
 
 
-def test_the_index_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_package_index_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("time.sleep", pauses.append)
     held = failed("apt-get", "update", err="E: Could not get lock /var/lib/apt/lists/lock.")
@@ -150,7 +150,7 @@ def test_an_interrupted_dpkg_is_repaired_first() -> None:
     assert asked(system, "dpkg") == ["--audit", "--configure", "--audit"]
 
 
-def test_a_package_manager_that_lies_is_caught() -> None:
+def test_a_package_that_is_missing_after_a_successful_install_is_an_error() -> None:
     system = apt({"dpkg-query -W": [ok(), ok()], "apt-get": [ok()]})
     with pytest.raises(CommandError, match="said that it installed libpmem1, but it did not"):
         install(system, "apt", ["libpmem1"])
@@ -163,7 +163,7 @@ def test_a_failed_installation_says_what_failed() -> None:
         install(system, "apt", ["nope"])
 
 
-def test_both_failures_are_said_when_the_index_could_not_be_refreshed_either() -> None:
+def test_failures_of_install_and_refresh_are_both_reported() -> None:
     absent = failed("apt-get", "install", "nope", err="E: Unable to locate package nope")
     offline = failed("apt-get", "update", err="E: Could not resolve the mirror")
     system = apt({"dpkg-query -W": [ok()], "apt-get": [offline, absent], "apt-cache policy": [ok()]})
@@ -187,7 +187,7 @@ def test_the_runtime_is_probed_in_its_own_interpreter(tmp_path: Path) -> None:
     assert (absent.exists, absent.missing) == (False, ["a"])
 
 
-def test_a_broken_interpreter_is_said(tmp_path: Path) -> None:
+def test_a_broken_interpreter_is_reported(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
@@ -195,7 +195,7 @@ def test_a_broken_interpreter_is_said(tmp_path: Path) -> None:
     assert runtime.observe(System(), str(tmp_path), []).error == "broken"
 
 
-def test_an_environment_that_has_all_is_not_touched() -> None:
+def test_a_complete_environment_is_not_changed() -> None:
     import sys
 
     args = {

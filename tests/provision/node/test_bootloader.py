@@ -71,11 +71,11 @@ def test_all_ways_of_quoting_are_read_and_kept_whole(line: str, value: str) -> N
     assert sourced(edit(line, ["new"], [])) == (value + " new").strip()
 
 
-def test_a_file_without_the_line_gets_one() -> None:
+def test_a_missing_cmdline_line_is_added() -> None:
     assert sourced(edit("GRUB_TIMEOUT=1\n", ["a"], [])) == "a"
 
 
-def test_of_two_lines_the_last_counts() -> None:
+def test_the_last_of_two_cmdline_lines_is_edited() -> None:
     text = 'GRUB_CMDLINE_LINUX="a b"\nGRUB_CMDLINE_LINUX="c"\n'
     assert grubdefaults.value_of({DEFAULTS: text}, "GRUB_CMDLINE_LINUX") == ["c"]
     assert len(grubdefaults.cmdline_values(text)) == 2
@@ -143,7 +143,7 @@ def test_quotes_inside_a_value_are_kept() -> None:
     assert sourced(edit(text, ["b"], ["quiet"])) == 'dyndbg="file a.c +p" b'
 
 
-def test_what_cannot_be_edited_is_found_not_overwritten() -> None:
+def test_a_line_that_cannot_be_edited_is_reported() -> None:
     text = 'GRUB_CMDLINE_LINUX="a \\\n  b"\nGRUB_CMDLINE_LINUX_DEFAULT=quiet\n'
     assert grubdefaults.unreadable({DEFAULTS: text}) == [DEFAULTS + ":1"]
     assert grubdefaults.unreadable({DEFAULTS: DEBIAN}) == []
@@ -163,7 +163,7 @@ def test_what_cannot_be_edited_is_found_not_overwritten() -> None:
         ("", False),
     ],
 )
-def test_what_grub_would_not_take_literally_is_refused(word: str, plain: bool) -> None:
+def test_arguments_that_grub_would_expand_are_refused(word: str, plain: bool) -> None:
     assert (grubdefaults.quoting_problems([word]) == []) is plain
 
 
@@ -195,7 +195,7 @@ def test_a_menu_that_was_not_made_again_is_made(machine: Machine) -> None:
     assert "a=1" in bootloader.observe(machine).entries[0].arguments
 
 
-def test_all_is_as_before_when_the_menu_cannot_be_made(machine: Machine) -> None:
+def test_files_are_restored_when_grub_mkconfig_fails(machine: Machine) -> None:
     machine.mkconfig_fails = True
     before = machine.read(DEFAULTS), machine.read("/boot/grub/grub.cfg")
     with pytest.raises(CommandError, match="grub-probe: error: no such disk"):
@@ -301,7 +301,7 @@ def test_a_menu_with_an_entry_that_leads_on_is_the_one_to_edit(
     assert bootloader.observe(machine).config_path == "/boot/efi/EFI/centos/grub.cfg"
 
 
-def test_a_probe_that_hangs_ends_within_the_time_of_a_look() -> None:
+def test_a_hanging_grub_probe_ends_within_the_time_of_a_survey() -> None:
     """The plan then says that it cannot tell, instead of a host that does not answer."""
     waited = []
 
@@ -385,7 +385,7 @@ PROBED = {"ext4": "plain", "xfs": "plain", "btrfs": "btrfs"}
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs loop devices")
 @pytest.mark.parametrize("fs", PROBED)
-def test_grubs_own_tool_says_so_of_real_file_systems(tmp_path: Path, fs: str) -> None:
+def test_grubenv_is_judged_by_grub_probe_on_real_file_systems(tmp_path: Path, fs: str) -> None:
     """Another program's answer, not what we think that it is."""
     system = System()
     missing = [name for name in ("grub-probe", "losetup", "mkfs." + fs) if not system.which(name)]

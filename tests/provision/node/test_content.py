@@ -100,7 +100,7 @@ def put(machine: Machine, offset: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 6 * MIB, 6 * MIB + 1, SIZE, 1 << 40])
-def test_what_is_read_lies_on_the_device_and_is_little(size: int) -> None:
+def test_samples_of_a_device_are_within_it_spread_out_and_small(size: int) -> None:
     spans = content.spans(size)
     assert all(offset >= 0 and offset + length <= size for offset, length in spans)
     assert sum(length for _, length in spans) <= min(size, 7 * MIB)
@@ -239,7 +239,7 @@ def test_a_file_system_is_made_over_zeros_and_over_data_that_was_named(machine: 
     assert make(machine, name).changed
 
 
-def test_bad_blocks_are_no_place_for_a_file_system(machine: Machine, tmp_path: Path) -> None:
+def test_no_file_system_is_made_on_bad_blocks(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "sys/class/block/pmem0").mkdir(parents=True)
     (tmp_path / "sys/class/block/pmem0/badblocks").write_text("2048 8\n4096 1\n")
     with pytest.raises(CommandError, match=r"/dev/pmem0 has 9 blocks of 512 bytes that cannot be read"):
@@ -247,7 +247,7 @@ def test_bad_blocks_are_no_place_for_a_file_system(machine: Machine, tmp_path: P
     assert filesystem.probe(machine, "pmem0").sample == content.ZERO
 
 
-def test_a_broken_off_file_system_is_nobodys(machine: Machine) -> None:
+def test_an_interrupted_mkfs_needs_no_consent_to_repeat(machine: Machine) -> None:
     """mkfs ends in the middle: the next run does not take its half for data, nor for ours."""
 
     class Broken(Machine):

@@ -117,7 +117,9 @@ def derivative(root: Path, system: tuple[str, str, str]) -> OsInfo:
 
 
 @pytest.mark.parametrize("system", DERIVATIVES, ids=lambda system: "-".join(system[:2]))
-def test_what_a_derivative_is_treated_as(system: tuple[str, str, str], tmp_path: Path) -> None:
+def test_a_derivative_is_treated_as_its_parent_distribution(
+    system: tuple[str, str, str], tmp_path: Path
+) -> None:
     os = derivative(tmp_path, system)
     expected = DERIVATIVES[system]
     assert families.treated_as(os) == expected
@@ -205,7 +207,7 @@ def test_each_release_can_be_planned_for_offline(os: OsInfo) -> None:
         assert make_plan(state, Desired(kind=kind, runtime_venv="/v")).steps
 
 
-def test_what_is_no_linux_of_ours_has_no_family() -> None:
+def test_an_unknown_system_has_no_family() -> None:
     assert families.of(OsInfo("plan9", "4")) is None
     assert families.lineage("opensuse-leap", ["suse", "opensuse"]) == "other"
     assert families.names(OsInfo("plan9", "4"), "ndctl") == []

@@ -28,7 +28,7 @@ def words(machine: Machine) -> str:
     return next(line for line in machine.read(DEFAULTS).splitlines() if line.startswith("GRUB_DEFAULT"))
 
 
-def test_it_goes_back_and_the_same_kernel_is_started(machine: Machine) -> None:
+def test_destroy_restores_grub_default_if_the_same_kernel_boots(machine: Machine) -> None:
     assert words(machine) == "GRUB_DEFAULT=saved"
     [step] = removal.plan_grub_default(state(machine), "0").after
     assert step.what == "set GRUB_DEFAULT=0 again"
@@ -41,18 +41,18 @@ def test_it_goes_back_and_the_same_kernel_is_started(machine: Machine) -> None:
     assert (part.after, part.notes) == ([], [])
 
 
-def test_a_line_that_was_not_there_goes(machine: Machine) -> None:
+def test_destroy_removes_a_grub_default_line_that_bootstrap_added(machine: Machine) -> None:
     [step] = removal.plan_grub_default(state(machine), "").after
     assert step.what == "remove GRUB_DEFAULT=saved"
     apply(step, machine)
     assert "GRUB_DEFAULT" not in machine.read(DEFAULTS)
 
 
-def test_nobody_knows_or_it_was_saved_before(machine: Machine) -> None:
+def test_grub_default_stays_if_unknown_or_saved_before(machine: Machine) -> None:
     assert removal.plan_grub_default(state(machine), "saved").after == []
 
 
-def test_another_kernel_does_not_become_the_default(machine: Machine) -> None:
+def test_grub_default_stays_if_another_kernel_would_boot(machine: Machine) -> None:
     machine.add_kernel(NEW)
     bootloader.regenerate(machine, bootloader.observe(machine))
     part = removal.plan_grub_default(state(machine), "0")
@@ -63,7 +63,7 @@ def test_another_kernel_does_not_become_the_default(machine: Machine) -> None:
     ]
 
 
-def test_a_kernel_that_came_in_between_stops_it(machine: Machine) -> None:
+def test_a_kernel_installed_after_the_plan_stops_the_restore(machine: Machine) -> None:
     [step] = removal.plan_grub_default(state(machine), "0").after
     machine.add_kernel(NEW)
     with pytest.raises(CommandError, match=f"would start kernel {NEW} instead of {OLD}; it is saved again"):
@@ -73,7 +73,7 @@ def test_a_kernel_that_came_in_between_stops_it(machine: Machine) -> None:
     assert machine.running == OLD
 
 
-def test_all_is_as_before_when_the_menu_cannot_be_made(machine: Machine) -> None:
+def test_grub_default_is_unchanged_when_grub_mkconfig_fails(machine: Machine) -> None:
     [step] = removal.plan_grub_default(state(machine), "0").after
     machine.mkconfig_fails = True
     with pytest.raises(CommandError, match="no such disk"):

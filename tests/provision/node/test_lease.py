@@ -64,12 +64,12 @@ def test_a_directory_that_it_leaves_empty_goes_with_it(system: System) -> None:
     assert not system.exists("/var/lib/oeprov")
 
 
-def test_a_lease_that_a_power_cut_spoiled_keeps_nobody_out(system: System) -> None:
+def test_a_lease_damaged_by_a_power_cut_is_ignored(system: System) -> None:
     system.write(lease.LEASE, "{half")
     lease.acquire(system, OTHER)
 
 
-def test_one_at_a_time(system: System) -> None:
+def test_a_lock_held_by_another_process_is_refused_until_released(system: System) -> None:
     lease.acquire(system, MINE)
     with open(system.path(lease.LOCK), "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -36,7 +36,7 @@ def lying(root: Path, *programs: str, **more: Any) -> Lying:
     return host
 
 
-def test_a_namespace_that_was_not_made_is_said(tmp_path: Path) -> None:
+def test_a_namespace_that_was_not_created_is_an_error(tmp_path: Path) -> None:
     host = lying(tmp_path, "ndctl")
     with pytest.raises(CommandError, match=r"namespace0\.0 is not in mode fsdax afterwards"):
         act(host, "create_namespace", namespace="namespace0.0", mode="fsdax", map="mem", lose=[])
@@ -50,7 +50,7 @@ def test_a_namespace_that_was_made_counts_whatever_the_tool_says(tmp_path: Path)
     assert owned.observe(host) == [identity, f"vacant:pmem0:{identity}"]
 
 
-def test_a_file_system_that_was_not_made_is_said(tmp_path: Path) -> None:
+def test_a_file_system_that_was_not_made_is_an_error(tmp_path: Path) -> None:
     host = lying(tmp_path, "mkfs.ext4", spaces={0: Ns("fsdax", uuid="n")})
     args = {"type": "ext4", "block_size": 4096, "reflink": True, "lose": []}
     with pytest.raises(CommandError, match=r"mkfs said that it made ext4 .*, but nothing is there"):
@@ -70,7 +70,7 @@ def test_a_file_system_with_blocks_of_another_size_is_made_again_only_when_agree
     assert owned.observe(host) == ["vacant:pmem0:n", made.uuid]
 
 
-def test_memory_that_does_not_go_offline_is_tried_again_and_then_said(tmp_path: Path) -> None:
+def test_offlining_memory_is_retried_and_then_an_error(tmp_path: Path) -> None:
     host = lying(tmp_path)
     converge(host, wanted("re6p", "system-ram"), [])
     host.lies = ("daxctl",)
@@ -80,7 +80,7 @@ def test_memory_that_does_not_go_offline_is_tried_again_and_then_said(tmp_path: 
     assert act(host, "reconfigure_dax", device="dax0.0", mode="devdax")
 
 
-def test_memory_in_the_wrong_zone_is_said(tmp_path: Path) -> None:
+def test_memory_in_the_wrong_zone_is_an_error(tmp_path: Path) -> None:
     host = lying(tmp_path)
     converge(host, wanted("re6p", "system-ram"), [])
     host.spaces[0].movable = False  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def test_memory_in_use_is_no_namespace_to_be_made_again(tmp_path: Path) -> None:
             act(host, action, namespace="namespace0.0", lose=[], **more)
 
 
-def test_a_device_that_never_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_does_not_appear_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("provision.node.devices.WAIT", 0.05)
     host = lying(tmp_path)
     with pytest.raises(CommandError, match=r"there is no dax device dax7.0"):
@@ -127,7 +127,7 @@ def test_an_fstab_that_could_not_be_kept_is_left_alone(tmp_path: Path) -> None:
         act(host, "edit_fstab", remove=["/mnt/pmem0"])
 
 
-def test_systemd_hears_of_a_new_entry(tmp_path: Path) -> None:
+def test_a_new_fstab_entry_reloads_systemd(tmp_path: Path) -> None:
     """Its old mount unit waits for the old device, and would unmount the new one at once."""
     host = lying(tmp_path)
     converge(host, wanted("re6p", "fsdax"), [])
@@ -159,7 +159,7 @@ def test_udev_waits_while_memory_comes_online(tmp_path: Path) -> None:
     assert host.asked[at + 1] == ["udevadm", "control", "--start-exec-queue"]
 
 
-def test_signatures_go_when_their_loss_was_agreed(tmp_path: Path) -> None:
+def test_signatures_are_wiped_once_their_loss_is_consented(tmp_path: Path) -> None:
     """Else an old file system could reappear, as ours, when the namespace comes back."""
     host = lying(tmp_path)
     converge(host, wanted("re6p", "fsdax"), [])

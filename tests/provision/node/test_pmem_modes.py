@@ -150,7 +150,7 @@ def steps_of(host: Host, desired: Desired) -> list[Step]:
 
 
 @pytest.mark.parametrize("mode", ["fsdax", "system-ram"])
-def test_what_others_made_is_named_and_stays(mode: str, tmp_path: Path) -> None:
+def test_foreign_namespaces_and_file_systems_are_named_and_kept(mode: str, tmp_path: Path) -> None:
     theirs = Content("ext4", "theirs")
     host = re6p(tmp_path, spaces={0: Ns("fsdax", uuid="n", content=theirs)})
     host.mounts = [("pmem0", "/srv/db")]
@@ -242,7 +242,7 @@ def test_media_errors_stop_what_would_write_over_them(mode: str, tmp_path: Path)
     assert host.spaces[0].content == theirs  # type: ignore[union-attr]
 
 
-def test_what_memory_held_before_is_nobodys_data(tmp_path: Path) -> None:
+def test_dram_content_of_a_new_memmap_range_needs_no_consent(tmp_path: Path) -> None:
     """re7p: after the first boot with memmap=, what DRAM held lies there; of a range of others, who knows."""
     host = re7p(tmp_path)
     desired = wanted("re7p", "fsdax")
@@ -305,7 +305,7 @@ def test_a_stop_explains_a_device_of_ours_only_and_only_of_memmap(tmp_path: Path
 @pytest.mark.parametrize(
     "action", ["make_filesystem", "create_namespace", "destroy_namespace", "give_up_data"]
 )
-def test_what_came_after_the_plan_is_not_lost(action: str, tmp_path: Path) -> None:
+def test_data_written_after_the_plan_is_not_destroyed(action: str, tmp_path: Path) -> None:
     """Every action that destroys looks again at what is there."""
     host = re6p(tmp_path, spaces={0: Ns("fsdax", uuid="n")})
     kinds: dict[str, dict[str, Any]] = {
@@ -339,7 +339,7 @@ def test_what_came_after_the_plan_is_not_lost(action: str, tmp_path: Path) -> No
     assert host.spaces[0] == Ns("fsdax", uuid="n", content=Content("xfs", "new"))
 
 
-def test_a_busy_mount_names_who_is_there(tmp_path: Path) -> None:
+def test_a_busy_mount_names_its_processes(tmp_path: Path) -> None:
     host = re6p(tmp_path)
     desired = wanted("re6p", "fsdax")
     converge(host, desired, [])
@@ -358,7 +358,7 @@ def test_a_busy_mount_names_who_is_there(tmp_path: Path) -> None:
     assert host.mounts == [("pmem0", "/mnt/pmem0")]
 
 
-def test_who_uses_a_mount_that_stays_is_not_asked(tmp_path: Path) -> None:
+def test_users_of_a_mount_that_stays_are_not_looked_up(tmp_path: Path) -> None:
     host = re6p(tmp_path)
     desired = wanted("re6p", "fsdax")
     converge(host, desired, [])
@@ -447,7 +447,7 @@ def test_the_policy_is_set_before_the_memory_comes(tmp_path: Path) -> None:
     assert host.policy == "offline"
 
 
-def test_fstab_keeps_every_other_byte(tmp_path: Path) -> None:
+def test_all_other_lines_of_fstab_stay_byte_for_byte(tmp_path: Path) -> None:
     host = re6p(tmp_path)
     mine = "#\tmine \n\nUUID=root / ext4 defaults 0 1\n/dev/old  /mnt/pmem0 ext4 defaults 0 0\n\n  tail"
     host.files["/etc/fstab"] = mine
@@ -459,7 +459,7 @@ def test_fstab_keeps_every_other_byte(tmp_path: Path) -> None:
     assert host.files["/etc/fstab"] == mine.replace("/dev/old  /mnt/pmem0 ext4 defaults 0 0\n", "")
 
 
-def test_steps_twice_are_steps_once(tmp_path: Path) -> None:
+def test_every_step_changes_nothing_the_second_time(tmp_path: Path) -> None:
     for platform, (make, _, modes) in PLATFORMS.items():
         for mode in modes:
             host = make(tmp_path / platform / mode)

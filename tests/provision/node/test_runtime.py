@@ -141,7 +141,7 @@ def test_a_worker_gets_its_framework_too_in_one_call(
 
 
 @pytest.mark.parametrize("where", ["-m venv", "-m zipfile", "oe_runtime.server"])
-def test_what_an_interruption_leaves_is_made_again(tmp_path: Path, wheels: Path, where: str) -> None:
+def test_an_interrupted_environment_is_rebuilt(tmp_path: Path, wheels: Path, where: str) -> None:
     venv = tmp_path / "venv"
     bring(wheels)
     with pytest.raises(CommandError, match="power was cut"):
@@ -160,7 +160,7 @@ def test_without_the_wheel_nothing_is_touched(tmp_path: Path) -> None:
     assert not (tmp_path / "venv").exists()
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path, wheels: Path) -> None:
+def test_a_foreign_directory_is_not_changed(tmp_path: Path, wheels: Path) -> None:
     venv = tmp_path / "venv"
     venv.mkdir()
     (venv / "thesis.txt").write_text("mine")
@@ -171,7 +171,7 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path, wheels: Path
     assert (venv / "thesis.txt").read_text() == "mine"
 
 
-def test_an_environment_of_somebody_else_is_never_emptied(tmp_path: Path, wheels: Path) -> None:
+def test_a_foreign_environment_is_never_emptied(tmp_path: Path, wheels: Path) -> None:
     venv = tmp_path / "venv"
     Host().check([sys.executable, "-m", "venv", str(venv)])
     (venv / "thesis.txt").write_text("mine")

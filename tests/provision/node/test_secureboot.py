@@ -48,7 +48,7 @@ def test_a_kernel_without_a_signature_is_known(machine: Machine, kind: int) -> N
 
 
 @pytest.mark.parametrize("data", [b"", b"MZ", b"\x1f\x8b\x08gzip", image(0)[:70], b"MZ" + b"\xff" * 4094])
-def test_what_is_no_image_is_not_judged(machine: Machine, data: bytes) -> None:
+def test_a_file_that_is_no_kernel_image_is_not_checked_for_a_signature(machine: Machine, data: bytes) -> None:
     Path(machine.path("/boot/vmlinuz-" + NEW)).write_bytes(data)
     assert secureboot.is_unsigned(machine, "/boot/vmlinuz-" + NEW) is False
     assert secureboot.is_unsigned(machine, "/boot/vmlinuz-none") is False
@@ -62,7 +62,7 @@ def test_an_unsigned_kernel_is_not_booted(machine: Machine) -> None:
     kernelinstall.check_installed(machine, NEW, [])
 
 
-def test_shim_may_be_told_to_check_nothing(machine: Machine) -> None:
+def test_secure_boot_counts_as_off_if_shim_validates_nothing(machine: Machine) -> None:
     assert secureboot.is_on(machine)
     machine.put(UNCHECKED, "\x06\0\0\0\x01")
     assert not secureboot.is_on(machine)

@@ -264,7 +264,7 @@ def test_a_panic_that_somebody_else_set_stays(machine: Machine) -> None:
     assert sysctls(machine) == ("30", "1")
 
 
-def test_an_unhealthy_machine_still_gives_up(machine: Machine) -> None:
+def test_an_unhealthy_trial_boot_keeps_its_panic_settings(machine: Machine) -> None:
     assert module(machine, wanted(NEW))
     machine.boot()
     machine.system_state = "maintenance"

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oe_runtime.errors import OeError, WorkerLost
-from oe_runtime.training.stopping import StopRequest
 
 _SCOPE = "oe_runtime"
 _POLL = 0.1  # seconds
@@ -22,7 +21,7 @@ _TIMEOUT = 10.0
 
 
 class Started(NamedTuple):
-    """The place of this process among horovodrun's, and the rendezvous server."""
+    """The rank of this process, the number of processes, and horovodrun's rendezvous server."""
 
     rank: int
     size: int
@@ -40,10 +39,10 @@ def started(environment: Mapping[str, str]) -> Started | None:
     return Started(int(rank), int(size), f"{address}:{port}")
 
 
-def exchange(place: Started, wait: float, stop: StopRequest | None = None) -> tuple[str, ...]:
+def exchange(place: Started, wait: float, stop: object = None) -> tuple[str, ...]:
     """Return HOST:PORT of all workers by rank, with a free port of this one.
 
-    Raises WorkerLost when others do not come within `wait` seconds or after a stop request, else OeError.
+    Raises WorkerLost when others do not come within `wait` seconds, or once `stop` is true; else OeError.
     """
     host, _, port = place.rendezvous.rpartition(":")
     deadline = time.monotonic() + wait

@@ -1,4 +1,4 @@
-"""What a word of the command line must be; each raises argparse's error for anything else."""
+"""Parsers of words on a command line, for argparse; each raises its error for anything else."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable
 
 
-def count(least: int) -> Callable[[str], int]:
-    """A whole number, not less than `least`; 10_000 is one too."""
+def count(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least`, up to `most` if given; 10_000 is one too."""
 
     def parse(text: str) -> int:
         try:
-            value = int(text.replace("_", ""))
+            value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        if most is not None and not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{value} is not between {least} and {most}")
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         return value
@@ -25,7 +27,7 @@ def count(least: int) -> Callable[[str], int]:
 def number(
     least: float | None = None, most: float | None = None, *, above: float | None = None
 ) -> Callable[[str], float]:
-    """Any number; one from `least` to `most`; or a finite one above `above`."""
+    """Return a parser of numbers: any, those from `least` to `most`, or finite ones above `above`."""
 
     def parse(text: str) -> float:
         try:
@@ -44,5 +46,5 @@ def number(
 
 
 def widths(text: str) -> tuple[int, ...]:
-    """Widths of layers: `256,128`."""
+    """Parse the widths of layers: `256,128`."""
     return tuple(count(1)(part) for part in text.split(","))

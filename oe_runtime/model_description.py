@@ -14,19 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oe_runtime.errors import OeError
-from oe_runtime.spec import TableSpec
+from oe_runtime.errors import ServingError
 
 FILE = "oe_runtime.json"
 FORMAT = 2
-
-
-class ServingError(OeError):
-    """A model that cannot be served, or not with these rows; the message names the file and the field."""
-
-
-class InputError(ServingError):
-    """A request that the model cannot answer; the message names the input and the problem."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,3 @@ class Description:
             raise ServingError(f"{file}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ServingError(f"{file} is damaged: {error}") from error
-
-    def specs(self) -> list[TableSpec]:
-        """Return the specifications of the tables."""
-        return [TableSpec.from_json(spec) for spec in self.tables]
