@@ -170,9 +170,14 @@ class Uploads:
             self._directory.event("upload", path=url, bytes=size, seconds=round(seconds, 3))
             self._say(f"uploaded checkpoint {url} ({size / 1e6:,.1f} MB, {seconds:.1f} s)")
             self._there.prune(self._keep)
-        except (OSError, CheckpointError) as error:
-            problem = remote_files.describe(error) if isinstance(error, OSError) else str(error)
-            self._failed(links.name, problem)
+        except Cancelled:
+            raise
+        except OSError as error:
+            self._failed(links.name, remote_files.describe(error))
+        except CheckpointError as error:
+            self._failed(links.name, str(error))
+        except Exception as error:  # a bug: else `finish` would wait for this thread for ever
+            self._failed(links.name, f"{type(error).__name__}: {error}")
 
     def _failed(self, name: str, problem: str) -> None:
         self._problem = problem

@@ -14,6 +14,7 @@ from test_train import train
 from training_runs import DATA, SMALL, events, losses, wait_for
 
 from oe_runtime import checkpoint
+from oe_runtime.checkpoint.remote import RemoteCheckpoints
 from oe_runtime.data import generate
 from oe_runtime.support import remote_files
 
@@ -183,3 +184,15 @@ def test_a_killed_upload_publishes_nothing(store: ObjectStore, tmp_path: Path) -
     names = {key.split("/")[3] for key in store.objects() if "/step-" in key and not key.endswith("/")}
     assert names == set(uploaded(store))
     assert not (tmp_path / "run/.uploads").exists()
+
+
+def test_a_bug_in_an_upload_is_no_endless_wait(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr(RemoteCheckpoints, "upload", fail)
+    assert train(tmp_path / "run", "--steps", "2", "--upload-to", URL) == 1
+    assert "the last checkpoint is not in" in (said := capsys.readouterr().err)
+    assert "ZeroDivisionError: of the test" in said
