@@ -56,9 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rows",
-        type=Path,
         metavar="DIR",
-        help="checkpoints: a run's directory or its checkpoints/, or one checkpoint (default: the run's)",
+        help="checkpoints: a run's directory or its checkpoints/, or one checkpoint; also by URL: s3://… "
+        "(default: the run's)",
     )
     parser.add_argument(
         "--servers",

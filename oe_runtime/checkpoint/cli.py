@@ -18,9 +18,11 @@ from typing import Any
 
 import oe_runtime._core as _core
 from oe_runtime.checkpoint import store
+from oe_runtime.checkpoint.remote import Mirror
 from oe_runtime.checkpoint.saved import Saved, checkpoints_at, describe_storage
 from oe_runtime.checkpoint.verification import fields, problems_of, verify
 from oe_runtime.errors import CheckpointError, OeError
+from oe_runtime.support import remote_files
 from oe_runtime.support.argument_types import count
 
 _MEMORY = 1024  # MiB for rows in a comparison
@@ -249,6 +251,14 @@ def reshard(path: Path, servers: int, output: Path | None = None) -> Path:
 # ---- the command line
 
 
+def _place(text: str) -> str:
+    try:
+        remote_files.is_remote(text)
+    except remote_files.InvalidUrl as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m oe_runtime.checkpoint", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -256,47 +266,59 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words)
         command.add_argument(
             "path",
-            type=Path,
-            help="a checkpoint, a run's checkpoints, or one table file; verify: or a storage directory",
+            type=_place,
+            help="a checkpoint, a run's checkpoints, or one table file; verify: or a storage directory; "
+            "checkpoints also by URL: s3://…",
         )
         command.add_argument("--json", action="store_true")
     command = commands.add_parser("diff", help="compare two checkpoints")
-    command.add_argument("before", type=Path)
-    command.add_argument("after", type=Path)
+    command.add_argument("before", type=_place)
+    command.add_argument("after", type=_place)
     command.add_argument("--memory", type=count(1), default=_MEMORY, metavar="MIB", help="for rows")
     command.add_argument("--json", action="store_true")
     command = commands.add_parser("reshard", help="rewrite a checkpoint for another number of servers")
-    command.add_argument("path", type=Path)
+    command.add_argument("path", type=_place)
     command.add_argument("--servers", type=int, required=True)
-    command.add_argument("--output", type=Path)
+    command.add_argument("--output", type=_place)
     command.add_argument("--json", action="store_true")
     return parser
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, mirror: Mirror) -> int:
     if options.command == "inspect":
-        found = inspect(options.path)
+        path, problems = mirror.all(options.path)
+        for problem in problems:
+            raise CheckpointError(problem)
+        found = inspect(path)
         lines, code = _show(found), 0
     elif options.command == "verify":
-        problems = verify(options.path)
-        found = {"path": str(options.path), "problems": problems}
+        path, problems = mirror.all(options.path)
+        if not problems or store.published(path):
+            problems = [*problems, *verify(path)]
+        found = {"path": options.path, "problems": problems}
         lines, code = problems or [f"{options.path}: no problem found"], int(bool(problems))
     elif options.command == "diff":
-        found = diff(options.before, options.after, options.memory << 20)
+        before, after = (mirror.newest(name) for name in (options.before, options.after))
+        found = diff(before, after, options.memory << 20)
         lines, code = _show_diff(found), 2 if _differs(found) else 0
     else:
-        path = reshard(options.path, options.servers, options.output)
+        remote = [name for name in (options.output or options.path,) if remote_files.is_remote(name)]
+        if remote:
+            raise CheckpointError(f"{remote[0]}: reshard writes to a local directory; name one with --output")
+        output = None if options.output is None else Path(options.output)
+        path = reshard(mirror.newest(options.path), options.servers, output)
         found, lines, code = {"path": str(path)}, [f"wrote {path}"], 0
-    print(json.dumps(found) if options.json else "\n".join(lines), flush=True)
+    print(mirror.with_urls(json.dumps(found) if options.json else "\n".join(lines)), flush=True)
     return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
+    mirror = Mirror()
     try:
-        return _run(_parser().parse_args(argv))
+        return _run(_parser().parse_args(argv), mirror)
     except OeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {mirror.with_urls(str(error))}", file=sys.stderr)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

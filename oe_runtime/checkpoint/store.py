@@ -22,7 +22,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,11 +174,17 @@ def read(path: Path) -> Checkpoint:
     try:
         with _open(file) as stream:
             text = stream.read(_LARGEST_MANIFEST + 1)
-        if len(text) > _LARGEST_MANIFEST:
-            raise CheckpointError(f"{file} is damaged: it has more than {_LARGEST_MANIFEST} bytes")
-        manifest = json.loads(text.decode())
     except OSError as error:
         raise CheckpointError(f"{path} is not a checkpoint: {file.name}: {error.strerror}") from error
+    return Checkpoint(path, *parse(text, str(file)))
+
+
+def parse(text: bytes, file: str) -> tuple[int, Mapping[str, Any]]:
+    """Return the step and the content of a manifest. Raises CheckpointError naming `file` and field."""
+    if len(text) > _LARGEST_MANIFEST:
+        raise CheckpointError(f"{file} is damaged: it has more than {_LARGEST_MANIFEST} bytes")
+    try:
+        manifest = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
@@ -205,7 +211,7 @@ def read(path: Path) -> Checkpoint:
         and _NAME.fullmatch(base["name"])
     ):
         raise CheckpointError(f"{file} is damaged: base is {base!r}")
-    return Checkpoint(path, manifest["step"], manifest)
+    return step, manifest
 
 
 def chain(path: Path) -> list[Path]:
@@ -268,20 +274,37 @@ def published(directory: Path) -> list[Path]:
 
 def _unneeded(directory: Path, keep: int, spare: Path | None) -> list[Path]:
     """Return all checkpoints except the newest, `spare`, and the bases of these."""
-    paths = published(directory)
-    needed = {*paths[-keep:], *([] if spare is None else [spare])}
-    for path in reversed(paths):
-        if path in needed:
-            with contextlib.suppress(CheckpointError):  # a damaged one needs nothing
-                if (base := read(path).base) is not None:
-                    needed.add(base)
-    return [path for path in paths if path not in needed]
+
+    def base(name: str) -> str | None:
+        with contextlib.suppress(CheckpointError):  # a damaged one needs nothing
+            if (found := read(directory / name).base) is not None:
+                return found.name
+        return None
+
+    names = [path.name for path in published(directory)]
+    needed = names[-keep:] if spare is None else [*names[-keep:], spare.name]
+    return [directory / name for name in unneeded(names, needed, base)]
+
+
+def unneeded(names: Sequence[str], needed: Sequence[str], base: Callable[[str], str | None]) -> list[str]:
+    """Return those of all checkpoints, oldest first, that are neither `needed` nor bases of these."""
+    keep = set(needed)
+    for name in reversed(names):
+        if name in keep and (below := base(name)) is not None:
+            keep.add(below)
+    return [name for name in names if name not in keep]
+
+
+def order(name: str) -> tuple[int, int] | None:
+    """Return what to sort a checkpoint's name by; None for another name."""
+    match = _NAME.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def _order(path: Path) -> tuple[int, int]:
-    match = _NAME.fullmatch(path.name)
-    assert match  # noqa: S101 - only called on names that matched
-    return int(match[1]), int(match[2] or 0)
+    found = order(path.name)
+    assert found  # noqa: S101 - only called on names that matched
+    return found
 
 
 def _open(file: Path) -> BinaryIO:

@@ -13,6 +13,7 @@ from oe_runtime.data.columns import check_types, convert_columns
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import Piece
 from oe_runtime.errors import DataError
+from oe_runtime.support import remote_files
 
 
 class ArrowRows:
@@ -25,9 +26,10 @@ class ArrowRows:
         self._schema = schema
         self.first = 1
         try:
-            self._raw = pa.memory_map(str(path))
+            remote = remote_files.is_remote(path)
+            self._raw = remote_files.open_input(path) if remote else pa.memory_map(str(path))
         except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+            raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
         try:
             self._file = pa.ipc.open_file(self._raw)
             found = self._file.schema
@@ -35,7 +37,7 @@ class ArrowRows:
             check_types(path, schema, [found.field(place).type for place in self._places])
         except (OSError, pa.ArrowInvalid) as error:
             self.close()
-            raise DataError(f"cannot read {path}: {error}") from error
+            raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -86,7 +88,7 @@ class ArrowRows:
         try:
             return self._file.get_batch(number)
         except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"cannot read {self._path}: {error}") from error
+            raise DataError(f"cannot read {self._path}: {remote_files.reason(error)}") from error
 
     def _convert(self, rows: pa.RecordBatch, read: int) -> Piece:
         return convert_columns([rows.column(place) for place in self._places], self._schema, read)

@@ -23,6 +23,7 @@ from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead
 from oe_runtime.data.schema import Batch
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
+from oe_runtime.support import remote_files
 
 RANGE_BYTES = 64 << 20
 
@@ -65,8 +66,8 @@ class CriteoFiles:
     ) -> None:
         names = [name] if isinstance(name, str) else name
         self._name = ", ".join(names)
-        self._roots = [_root(one) for one in names]
         self._files = [path for one in names for path in find_files(one)]
+        self._roots = [_root(one) for one in names]
         counts = Counter(path.resolve() for path in self._files) if len(names) > 1 else Counter()
         if twice := [path for path in self._files if counts[path.resolve()] > 1]:
             raise DataError(f"{self._name} names the file {twice[0]} twice")
@@ -139,8 +140,8 @@ class CriteoFiles:
 
     def identity(self) -> list[InputFile]:
         """See Source: one entry per file, by its path below the named directory."""
-        root = os.path.commonpath(self._roots)
-        mine = identify(self._files, [os.path.relpath(path, root) for path in self._files])
+        root = os.path.commonpath([str(root) for root in self._roots])
+        mine = identify(self._files, [os.path.relpath(str(path), root) for path in self._files])
         return [*mine, *(self._evaluation.identity() if self._evaluation else [])]
 
     def total_rows(self) -> int | None:
@@ -179,7 +180,7 @@ class CriteoFiles:
 
     def read(self, part: Range, start_row: int = 0) -> Generator[Batch, None, None]:
         """Yield the rows of a range from its row `start_row` on, in order."""
-        path = Path(part.file)
+        path = remote_files.path(part.file)
         with contextlib.closing(_open(path, self._schema)) as file:
             file.narrow(part.start, part.stop)
             for batch in self._rows(path, file, _Pass(start_row)):
@@ -288,14 +289,14 @@ def file_kind(path: Path) -> str | None:
 
 
 def _evaluation_file(name: str) -> Path | None:
-    path = Path(name).expanduser()
+    path = remote_files.path(name)
     both = path / "train.csv", path / "eval.csv"
     return both[1] if all(file.is_file() for file in both) else None
 
 
 def _root(name: str) -> Path:
     """Return the directory above all files of `name`: for a glob, the part before its first pattern."""
-    path = Path(name).expanduser()
+    path = remote_files.path(name)
     if path.is_dir():
         return path
     while glob.has_magic(str(path.parent)):
@@ -305,7 +306,23 @@ def _root(name: str) -> Path:
 
 def find_files(name: str) -> list[Path]:
     """Return the files of `name` (file, directory or glob), sorted. Raises DataError when there are none."""
-    path = Path(name).expanduser()
+    try:
+        files = _find_files(name)
+    except remote_files.InvalidUrl as error:
+        raise DataError(f"--data: {error}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename or name}: {error.strerror}") from error
+    for path in files:
+        if remote_files.is_remote(path) and file_kind(path) == "tfrecord":
+            raise DataError(
+                f"{path}: TFRecord files are read from local disks only; copy it to the workers, or store "
+                "the rows as Parquet or text"
+            )
+    return files
+
+
+def _find_files(name: str) -> list[Path]:
+    path = remote_files.path(name)
     if path.is_file():
         return [path]
     if path.is_dir():
@@ -316,7 +333,10 @@ def find_files(name: str) -> list[Path]:
             kinds = ", ".join([k for k in _KINDS if k] + [f"those with {', '.join(_COMPRESSED)}"])
             raise DataError(f"{name} is a directory without data files ({kinds})")
         return files
-    files = sorted(Path(p) for p in glob.glob(str(path)) if Path(p).is_file())
+    if not remote_files.is_remote(path):
+        files = sorted(Path(p) for p in glob.glob(str(path)) if Path(p).is_file())
+    else:
+        files = remote_files.match(str(path)) if glob.has_magic(name) else []
     if not files:
         what = "no file matches" if glob.has_magic(name) else "there is no file or directory"
         raise DataError(

@@ -14,6 +14,7 @@ from oe_runtime.data.columns import check_types, convert_columns
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import Piece
 from oe_runtime.errors import DataError
+from oe_runtime.support import remote_files
 
 _BATCH_ROWS = 8192
 
@@ -28,9 +29,10 @@ class ParquetRows:
         self._schema = schema
         self.first = 1
         try:
-            self._file = pq.ParquetFile(str(path))
+            self._raw = remote_files.open_input(path)
+            self._file = pq.ParquetFile(self._raw)
         except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"cannot read {path}: {error}") from error
+            raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
         try:
             found = self._file.schema_arrow
             self._columns = [found.names[place] for place in schema.places(str(path), found.names)]
@@ -86,7 +88,7 @@ class ParquetRows:
                     read = self._size * before // self._total
                     yield functools.partial(self._convert, rest, read)
         except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"cannot read {self._path}: {error}") from error
+            raise DataError(f"cannot read {self._path}: {remote_files.reason(error)}") from error
 
     def _rows_of(self, group: int) -> int:
         rows: int = self._file.metadata.row_group(group).num_rows
@@ -95,6 +97,7 @@ class ParquetRows:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        self._raw.close()
 
     def _convert(self, table: pa.RecordBatch, read: int) -> Piece:
         columns = [table.column(name) for name in self._columns]

@@ -14,6 +14,7 @@ from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import Piece, scaled
 from oe_runtime.data.schema import Batch
 from oe_runtime.errors import DataError
+from oe_runtime.support import remote_files
 
 # Large enough for vectorised work, small enough to stay in a core's cache.
 BLOCK_BYTES = 2 << 20
@@ -29,11 +30,11 @@ class TextFile:
     def __init__(self, path: Path, schema: Schema, commas: bool) -> None:
         self._path = path
         try:
-            self._raw = pa.OSFile(str(path))
+            self._raw = remote_files.open_input(path)
             codec = _CODECS.get(path.suffix)
             self._stream = pa.CompressedInputStream(self._raw, codec) if codec else self._raw
         except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+            raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
         try:
             self._stop: int | None = None  # the byte after which no line begins
             self._ended = False  # whether that was reached
@@ -123,7 +124,7 @@ class TextFile:
                 return data
             return self._read_until(self._stop)
         except OSError as error:
-            raise DataError(f"cannot read {self._path}: {error}") from error
+            raise DataError(f"cannot read {self._path}: {remote_files.reason(error)}") from error
 
     def _read_until(self, stop: int) -> bytes:
         """Return the next block; the last one ends with the line that contains the byte before `stop`."""

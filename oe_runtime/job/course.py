@@ -23,6 +23,7 @@ from oe_runtime.training.ranks import CollectiveRanks, Ranks, deferring_losses, 
 from oe_runtime.training.run_directory import RunDirectory
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.uploads import Uploads
 
 
 class ScriptCourse(Course):
@@ -64,7 +65,7 @@ class ScriptCourse(Course):
         """Whether this course trains the model of `state`."""
         return self.state.model is state.model
 
-    def begin(self) -> None:
+    def begin(self, uploads: Uploads | None) -> None:
         """Go back to the run's checkpoint, if it is resumed. All workers begin together."""
         self._agree()
         if self._run.resume:
@@ -75,6 +76,8 @@ class ScriptCourse(Course):
                 self._view.say(lost)
             self._directory.event("resume", step=saved.position.step, path=str(saved.path))
             self._view.say(f"going on from step {saved.position.step}, {saved.path}")
+        if uploads is not None and isinstance(self._checkpoints, Checkpoints):
+            self._checkpoints.upload_to(uploads, self.saved)
         self._start = self.position.step
         self._ranks.barrier()  # before the first push
 

@@ -42,7 +42,10 @@ from oe_runtime.training.outcome import (
 from oe_runtime.training.position import Position
 from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import Stopped, translating_worker_losses
+from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.uploads import Uploads
+from oe_runtime.training.uploads import prepare as prepare_uploads
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 _EXIT_SECONDS = 20.0  # that a program may take to end after its last line
@@ -64,12 +67,16 @@ class _Run:
         self._session = Session(options, stop, View(), launched=True)
         self._process = os.getpid()
         self._cwd = os.getcwd()
+        self._ended = False  # by its end or a stop request, not by an error
 
     def run(self) -> int:
         session, options, stop = self._session, self._options, self._stop
         os.register_at_fork(after_in_child=partial(_in_child, stop))
         Session.install(session)
         try:
+            fetched = ""
+            if options.upload_to and options.rank == 0 and _LOSS not in os.environ:
+                fetched = prepare_uploads(options)
             if options.resume and options.rank == 0:
                 check_resume(options)
             if options.rendezvous:
@@ -77,12 +84,17 @@ class _Run:
                 options = replace(options, workers=horovod.exchange(place, options.worker_wait, stop))
                 self._options = session.options = options
             session.open_directory()
+            if fetched:
+                session.screen.say(fetched)
+            if options.upload_to and isinstance(session.directory, RunDirectory):
+                session.uploads = Uploads(options, session.directory, session.screen.say)
             self._note_loss()
             stop.at_signal = self._at_signal
             session.screen.say(f"{options.script.name}, run directory {options.run_dir}")
             self._execute()
             self._finished()
             leave(session.connected)
+            self._ended = True
             return 0
         except Interrupted as interrupted:
             return self._interrupted(interrupted)
@@ -103,8 +115,12 @@ class _Run:
         finally:
             if os.getpid() == self._process:
                 stop.at_signal = lambda: None
+                if session.uploads is not None:
+                    session.uploads.close()
                 if session.directory is not None:
                     session.directory.close()
+                if session.uploads is not None and self._ended:
+                    session.uploads.upload_reports()
                 if session.connected is not None:
                     session.connected.close()
                 Session.install(None)
@@ -177,6 +193,8 @@ class _Run:
                 f"{script} has ended in the middle of training, after step {course.position.step}"
             )
         self._stop.limit(0, None)
+        if self._session.uploads is not None:
+            self._session.uploads.finish()
         course.end()
         if not self._options.rank:
             self._session.screen.say(f"run directory {self._options.run_dir}, with report.html")
@@ -200,6 +218,12 @@ class _Run:
                 f"go on with --run-dir {options.run_dir} --resume"
             )
         leave(session.connected)
+        if session.uploads is not None:
+            try:
+                session.uploads.finish()
+            except RunError as error:
+                session.screen.say(f"warning: {error}")
+        self._ended = True
         return INTERRUPTED
 
     def _failed(self, message: str, error: BaseException | None = None, code: int = 1) -> int:
@@ -247,6 +271,8 @@ class _Run:
                 self._stop.wait(_PAUSE)
         leave(client)
         client.close()
+        if session.uploads is not None:
+            session.uploads.close()
         directory.close()
         os.environ[_LOSS] = json.dumps(
             {

@@ -21,6 +21,7 @@ from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import CollectiveRanks, Ranks, check_agreement, join_workers
 from oe_runtime.training.run_directory import RunDirectory
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.uploads import Uploads
 
 
 class JobError(OeError):
@@ -40,6 +41,7 @@ class Session:
         self.launched = launched
         self.directory: RunDirectory | FollowingDirectory | None = None
         self.course: ScriptCourse | None = None
+        self.uploads: Uploads | None = None  # of worker 0
         self.resumed: Path | None = None  # the checkpoint that the run goes on from
         self._client: Client | None = None
         self._workers: Any = None
@@ -166,7 +168,7 @@ class Session:
             course = ScriptCourse(
                 self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
             )
-            course.begin()
+            course.begin(self.uploads)
             self.client().restores = False
             self.course = course
         elif not self.course.is_of(state):

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import oe_runtime._core as _core
 from oe_runtime import checkpoint
+from oe_runtime.checkpoint.remote import locate
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError, ServingError
 from oe_runtime.spec import StorageSpec, TableSpec
+from oe_runtime.support import remote_files
+from oe_runtime.support.remote_files import RemotePath
 
 DENSE = "dense.npz"
 
@@ -45,10 +50,20 @@ class ServedCheckpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run or of a directory of published ones, or a fixed directory of saved tables."""
+    """The checkpoints of a run or of a directory of published ones, or a fixed directory of saved tables.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    Those at a URL are fetched to a temporary directory, the newest only.
+    """
+
+    def __init__(self, name: str | os.PathLike[str]) -> None:
+        self._remote: RemotePath | None = None
+        self._fetched = ""  # the digest of the newest manifest there
+        if remote_files.is_remote(name):
+            self._remote = RemotePath(str(name).rstrip("/"))
+            self._copies = tempfile.TemporaryDirectory(prefix="oeprov-serve-")
+            self.directory = Path(self._copies.name)
+        else:
+            self.directory = Path(name)
 
     def newest(self) -> ServedCheckpoint:
         """Return the newest checkpoint whose rows are files.
@@ -62,7 +77,22 @@ class Checkpoints:
                 last = error
         raise last
 
+    def _fetch(self, remote: RemotePath) -> None:
+        there, names = locate(remote)
+        try:
+            digest, _ = there.manifest(names[-1])
+        except OSError as error:
+            raise CheckpointError(f"cannot read {remote_files.describe(error)}") from error
+        if digest == self._fetched:
+            return
+        path = there.fetch(names[-1], self.directory)
+        for old in {*checkpoint.published(self.directory)} - {*checkpoint.chain(path)}:
+            shutil.rmtree(old, ignore_errors=True)
+        self._fetched = digest
+
     def _newest(self) -> ServedCheckpoint:
+        if self._remote is not None:
+            self._fetch(self._remote)
         for directory in (self.directory, self.directory / "checkpoints"):
             pools = 0
             for path in reversed(checkpoint.published(directory)):

@@ -70,11 +70,11 @@ class Model:
         if client is not None:
             for spec in specs:
                 client.create_table(spec)
-            self = cls(loaded, None, client, None if rows is None else Checkpoints(Path(rows)))
+            self = cls(loaded, None, client, None if rows is None else Checkpoints(rows))
         else:
             assert rows is not None  # noqa: S101 - see above
             store = Rows(specs, storage or StorageSpec(), threads)
-            self = cls(loaded, store, None, Checkpoints(Path(rows)))
+            self = cls(loaded, store, None, Checkpoints(rows))
         try:
             self.refresh()
         except BaseException:

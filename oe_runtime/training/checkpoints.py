@@ -30,6 +30,7 @@ from oe_runtime.training.options import RunOptions
 from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.ranks import Ranks, deferring_losses
 from oe_runtime.training.run_directory import RunError
+from oe_runtime.training.uploads import Uploads
 
 _PATIENCE = 600.0  # seconds that a checkpoint waits for another process that publishes in the same directory
 _POLL = 0.1  # seconds between checks whether a checkpoint in the pools is durable
@@ -120,9 +121,18 @@ class Checkpoints:
         self._state = state
         self._client = client
         self.in_pools = _use_pools(options, client)
+        self._uploads: Uploads | None = None
         self._pending: _Pending | None = None
         self._asked = 0.0
         self._in_files: Path | None = None  # the servers' last save or restore
+
+    def upload_to(self, uploads: Uploads, resumed: RunCheckpoint | None) -> None:
+        """Upload each checkpoint in files from now on, and the one that the run goes on from."""
+        self._uploads = uploads
+        if self.in_pools and not self._options.export_checkpoints:
+            uploads.say("checkpoints in pools are not uploaded, except the last; see --export-checkpoints")
+        if resumed is not None and resumed.pool is None:
+            uploads.offer(resumed.path)
 
     def take(self, position: Position) -> RunCheckpoint | None:
         """Take a checkpoint between two steps.
@@ -238,6 +248,8 @@ class Checkpoints:
         )
         if pending.pool is None:
             self._in_files = path
+            if self._uploads is not None:
+                self._uploads.offer(path)
         return RunCheckpoint(path, pending.position, pending.pool)
 
     def _base(self) -> Path | None:

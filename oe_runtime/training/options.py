@@ -18,6 +18,7 @@ from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.errors import DataError
 from oe_runtime.spec import STORAGES
 from oe_runtime.support.argument_types import count, number, widths
+from oe_runtime.support.remote_files import InvalidUrl, is_remote
 from oe_runtime.training import policies, worker_options
 from oe_runtime.training.optimizers import LEARNING_RATES
 from oe_runtime.training.setting_flags import add
@@ -86,6 +87,8 @@ class RunOptions:
     checkpoint_rows: str
     export_checkpoints: int
     checkpoint_increments: int
+    upload_to: str
+    upload_bandwidth: int
     resume: bool
     log_every: int
     stats_seconds: float
@@ -311,7 +314,13 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     add(r, "checkpoint_rows", "auto", more="For pool, servers need --storage-recover.")
     add(r, "export_checkpoints", 0)
     add(r, "checkpoint_increments", 0)
-    r.add_argument("--resume", action="store_true", help="Go on from the latest checkpoint of --run-dir.")
+    add(r, "upload_to", "", metavar="URL")
+    add(r, "upload_bandwidth", 0)
+    r.add_argument(
+        "--resume",
+        action="store_true",
+        help="Go on from the latest checkpoint of --run-dir, or of --upload-to if that one is newer.",
+    )
     r.add_argument(
         "--export",
         type=Path,
@@ -343,8 +352,14 @@ _OF_SCRIPTS = {
     *("server_wait", "storage", "storage_path", "storage_size", "storage_cache"),
     *("workers", "rank", "worker_wait", "generation", "run_dir", "resume", "log_every", "stats_seconds"),
     *("checkpoint_steps", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
-    *("checkpoint_increments", "exit_with_parent"),
+    *("checkpoint_increments", "exit_with_parent", "upload_to", "upload_bandwidth"),
 }
+_OF_THE_LAUNCHER = {
+    "upload_to",
+    "upload_bandwidth",
+    "exit_with_parent",
+    "script",
+}  # not outside of a launcher
 
 
 def parse(argv: Sequence[str] | None = None) -> Options | ScriptOptions:
@@ -393,8 +408,9 @@ def outside(
     if token_file is not None:
         words += ["--token-file", str(token_file)]
     for name, value in more.items():
-        if name not in _OF_SCRIPTS:
-            raise TypeError(f"{name} is not an option of a job; known are {', '.join(sorted(_OF_SCRIPTS))}")
+        known = _OF_SCRIPTS - _OF_THE_LAUNCHER
+        if name not in known:
+            raise TypeError(f"{name} is not an option of a job; known are {', '.join(sorted(known))}")
         flag = "--" + name.replace("_", "-")
         if value is True:
             words.append(flag)
@@ -454,6 +470,15 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
             p.error(f"{flag} goes with --servers")
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
+    if a.upload_to:
+        try:
+            remote = is_remote(a.upload_to)
+        except InvalidUrl as error:
+            p.error(f"--upload-to: {error}")
+        if not remote:
+            p.error(f"--upload-to {a.upload_to} is no URL of a store; --run-dir is the local directory")
+    elif a.upload_bandwidth:
+        p.error("--upload-bandwidth goes with --upload-to")
     if a.epochs == 0 and not a.steps:
         p.error("--epochs 0 goes with --steps, which then says when training ends")
     if a.stock and a.micro_batch > 1:

@@ -38,6 +38,8 @@ from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.trainee import KerasTrainee, check_backend, prepare
+from oe_runtime.training.uploads import Uploads
+from oe_runtime.training.uploads import prepare as prepare_uploads
 from oe_runtime.training.worker_input import WorkerInput
 
 
@@ -51,6 +53,8 @@ def _run(options: Options, stop: StopRequest) -> int:
     directory: RunDirectory | FollowingDirectory | None = None
     first = options.rank == 0
     client: Client | None = None
+    uploads: Uploads | None = None
+    ended = False  # by its end or a stop request, not by an error
     try:
         # Check everything before TensorFlow is imported and before anything is written.
         check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
@@ -63,6 +67,7 @@ def _run(options: Options, stop: StopRequest) -> int:
         if first:
             _check_export(options)
         _check_tables(options)
+        fetched = prepare_uploads(options) if options.upload_to and first else ""
         if options.resume and first:
             check_resume(options)
         if options.rendezvous:
@@ -76,9 +81,13 @@ def _run(options: Options, stop: StopRequest) -> int:
         if options.size > 1:
             stop.limit(STOP_SECONDS, partial(end_at_limit, options, directory, stop))
         with view() as screen:
+            if fetched:
+                screen.say(fetched)
+            if options.upload_to and isinstance(directory, RunDirectory):
+                uploads = Uploads(options, directory, screen.say)
             try:
                 with translating_worker_losses(options):
-                    _train(options, source, mine, client, directory, screen, stop)
+                    _train(options, source, mine, client, directory, screen, stop, uploads)
             except Stopped:
                 directory.event("interrupted", step=0, path=None)
                 screen.say(f"stopped ({stop.reason}) before all workers had started")
@@ -91,8 +100,15 @@ def _run(options: Options, stop: StopRequest) -> int:
                 )
                 screen.say(_interrupted(options, stop, interrupted))
                 leave(client)
+                if uploads is not None:
+                    try:
+                        uploads.finish()
+                    except RunError as error:
+                        screen.say(f"warning: {error}")
+                    ended = True
                 return INTERRUPTED
         leave(client)
+        ended = True
         return 0
     except Exception as error:
         message = explain(error, options)
@@ -103,8 +119,12 @@ def _run(options: Options, stop: StopRequest) -> int:
         print(f"error: {message}", file=sys.stderr)
         return WORKER_LOST if isinstance(error, WorkerLost) else 1
     finally:
+        if uploads is not None:
+            uploads.close()
         if directory is not None:
             directory.close()
+        if uploads is not None and ended:
+            uploads.upload_reports()
         if client is not None:
             client.close()
 
@@ -117,6 +137,7 @@ def _train(
     directory: RunDirectory | FollowingDirectory,
     screen: View,
     stop: StopRequest,
+    uploads: Uploads | None,
 ) -> None:
     screen.say(_opening(options))
     trainee = KerasTrainee(options, client, stop)
@@ -133,6 +154,8 @@ def _train(
     else:
         checkpoints, start, resumed = _begin_in_step(options, mine, client, trainee, screen, stop)
         loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
+    if uploads is not None and isinstance(checkpoints, Checkpoints):
+        checkpoints.upload_to(uploads, resumed)
     directory.event(
         "start",
         pid=os.getpid(),
@@ -182,6 +205,10 @@ def _train(
             trainee.export(options.export, stock=False, rows_of=loop.saved.path)
         directory.event("export", path=str(options.export))
         screen.say(f"exported a SavedModel to {options.export}")
+    if uploads is not None:
+        uploads.finish()
+        if options.export is not None:
+            screen.say(f"uploaded the SavedModel to {uploads.upload_directory(options.export, 'export')}")
     directory.event(
         "end",
         steps=end.step,

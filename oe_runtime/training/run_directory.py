@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self._metrics = self.path / "metrics.jsonl"
         self._scalars: _Scalars | None = None
+        self._lock = threading.Lock()
         self._unwritten = False  # whether the last event could not be written
         has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*"))
         if options.resume and not has_checkpoints:
@@ -53,8 +55,9 @@ class RunDirectory:
         """
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
         try:
-            self._file.write(json.dumps({"event": event, **values, "time": now}, default=str) + "\n")
-            self._file.flush()
+            with self._lock:  # uploads have events of their own
+                self._file.write(json.dumps({"event": event, **values, "time": now}, default=str) + "\n")
+                self._file.flush()
         except OSError as error:
             if not self._unwritten:
                 print(f"warning: {self._metrics}: {error.strerror}; events wait for room", file=sys.stderr)

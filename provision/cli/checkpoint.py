@@ -22,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_PATH = "A job, a checkpoint (step-…), a run's directory of checkpoints, or one table file (.oet)."
+_PATH = "A job, a checkpoint (step-…), a run's checkpoints, also by URL (s3://…), or one table file (.oet)."
 
 
 def _tool(*arguments: object) -> int:
@@ -30,20 +30,21 @@ def _tool(*arguments: object) -> int:
     return run_program("oe_runtime.checkpoint", *arguments)
 
 
-def _place(path: Path, state_dir: Path) -> Path:
-    """The path, or the checkpoints of the job that it names. TrainingError when it is neither."""
+def _place(name: str, state_dir: Path) -> str:
+    """Return a path, a URL, or the named job's checkpoints. TrainingError when it is none of these."""
     from provision.cluster.errors import TrainingError
     from provision.jobs import store
 
-    if os.path.lexists(path) or len(path.parts) != 1:
-        return path  # the tool says what is wrong with it
+    path = Path(name)
+    if "://" in name or os.path.lexists(path) or len(path.parts) != 1:
+        return name  # the tool says what is wrong with it
     try:
         job = store.find(state_dir, str(path))
     except TrainingError as error:
         raise TrainingError(f"{path}: there is no such file or directory, and {error}") from None
     found = job.run_dir / "checkpoints"
     if found.is_dir():
-        return found
+        return str(found)
     if job.on_kubernetes:
         raise TrainingError(f"job {job.id} ran on Kubernetes: its checkpoints are in its claim there")
     worker = next((item for item in job.spec().processes if item.role == "worker"), None)
@@ -61,7 +62,7 @@ def _json(wanted: bool) -> list[str]:
 
 @app.command(epilog="Examples:  oeprov checkpoint inspect JOB  |  oeprov checkpoint inspect step-0000001000")
 def inspect(
-    path: Annotated[Path, typer.Argument(help=_PATH)],
+    path: Annotated[str, typer.Argument(metavar="PATH", help=_PATH)],
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
@@ -72,7 +73,8 @@ def inspect(
 @app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
 def verify(
     path: Annotated[
-        Path, typer.Argument(help=_PATH + " Or the storage directory of servers that do not run.")
+        str,
+        typer.Argument(metavar="PATH", help=_PATH + " Or the storage directory of servers that do not run."),
     ],
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -87,8 +89,10 @@ def verify(
 
 @app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
 def diff(
-    before: Annotated[Path, typer.Argument(help="A checkpoint, or a job or run, for its last one.")],
-    after: Annotated[Path, typer.Argument(help="The same.")],
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help="A checkpoint, or a job or run, for its last one.")
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same.")],
     memory: Annotated[
         int,
         typer.Option(
@@ -107,7 +111,10 @@ def diff(
 
 
 def reshard(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (step-…); or a job or run, for its last.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="A checkpoint (step-…); or a job or run, for its last."),
+    ],
     servers: Annotated[int, typer.Option(min=1, max=1024, help="How many servers it shall be for.")],
     output: Annotated[
         Path | None,

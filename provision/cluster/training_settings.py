@@ -60,7 +60,8 @@ class TrainingSettings(Settings):
     data: Annotated[Text, Flag()] = Field(
         default="",
         description="Rows in Criteo's shape, or training_schema's. A file, directory or glob of .tsv, .csv "
-        "(also .gz, .zst), .parquet, .arrow or .tfrecord; or generated ones: generate:ROWS[:SEED].",
+        "(also .gz, .zst), .parquet, .arrow or .tfrecord, or generated ones: generate:ROWS[:SEED]. All but "
+        ".tfrecord may lie in a store: s3://, oss://, gs://, hdfs://.",
     )
     schema: Annotated[Text | None, Flag()] = Field(  # type: ignore[assignment]
         default=None,
@@ -231,6 +232,14 @@ class TrainingSettings(Settings):
         ge=0,
         description="With rows in files: N incremental checkpoints after each full one. Checkpoints that "
         "later ones build on are kept. 0: each checkpoint is full.",
+    )
+    upload_to: Annotated[Text | None, Flag()] = Field(
+        default=None,
+        description="Folder in an object store to upload to: checkpoints in files while training goes on, "
+        "export and report at the end. s3://BUCKET/PATH, oss://, gs:// or hdfs://. Each run needs its own.",
+    )
+    upload_bandwidth: int | None = Field(
+        default=None, ge=0, description="Most megabytes per second of uploads. 0: no limit."
     )
     server_wait: int = Field(
         default=300,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.jobs import script, units
-from provision.jobs.request import Request
+from provision.jobs import units
+from provision.jobs.request import Request, is_path
 from provision.jobs.store import Job, ProcessSpec
 
 ENGINES = ("docker", "podman")
@@ -117,7 +117,7 @@ def _engine_words(engine: str) -> Sequence[str]:
 
 def _data_mounts(data: str) -> list[str]:
     """The read-only mount of the training data: a file, a directory, or the directory of a pattern."""
-    if not script.is_path(data):
+    if not is_path(data):
         return []
     path = Path(data)
     place = path if path.exists() else path.parent

@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
-from provision.jobs import flavors, placement, script, units
+from provision.jobs import flavors, placement, units
 from provision.jobs.containers import last_line
-from provision.jobs.request import Request
+from provision.jobs.request import Request, is_path
 
 SECONDS = 300  # for directories of thousands of files, and TensorFlow for TFRecord
 _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
@@ -25,7 +25,7 @@ _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
 def check(inventory: Inventory, wanted: Request) -> None:
     """Raise TrainingError with the first worker's host that cannot read the data, and why."""
     data = wanted.training.data
-    if not script.is_path(data):
+    if not data or data.startswith("generate:") or (wanted.training.script and not is_path(data)):
         return
     flavor = flavors.of(inventory.flavor)
     hosts = {host.name: host for host in placement.worker_hosts(inventory)}

@@ -20,7 +20,7 @@ from provision.cluster.training_settings import TrainingSettings
 from provision.inventory.loader import explain
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
-from provision.jobs.request import LaunchOptions, Request, check_counts, flag
+from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, flag, is_path
 from provision.jobs.storage import storage_directory, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
@@ -44,7 +44,10 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
     label = "--script" if "script" in given else f"{inventory.path}: training_script"
     training = script.settled(training, label)
-    if script.is_path(training.data):
+    for key in ("data", "eval_data", "upload_to"):
+        check_url(flag(key), getattr(training, key) or "")
+    if is_path(training.data):
+        training = training.model_copy(update={"data": training.data.removeprefix("file://")})
         path = Path(training.data).expanduser()
         if not units.on_host(placement.worker_hosts(inventory)[0]):
             training = training.model_copy(update={"data": str(path.absolute())})

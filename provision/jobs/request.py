@@ -116,6 +116,25 @@ def check_generated(data: str) -> bool:
     return False
 
 
+def is_url(name: str) -> bool:
+    """Return whether data lies in an object store, and so on no host."""
+    return "://" in name and not name.startswith("file://")
+
+
+def is_path(name: str) -> bool:
+    """Return whether data are files that hosts have under this name."""
+    return bool(name) and not name.startswith("generate:") and not is_url(name)
+
+
+def check_url(flag: str, name: str) -> None:
+    """Refuse a URL with credentials, before it is written to a job file; the message does not show it."""
+    if is_url(name) and "@" in name.partition("://")[2].partition("/")[0]:
+        raise TrainingError(
+            f"{flag}: the URL has credentials in it, which would end up in job files and logs; remove them "
+            "there and set them up for the user that workers run as (docs/guides/object-stores.md)"
+        )
+
+
 def check_data(data: str, workers: Sequence[Host]) -> None:
     """Refuse an empty or relative path of training data; ``provision.jobs.data`` checks the files."""
     if not check_generated(data):
@@ -125,7 +144,7 @@ def check_data(data: str, workers: Sequence[Host]) -> None:
 def check_path(workers: Sequence[Host], data: str) -> None:
     """Refuse a relative path, which means nothing on another host."""
     for worker in workers:
-        if units.on_host(worker) and not Path(data).is_absolute():
+        if units.on_host(worker) and not (is_url(data) or Path(data).is_absolute()):
             raise TrainingError(
                 f"--data: {data}: the worker reads it on host {worker.name}: give its whole path there"
             )

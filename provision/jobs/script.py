@@ -18,7 +18,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import units
-from provision.jobs.request import Request, flag
+from provision.jobs.request import Request, flag, is_path
 from provision.jobs.store import Job
 
 DIRECTORY = "script"  # below a job's directory on a host
@@ -94,11 +94,6 @@ def check(inventory: Inventory, wanted: Request) -> None:
                     f"training_device: gpu, but host {name} is of kind {inventory.hosts[name].kind.value}, "
                     "which has none; use auto"
                 )
-
-
-def is_path(data: str) -> bool:
-    """Whether the training data are files that hosts have under this name."""
-    return bool(data) and not data.startswith("generate:") and "://" not in data
 
 
 def check_data(data: str, workers: Sequence[Host]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,20 +15,6 @@ from oe_runtime import CheckpointError, Client, StorageError, StorageSpec, Table
 
 MIB = 1 << 20
 SPEC = TableSpec("t", 16, optimizer={"name": "adagrad"})
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for 6 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(path)], capture_output=True)
-    if done.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def push(client: Client, keys: range) -> None:

@@ -27,6 +27,12 @@ def test_commands_reach_the_tool(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.process
+def test_a_url_reaches_the_tool_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["checkpoint", "inspect", "ftp://host//x"]) == 2
+    assert "ftp://host//x: ftp:// is not one of s3://, oss://" in capfd.readouterr().err
+
+
+@pytest.mark.process
 def test_a_job_stands_for_its_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

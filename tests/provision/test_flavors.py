@@ -225,6 +225,13 @@ class TestRefusals:
             ("openembedding", "", {"servers": 2}, "server.py is master and only server"),
             ("openembedding", "", {"workers": 3}, "64 rows cannot be shared out evenly to 3 workers"),
             ("openembedding", "", {"on": "docker"}, "--on docker is for oe_runtime"),
+            ("openembedding", "", {"upload_to": "s3://b/x"}, "--upload-to is for oe_runtime"),
+            (
+                "openembedding",
+                "",
+                {"data": "s3://b/x.csv"},
+                "reads files on the worker's host; copy it there",
+            ),
             ("openembedding", "", {"data": "generate:10"}, "criteo_preprocess.py DAY.tsv DAY.csv"),
             ("openembedding", "", {"data": "/etc/passwd"}, "neither a .csv nor a directory of TFRecords"),
             (

@@ -50,7 +50,7 @@ class TestSettings:
         assert set(TrainingSettings.model_fields) - set(OF_THE_SCRIPT) == {
             "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "keep_checkpoints",
             "checkpoint_rows", "export_checkpoints", "checkpoint_increments", "server_wait", "worker_wait",
-            "on_worker_lost", "restarts",
+            "on_worker_lost", "restarts", "upload_to", "upload_bandwidth",
         }  # fmt: skip
         assert set(OF_THE_SCRIPT) < set(TrainingSettings.model_fields)
 

@@ -66,6 +66,7 @@ def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "")
     with pytest.raises(TrainingError) as caught:
         launching.launch(inventory(state_dir, more), options, state_dir=state_dir)
     assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
     assert [job for job in store.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
     assert not list(state_dir.glob("lock-*"))
 
@@ -90,6 +91,9 @@ class TestRefusals:
                 {"data": "/nonexistent/day_0.tsv"},
                 "--data: there is no file or directory /nonexistent/day_0.tsv",
             ),
+            ({"data": "s3://me:secret@bucket/x.tsv"}, "--data: the URL has credentials in it"),
+            ({"upload_to": "s3://me:secret@bucket/x"}, "--upload-to: the URL has credentials in it"),
+            ({"data": "ftp://host/x.tsv"}, "--data: ftp://host/x.tsv: ftp:// is not one of s3://"),
             ({"data": "/nonexistent/day_*"}, "--data: no file matches /nonexistent/day_*"),
             ({"data": "/etc/passwd"}, "--data: /etc/passwd line 1: found 1 columns, expected 40"),
             (

@@ -13,7 +13,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.jobs import placement, request, units
 from provision.jobs.placement import directory_of
-from provision.jobs.request import Request
+from provision.jobs.request import Request, is_url
 from provision.jobs.store import Job, ProcessSpec, Role
 
 
@@ -93,6 +93,12 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
             raise TrainingError(
                 f"{request.flag(name)}: flavor {flavor} {what}; leave it out, or train with oe_runtime"
             )
+    if wanted.training.upload_to:
+        raise TrainingError(f"--upload-to is for oe_runtime; flavor {flavor} does not upload: leave it out")
+    if is_url(wanted.training.data):
+        raise TrainingError(
+            f"--data: {wanted.training.data}: flavor {flavor} reads files on the worker's host; copy it there"
+        )
     # Their scripts have defaults of their own; they train as our trainer does.
     ours = {"server_wait": 0, "restarts": 0, "on_worker_lost": "stop"}
     training = wanted.training.decided().model_copy(update=ours)

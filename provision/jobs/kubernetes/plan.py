@@ -131,7 +131,7 @@ def _check_settings(inventory: Inventory, wanted: Request) -> None:
     ):
         if not getattr(settings, key):
             raise TrainingError(f"{inventory.path}: kubernetes_{key} is missing: {what}")
-    if not request.check_generated(training.data):
+    if not request.check_generated(training.data) and not request.is_url(training.data):
         root = PurePosixPath(settings.claim_path)
         if root not in PurePosixPath(training.data).parents:
             raise TrainingError(
