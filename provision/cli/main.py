@@ -39,7 +39,7 @@ from provision.cli.options import (
     changes_hosts,
     open_inventory,
 )
-from provision.cluster.errors import Interrupted, OeprovError
+from provision.cluster.errors import Interrupted, OeprovError, explain_wrong_value
 from provision.inventory import vault
 from provision.node.command import CommandError
 
@@ -303,9 +303,8 @@ def _run(arguments: list[str] | None) -> int:
     except CommandError as error:
         return _fail(str(error))
     except _ClickError as error:
-        found: Any = error
-        path = found.ctx.command_path if getattr(found, "ctx", None) else "oeprov"
-        message = " ".join(found.format_message().split())
+        path = error.ctx.command_path if getattr(error, "ctx", None) else "oeprov"  # type: ignore[attr-defined]
+        message = _usage_error(error)
         if not message:  # no arguments at all: the help was the answer
             return 1
         return _fail(f"{message.rstrip('.')}; see `{path} --help`")
@@ -318,6 +317,17 @@ def _run(arguments: list[str] | None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
     return code if isinstance(code, int) else 0
+
+
+def _usage_error(error: Any) -> str:
+    """What is wrong with the command line; of a wrong value, the option first."""
+    if not isinstance(error, typer.BadParameter) or not error.message:
+        return " ".join(error.format_message().split())
+    wrong: Any = error.__cause__  # pydantic's, in the versions of Typer that use it
+    words = explain_wrong_value(wrong.errors()[0]) if hasattr(wrong, "errors") else error.message
+    names = getattr(error.param, "opts", None) or [error.param_hint]
+    option = max((str(name) for name in names if name), key=len, default="")
+    return f"{option}: {words}" if option else words
 
 
 def _fail(message: str) -> int:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from provision.cluster import flavor_facts, settings
 from provision.cluster.container_settings import ContainerSettings
-from provision.cluster.errors import InventoryError
+from provision.cluster.errors import InventoryError, explain_wrong_value
 from provision.cluster.inventory import PARAMETER_SERVERS, WORKERS, Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.runtime_settings import RuntimeSettings
@@ -242,23 +242,8 @@ def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
                 kinds = ", ".join(kind.value for kind in Kind)
                 problems.add(raw.label(problems.raw.path), f"{key} is missing; one of {kinds}")
             else:
-                problems.at(raw, key, explain(item))
+                problems.at(raw, key, explain_wrong_value(item))
         return None
-
-
-def explain(item: Mapping[str, Any]) -> str:
-    """One pydantic error as words: what was found, what is allowed, what was probably meant."""
-    found, context = item.get("input"), item.get("ctx") or {}
-    text = f"found {found!r}"
-    if item["type"] in ("enum", "literal_error"):
-        allowed = [word.strip().strip("'") for word in context["expected"].replace(" or ", ", ").split(",")]
-        close = difflib.get_close_matches(str(found), allowed, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"{text}; allowed: {', '.join(allowed)}{hint}"
-    if item["type"] == "string_pattern_mismatch":
-        return f"{text}; it must match {context['pattern']}"
-    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    return f"{text}; {message[0].lower()}{message[1:]}"
 
 
 def _connection(raw: RawHost, problems: _Problems) -> str:

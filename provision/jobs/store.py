@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provision.cluster.errors import TrainingError
+from provision.cluster.errors import TrainingError, explain_wrong_value
 from provision.jobs.metrics import Event, last_end, summary
 from provision.jobs.units import job_directory
 from provision.node import process
@@ -289,7 +289,8 @@ def unreadable(file: Path, error: OSError | ValidationError) -> str:
     if isinstance(error, OSError):
         return f"{file}: {error.strerror}"
     first = error.errors()[0]
-    return ": ".join([str(file), *filter(None, [".".join(map(str, first["loc"])), first["msg"]])])
+    where = ".".join(map(str, first["loc"]))
+    return ": ".join(filter(None, [str(file), where, explain_wrong_value(first)]))
 
 
 def jobs_dir(state_dir: Path) -> Path:

@@ -1,10 +1,14 @@
 """Bad inventories: one line that names file, host or group, and key, and says what would be right."""
 
+import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from provision.cluster.errors import InventoryError
+from provision.cluster import settings
+from provision.cluster.errors import InventoryError, explain_wrong_value
+from provision.cluster.setting_types import Settings
 from provision.inventory.loader import load
 
 GOOD = """\
@@ -55,12 +59,12 @@ def test_the_good_one_is_good(tmp_path: Path) -> None:
         ("pmem_memmap: 1G!4G", ["pmem_memmap: is for kind re7p only; this host is re6p"]),
         ("parameter_server_storage_size: 64GB", ["found '64GB'; expected a size such as 512M, 64G"]),
         ("parameter_server_storage_size: 64 gigs", ["found '64 gigs'; expected a size"]),
-        ("parameter_server_count: 0", ["parameter_server_count: found 0;", "greater than or equal to 1"]),
-        ("parameter_server_count: many", ["parameter_server_count: found 'many';", "integer"]),
-        ("parameter_server_port: 70000", ["parameter_server_port: found 70000;", "65535"]),
+        ("parameter_server_count: 0", ["parameter_server_count: found 0; expected at least 1"]),
+        ("parameter_server_count: many", ["parameter_server_count: found 'many'; expected a whole number"]),
+        ("parameter_server_port: 70000", ["parameter_server_port: found 70000; expected at most 65535"]),
         ("kernel_version: 5.10", ["kernel_version: found 5.1;", "put it in quotes"]),
-        ("kernel_version: latest", ["kernel_version: found 'latest'; it must match"]),
-        ("kernel_arguments: quiet", ["kernel_arguments: found 'quiet';", "list"]),
+        ("kernel_version: latest", ["kernel_version: found 'latest'; expected text that matches"]),
+        ("kernel_arguments: quiet", ["kernel_arguments: found 'quiet'; expected a list"]),
         ("ansible_port: 99999", ["ansible_port: found 99999; expected a port"]),
         (
             "ansible_connection: winrm",
@@ -74,6 +78,20 @@ def test_a_wrong_value_or_key_of_a_host(tmp_path: Path, line: str, pieces: list[
     for piece in pieces:
         assert piece in message
     assert "host p1" in message
+
+
+@pytest.mark.parametrize("value", [-(2**70), 2**70, -0.5, float("nan"), "wide", "", [], {}, [{}], True])
+@pytest.mark.parametrize("model", settings.MODELS, ids=lambda model: model.prefix)
+def test_no_message_has_the_words_of_pydantic(model: type[Settings], value: object) -> None:
+    for name in model.model_fields:
+        try:
+            model.model_validate({name: value})
+        except ValidationError as error:
+            for item in error.errors():
+                if item["type"] != "missing":
+                    words = explain_wrong_value(item)
+                    assert words.startswith(f"found {item['input']!r}; ")
+                    assert not re.search(r"should|[Ii]nput|valid|greater|less than or|Value error", words)
 
 
 def test_the_line_is_named_where_ansible_knows_it(tmp_path: Path) -> None:
