@@ -19,11 +19,8 @@ from provision.cli import (
     cost,
     inventory,
     jobs,
-    kubernetes,
     lab,
-    monitoring,
     operations,
-    serving,
     training,
 )
 from provision.cli.options import (
@@ -265,12 +262,12 @@ app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs
 app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
 app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
-app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
+app.command(rich_help_panel=_PROVISION, epilog=operations.MONITORING_EXAMPLES)(operations.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
 app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)
-app.command(rich_help_panel=_TRAIN, epilog=serving.SERVE_EXAMPLES)(serving.serve_export)
+app.command(rich_help_panel=_TRAIN, epilog=training.SERVE_EXAMPLES)(training.serve_export)
 app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
-app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
+app.command(rich_help_panel=_TRAIN, epilog=training.MANIFESTS_EXAMPLES)(training.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
 

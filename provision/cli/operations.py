@@ -1,4 +1,4 @@
-"""Commands for who looks after a cluster: ``dashboard``, ``report``."""
+"""Commands that watch a cluster: ``dashboard``, ``report``, ``monitoring``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from provision.cli.options import (
 
 REPORT_EXAMPLES = "Examples:  oeprov report  |  oeprov report --output cluster.html --runs 10"
 DASHBOARD_EXAMPLES = "Examples:  oeprov dashboard -i inventory.yml  |  oeprov dashboard --port 8800"
+MONITORING_EXAMPLES = "Examples:  oeprov monitoring  |  oeprov monitoring --output /etc/prometheus/oeprov"
 
 
 def dashboard(
@@ -55,3 +56,22 @@ def report(
 
     found = open_inventory(inventory, limit, state_dir)
     return writing.run(found, state_dir=state_dir, output=output, runs=runs)
+
+
+def monitoring(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write; default: monitoring in the state directory."),
+    ] = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Write a Prometheus configuration that finds the parameter servers, and a Grafana dashboard for them.
+
+    Of the servers with parameter_server_metrics_port, and, with kubernetes_server_image, of those on
+    Kubernetes. `bootstrap` writes them too.
+    """
+    from provision.monitoring import stack as files
+
+    return files.monitoring(open_inventory(inventory, limit, state_dir), output or state_dir / "monitoring")

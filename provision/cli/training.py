@@ -1,7 +1,8 @@
-"""Commands for training: ``launch-training``, ``resume``, ``status``, ``logs``, ``stop``, ``fetch``."""
+"""Commands for a job: launch, resume, status, logs, stop, fetch, Kubernetes manifests, serve its export."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,13 @@ LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-
 RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --epochs 3  |  oeprov resume --servers 3"
 FETCH_EXAMPLES = "Examples:  oeprov fetch  |  oeprov fetch JOB --checkpoints  |  oeprov fetch JOB --replace"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
+MANIFESTS_EXAMPLES = (
+    "Examples:  oeprov manifests > job.yml  |  oeprov manifests --data /shared/criteo --form tfjob  |  "
+    "oeprov manifests --token-file token | kubectl apply -f -"
+)
+SERVE_EXAMPLES = (
+    "Examples:  oeprov serve-export  |  oeprov serve-export JOB --print  |  oeprov serve-export --stop"
+)
 
 _JOB = "Which job: its name, its id or how the id begins; default: the running or the last one."
 
@@ -213,3 +221,78 @@ def fetch(
     if found.on_kubernetes:
         raise TrainingError(f"job {found.id} is on Kubernetes: what it has written is on its volume there")
     return fetching.fetch(state_dir, found.id, checkpoints=checkpoints, replace=replace)
+
+
+@takes_settings(
+    "model", "storage", panel=None, data={"help": "Below kubernetes_claim_path, or generate:ROWS[:SEED]."}
+)
+def manifests(
+    given: dict[str, Any],
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name the job; default: its model.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(help="Workers as job, tfjob or mpijob; default: kubernetes_form.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Put the servers' token in, as a Secret: keep the output private.",
+        ),
+    ] = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Print a training job as Kubernetes manifests, from the inventory's kubernetes_*, training_* and
+    parameter_server_*.
+
+    Parameter servers are a StatefulSet on nodes with persistent memory, workers an Indexed Job (or
+    Kubeflow's TFJob or MPIJob). The same inventory gives the same text. Asks no cluster:
+    `launch-training --on kubernetes` does, and starts it.
+    """
+    from provision.jobs.kubernetes import manifests as made
+    from provision.jobs.kubernetes import plan
+    from provision.jobs.request import LaunchOptions
+
+    options = LaunchOptions(given, run_name=name)
+    job = plan.settle(plan.with_form(open_inventory(inventory, limit, state_dir), form), options)
+    for note in job.notes:
+        typer.echo(f"note: {note}", err=True)
+    token = plan.read_token(token_file) if token_file else ""
+    typer.echo(made.render(job, made.build(job, token)), nl=False)
+    return 0
+
+
+def serve_export(
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="Which job's export; default: the last that there is."),
+    ] = None,
+    image: Annotated[
+        str, typer.Option(help="Image of TensorFlow Serving; pin it in production.")
+    ] = "tensorflow/serving:latest",
+    port: Annotated[
+        int, typer.Option(min=2, max=65535, help="Port of REST; gRPC is at the one before it.")
+    ] = 8501,
+    check_image: Annotated[
+        bool, typer.Option("--check-image/--no-check-image", help="Ask the registry for the image first.")
+    ] = True,
+    show: Annotated[bool, typer.Option("--print", help="Print the command and do nothing.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the container.")] = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Serve the SavedModel that a job exported by TensorFlow Serving in docker, and ask it once.
+
+    Of any flavor. It listens on this machine only. `python -m oe_runtime.serve` serves tables that are too
+    large for a SavedModel.
+    """
+    from provision.jobs import serving
+
+    found = serving.find(state_dir, job, image=image, port=port)
+    if show:
+        print(shlex.join(found.command()))
+        return 0
+    return serving.stop(found) if stop else serving.serve(found, check_image=check_image)
