@@ -31,7 +31,7 @@ def check(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Check the inventory and list all that is wrong with it; reaches no host."""
+    """Check the inventory and list everything that is wrong with it. Contacts no host."""
     from provision.cluster.errors import InventoryError
 
     try:
@@ -58,7 +58,7 @@ def show(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Show the hosts with what they are, what is wanted of them and what will be trained."""
+    """Show the hosts, their wanted settings, and the training settings."""
     found = open_inventory(inventory, limit, state_dir)
     if as_json:
         print(json.dumps(_document(found)))
@@ -71,8 +71,8 @@ def show(
 def schema() -> int:
     """Print a JSON Schema of the inventory, for editors.
 
-    Put `# yaml-language-server: $schema=schema.json` in the first line of the inventory, and the editor
-    completes keys, explains them and marks mistakes.
+    With `# yaml-language-server: $schema=schema.json` as the first line of the inventory, editors complete
+    keys, explain them and mark mistakes.
     """
     from provision.inventory.schema import inventory_schema
 

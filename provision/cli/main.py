@@ -1,4 +1,4 @@
-"""The command line. Each command calls one function; what it prints and returns is decided there.
+"""The program ``oeprov``: its commands and how their errors are printed.
 
 Exit codes: 0 fine, 1 error, 2 changes pending (``plan``, and ``--check``), 130 stopped by the user.
 """
@@ -83,20 +83,20 @@ def plan(
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Reach no host: plan for freshly installed hosts of each kind.")
+        bool, typer.Option("--offline", help="Contact no host: plan for freshly installed hosts.")
     ] = False,
     system: System = None,
     commands: Annotated[
-        bool, typer.Option("--commands", help="Show the exact commands of every step too.")
+        bool, typer.Option("--commands", help="Also show the commands of every step.")
     ] = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show what would change, on which host and why; what destroys data and what reboots.
 
-    Looks at every host at once and changes nothing. With --offline, --system says what the hosts run;
-    default: Rocky Linux 8 where there is persistent memory, Ubuntu elsewhere. Exit code 0: nothing to do; 2:
-    changes are pending; 1: a host could not be seen, or what the inventory asks for cannot be reached.
+    Observes all hosts at once and changes nothing. With --offline, --system names the hosts' systems;
+    default: Rocky Linux 8 for hosts with persistent memory, Ubuntu for the others. Exit code 0: nothing to
+    do; 2: changes are pending; 1: a host could not be observed, or cannot be brought to the wanted state.
     """
     from provision.converge import planning
 
@@ -113,15 +113,15 @@ def bootstrap(
     change: Change,
     bundle: Annotated[
         Path | None,
-        typer.Option("--bundle", metavar="DIR", help="Take all packages from there: see oeprov bundle."),
+        typer.Option("--bundle", metavar="DIR", help="Take all packages from this bundle (oeprov bundle)."),
     ] = None,
 ) -> int:
-    """Bring every host to what the inventory asks for: kernel, packages, memory, runtime.
+    """Set up every host as the inventory says: kernel, packages, memory, runtime.
 
-    Shows the plan, asks, applies it through Ansible, and looks again. A second run on a healthy cluster
-    changes nothing. A run that was killed is simply started again: it goes on from what is there.
+    Shows the plan, asks, applies it through Ansible, and observes the hosts again. A second run on a healthy
+    cluster changes nothing. After a killed run, run it again: it plans from the current state.
 
-    Nothing that holds data is touched unless --consent names the host and the object.
+    Data is never destroyed unless --consent names the host and the object.
     """
     from provision.converge import changes
 
@@ -148,15 +148,15 @@ def bundle(
 ) -> int:
     """Collect all packages and wheels that the hosts need in one directory, for sites without a network.
 
-    Reaches no host; hosts for which --system does not say run what this machine does. Every file is in
-    MANIFEST.json with its SHA-256, and is checked when it is used.
+    Contacts no host. Hosts without --system are taken to run this machine's system. MANIFEST.json lists every
+    file with its SHA-256; `oeprov bootstrap --bundle` checks them.
     """
     from provision.artifacts import bundle as bundling
 
     found = open_inventory(inventory, limit, state_dir)
     for line in bundling.make(found, output, system or [], state_dir):
         typer.echo(line)
-    typer.echo(f"{output}: to use it: oeprov bootstrap -i {inventory} --bundle {output}")
+    typer.echo(f"{output}: use it with: oeprov bootstrap -i {inventory} --bundle {output}")
     return 0
 
 
@@ -172,7 +172,7 @@ def pmem_mode(
     change: Change,
     write_inventory: Annotated[
         bool,
-        typer.Option("--write-inventory", help="Write MODE into the inventory afterwards; shows the change."),
+        typer.Option("--write-inventory", help="Write MODE into the inventory and show the change."),
     ] = False,
 ) -> int:
     """Switch how hosts use their persistent memory.
@@ -180,7 +180,7 @@ def pmem_mode(
     fsdax: a file system whose files are the memory itself. system-ram: the memory becomes a node without
     CPUs. memory: DRAM becomes a cache of it (bare metal only). A host that cannot do MODE says why.
 
-    At the end it shows what the inventory would have to say, and asks whether to write that.
+    At the end it shows the matching change of the inventory, and asks whether to write it.
     """
     from provision.converge import changes, planning
 
@@ -189,7 +189,7 @@ def pmem_mode(
 
 
 class Rollback(str, Enum):
-    """What can be brought back."""
+    """What `oeprov rollback` restores."""
 
     kernel = "kernel"
     pmem_mode = "pmem-mode"
@@ -201,13 +201,14 @@ class Rollback(str, Enum):
 )
 @changes_hosts
 def rollback(
-    what: Annotated[Rollback, typer.Argument(help="What to bring back to what it was.")],
+    what: Annotated[Rollback, typer.Argument(help="What to restore.")],
     change: Change,
 ) -> int:
-    """Go back to the kernel, or the mode of persistent memory, from before the last change.
+    """Restore the kernel, or the mode of persistent memory, from before the last change.
 
-    The journal in the state directory knows it. Planned, shown and agreed to like any change: the old kernel
-    boots on trial, and data is lost only with --consent that names the host and the object.
+    The journal in the state directory has the earlier value. The way back is a plan like any other: it is
+    shown and needs consent, and the old kernel boots on trial. Data is lost only with --consent that names
+    the host and the object.
     """
     from provision.converge import rollback as back
 
@@ -224,12 +225,12 @@ def rollback(
 def destroy(
     change: Change,
 ) -> int:
-    """Take what oeprov made off the hosts: services, environments, mounts, configuration, kernel arguments.
+    """Remove what oeprov made on hosts: services, environments, mounts, configuration, kernel arguments.
 
     Shows the plan and asks; refuses while a job runs. Checkpoints, rows in persistent memory and namespaces
-    stay, unless --consent names the host and each of them as the plan does; what it names and is not there is
-    said. System packages and kernels stay too (oeprov rollback kernel), and what this machine keeps of jobs
-    on hosts (jobs in the state directory). Doing it twice does no harm.
+    stay, unless --consent names the host and each object as the plan does. A named object that does not exist
+    is reported. System packages and kernels stay too (oeprov rollback kernel), and so do this machine's
+    records of jobs (jobs in the state directory). Running it twice does no harm.
     """
     from provision.converge import destroy as removing
 
@@ -246,9 +247,9 @@ def doctor(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Say what is wrong on each host, in sentences, and what to do about it. Changes nothing.
+    """Report what is wrong on each host and what to do about it. Changes nothing.
 
-    Exit code 0: nothing is wrong; 1: something is, or a host could not be seen.
+    Exit code 0: nothing is wrong; 1: something is, or a host could not be observed.
     """
     from provision.converge import doctor as examining
 
@@ -278,7 +279,7 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run one command line and return its exit code; errors meant for people become one line on stderr."""
+    """Run one command line and return its exit code; an OeprovError becomes one line on standard error."""
     words = sys.argv[1:] if arguments is None else arguments
     if "" in words and words[:2] != ["lab", "ssh"]:
         before = f"the one after {words[words.index('') - 1]}" if words.index("") else "the first one"

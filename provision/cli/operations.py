@@ -24,13 +24,13 @@ MONITORING_EXAMPLES = "Examples:  oeprov monitoring  |  oeprov monitoring --outp
 def dashboard(
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show hosts, PMem modes, jobs, throughput and checkpoints on a local web page that updates itself.
 
-    Prints the page's address, which has a token in it. Looks at the hosts every half minute and at the jobs
-    every two seconds, while a browser has the page open; changes nothing.
+    Prints the page's address, which contains a token. While a browser has the page open, it observes the
+    hosts every 30 seconds and the jobs every 2 seconds. Changes nothing.
     """
     from provision import dashboard as page
 
@@ -43,14 +43,14 @@ def report(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: oeprov-CLUSTER.html here.")
     ] = None,
-    runs: Annotated[int, typer.Option(min=0, help="Show the curves of so many jobs, the newest first.")] = 3,
+    runs: Annotated[int, typer.Option(min=0, help="Number of jobs with curves, newest first.")] = 3,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Write one HTML file about the cluster, to send to somebody: hosts, plan, jobs, curves, versions.
+    """Write one HTML file about the cluster, to send to others: hosts, plan, jobs, curves, versions.
 
-    The file needs nothing else, and has no token, key or password in it; names of hosts, paths and, where a
-    host cannot be reached, its address are there. Looks at every host and changes nothing.
-    Exit code 0: written; 1: written, and a host could not be seen.
+    The file is self-contained and has no token, key or password. It has host names, paths, and the address
+    of each unreachable host. Observes every host and changes nothing.
+    Exit code 0: written; 1: written, but a host could not be observed.
     """
     from provision.dashboard import report as writing
 
@@ -69,8 +69,8 @@ def monitoring(
 ) -> int:
     """Write a Prometheus configuration that finds the parameter servers, and a Grafana dashboard for them.
 
-    Of the servers with parameter_server_metrics_port, and, with kubernetes_server_image, of those on
-    Kubernetes. `bootstrap` writes them too.
+    They cover servers with parameter_server_metrics_port and, with kubernetes_server_image, those on
+    Kubernetes. `oeprov bootstrap` writes these files too.
     """
     from provision.monitoring import stack as files
 

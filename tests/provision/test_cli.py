@@ -211,7 +211,7 @@ def test_inventory_check_lists_all_problems(run, tmp_path: Path) -> None:  # typ
         (["plan", "--offlin"], "No such option: --offlin"),
         (["plam"], "No such command 'plam'"),
         (["launch-training", "-i", "nope.yml"], "nope.yml: no such inventory"),
-        (["launch-training", "my-job", "-i", LOCAL], "is understood with --resume only"),
+        (["launch-training", "my-job", "-i", LOCAL], "is for --resume only"),
         (["launch-training", "-i", LOCAL, "--dim", "wide"], "--dim: found 'wide'; expected a whole"),
         (["launch-training", "-i", LOCAL, "--dim", "0"], "--dim: found '0'; expected at least 1"),
         (["stop", "no-such-job"], "no-such-job"),
