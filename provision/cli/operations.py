@@ -72,6 +72,11 @@ def monitoring(
     They cover servers with parameter_server_metrics_port and, with kubernetes_server_image, those on
     Kubernetes. `oeprov bootstrap` writes these files too.
     """
-    from provision.monitoring import stack as files
+    from provision.monitoring import stack
 
-    return files.monitoring(open_inventory(inventory, limit, state_dir), output or state_dir / "monitoring")
+    directory = output or state_dir / "monitoring"
+    for note in stack.write(open_inventory(inventory, limit, state_dir), directory):
+        print(f"! {note}")
+    print(f"Prometheus: prometheus --config.file {directory / stack.PROMETHEUS}")
+    print(f"Grafana: import {directory / stack.DASHBOARD}")
+    return 0

@@ -18,6 +18,7 @@ from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import units
+from provision.jobs.screen import say
 from provision.jobs.store import jobs_dir
 
 
@@ -52,7 +53,7 @@ def run(
         words = [f"{len(plan.steps)} step(s) not done"] * bool(plan.steps) + plan.problems
         words += [line.split("; to lose")[0] for line in plan.notes]
         text = "; ".join(words) or "nothing that oeprov made is left, but system packages and kernels"
-        console.print(f"{clean} {plan.host}: {escape(text)}", highlight=False, soft_wrap=True)
+        say(console, f"{clean} {plan.host}: {escape(text)}")
     return code
 
 

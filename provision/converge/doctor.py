@@ -14,6 +14,7 @@ from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
 from provision.converge.diagnosis import Finding, diagnose
 from provision.hosts import observe, payload, remote_python
+from provision.jobs.screen import say
 from provision.node import families
 from provision.node.health import Health
 from provision.node.plan import make_plan
@@ -75,8 +76,8 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
     for name, items in found.items():
         mark = "[red]✗[/]" if items else "[green]✓[/]"
         said = f"{len(items)} thing(s) wrong" if items else "nothing wrong"
-        console.print(f"{mark} [bold]{escape(name)}[/]: {said}", highlight=False)
+        say(console, f"{mark} [bold]{escape(name)}[/]: {said}")
         for finding in items:
-            console.print(f"  - {escape(finding.what)}", highlight=False, soft_wrap=True)
-            console.print(f"    [dim]→[/] {escape(finding.do)}", highlight=False, soft_wrap=True)
+            say(console, f"  - {escape(finding.what)}")
+            say(console, f"    [dim]→[/] {escape(finding.do)}")
     return int(wrong)

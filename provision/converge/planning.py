@@ -15,6 +15,7 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.systems import assigned
 from provision.converge import fresh, planview, rolling
 from provision.hosts.survey import ClusterSurvey, survey
+from provision.jobs.screen import say
 from provision.node import platforms
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo
@@ -76,25 +77,24 @@ def plan(
     if commands:
         _show_commands(console, found)
     for error in found.lost:
-        console.print(f"[red]✗[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        say(console, f"[red]✗[/] {escape(str(error))}")
     steps = sum(len(item.steps) for item in plans)
     reboots = sum(any(step.reboots for step in item.steps) for item in plans)
     if steps:
-        console.print(
+        say(
+            console,
             f"{steps} step(s) on {len(found.pending)} of {len(inventory.hosts)} host(s), {reboots} of which "
             f"reboot; to do them: oeprov bootstrap -i {shlex.quote(str(inventory.path))}",
-            highlight=False,
-            soft_wrap=True,
         )
     elif not broken:
-        console.print(f"[green]✓[/] {len(plans)} host(s): nothing to do", highlight=False)
+        say(console, f"[green]✓[/] {len(plans)} host(s): nothing to do")
     return code
 
 
 def _show_commands(console: Console, found: ClusterSurvey) -> None:
     for item in found.plans.values():
         for step in item.steps:
-            console.print(f"[bold]{item.host}[/]: {escape(step.what)}", highlight=False, soft_wrap=True)
+            say(console, f"[bold]{item.host}[/]: {escape(step.what)}")
             for argv in step.commands:
                 text = " ".join(word if word.startswith("<") else shlex.quote(word) for word in argv)
-                console.print(f"    {escape(text)}", highlight=False, soft_wrap=True)
+                say(console, f"    {escape(text)}")

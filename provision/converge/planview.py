@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from provision.inventory import vault
+from provision.jobs.screen import say
 from provision.node.step import Plan
 
 
@@ -32,15 +33,9 @@ def show(console: Console, plans: Iterable[Plan], turns: str = "") -> None:
     if table.row_count:
         console.print(table)
     if turns:
-        console.print(escape(turns), highlight=False, soft_wrap=True)
+        say(console, escape(turns))
     for plan in plans:
         for note in plan.notes:
-            console.print(
-                f"[dim]note[/]     {plan.host}: {escape(vault.hide(note))}", highlight=False, soft_wrap=True
-            )
+            say(console, f"[dim]note[/]     {plan.host}: {escape(vault.hide(note))}")
         for problem in plan.problems:
-            console.print(
-                f"[red]problem[/]  {plan.host}: {escape(vault.hide(problem))}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(console, f"[red]problem[/]  {plan.host}: {escape(vault.hide(problem))}")

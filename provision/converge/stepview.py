@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from provision.hosts.journal import Journal
 from provision.hosts.playbook import TaskResult
+from provision.jobs.screen import say
 from provision.node.step import Plan, Step
 
 _GAP = re.compile(r"<[^<>]+>")  # of a plan: what nobody knew yet
@@ -43,11 +44,7 @@ class StepView:
             self.done.append({"host": result.host, **item})
             what = message if ok and message and _GAP.search(str(item["what"])) else str(item["what"])
             mark = "[green]✓[/]" if ok else "[red]✗[/]"
-            self.console.print(
-                f"{mark} {result.host}: {escape(what)} ({item['seconds']:.1f} s)",
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(self.console, f"{mark} {result.host}: {escape(what)} ({item['seconds']:.1f} s)")
 
     def _steps(self, host: str, role: str) -> list[Step]:
         """The agreed steps that a role does on a host."""

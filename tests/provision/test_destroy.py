@@ -321,9 +321,7 @@ def test_the_command_shows_and_refuses(
     [plan] = json.loads(capsys.readouterr().out.splitlines()[-1])["pending"]
     assert [step["id"] for step in plan["steps"]] == ["unmount-pmem0", "fstab-forget", "remove-files"]
     assert cli.run([*words, "--consent", "one:namespace0.0/n-1", "--yes"]) == 1
-    assert (
-        "data would be lost; to agree to that, add: --consent one:pmem0/ext4/f-1" in capsys.readouterr().err
-    )
+    assert "data would be lost; to agree, add: --consent one:pmem0/ext4/f-1" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - ends with the test
     assert cli.run(words) == 1
     assert "no terminal to ask at: add --yes" in capsys.readouterr().err
