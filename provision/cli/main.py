@@ -331,12 +331,3 @@ def _usage_error(error: Any) -> str:
 def _fail(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 1
-
-
-def main() -> None:
-    """Entry point of the ``oeprov`` program."""
-    sys.exit(run())
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -81,6 +81,12 @@ _EXPECTED = {  # type of pydantic's error → what is allowed
 _CHOICES = re.compile(r"(?:.* )?is not one of (.*?)\.?")  # of Typer
 
 
+def did_you_mean(found: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``; did you mean NAME?`` for the known name that is nearest; empty when none is near."""
+    close = difflib.get_close_matches(found, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def explain_wrong_value(item: Mapping[str, Any]) -> str:
     """One pydantic error in our words: what was found, what is allowed, what was probably meant.
 
@@ -99,9 +105,7 @@ def explain_wrong_value(item: Mapping[str, Any]) -> str:
     if chosen or kind in ("enum", "literal_error"):
         choices = chosen[1] if chosen else context["expected"].replace(" or ", ", ")
         allowed = [word.strip().strip("'") for word in choices.split(",")]
-        close = difflib.get_close_matches(str(found), allowed, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"found {found!r}; allowed: {', '.join(allowed)}{hint}"
+        return f"found {found!r}; allowed: {', '.join(allowed)}{did_you_mean(str(found), allowed)}"
     if kind in _EXPECTED:
         numbers = {key: f"{value:g}" if isinstance(value, float) else value for key, value in context.items()}
         return f"found {found!r}; expected {_EXPECTED[kind].format_map(numbers)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from provision.cluster.errors import ConvergeError
+from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.inventory import Host, Inventory, Removal
 from provision.converge import changes
 from provision.converge.changes import Consent
@@ -64,8 +63,7 @@ def _check_hosts(inventory: Inventory, consent: Consent) -> None:
         host, colon, _ = item.partition(":")
         if not colon:
             raise ConvergeError(f"--consent {item}: write HOST:OBJECT, as the plan does; nothing was changed")
-        close = difflib.get_close_matches(host, inventory.hosts, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(host, inventory.hosts)
         raise ConvergeError(
             f"--consent {item}: {inventory.path} has no host {host}, or --limit leaves it out{hint}; "
             "nothing was changed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from rich.console import Console
 from rich.markup import escape
 
-from provision.cluster.errors import OeprovError
+from provision.cluster.errors import OeprovError, did_you_mean
 from provision.cluster.inventory import Inventory
 from provision.cluster.systems import assigned
 from provision.converge import fresh, planview, rolling
@@ -26,8 +25,7 @@ ALL_MODES = sorted({mode for kind in platforms.kinds() for mode in platforms.get
 def check_mode(mode: str) -> None:
     """OeprovError when there is no such mode at all."""
     if mode not in ALL_MODES:
-        close = difflib.get_close_matches(mode, ALL_MODES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(mode, ALL_MODES)
         raise OeprovError(f"mode {mode!r} is unknown; modes are {', '.join(ALL_MODES)}{hint}")
 
 

@@ -383,7 +383,7 @@ def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str
         (["serve-export", "--port", "70000"], "--port: found '70000'; expected at most 65535;"),
         (["logs", "-n", "-3"], "--lines: found '-3'; expected at least 0; see `oeprov logs --help`"),
         (["lab", "up", "--nodes", "x"], "--nodes: found 'x'; expected a whole number; see `oeprov lab up "),
-        (["rollback", "krnel"], "what: found 'krnel'; allowed: kernel, pmem-mode; did you mean 'kernel'?"),
+        (["rollback", "krnel"], "what: found 'krnel'; allowed: kernel, pmem-mode; did you mean kernel?"),
         (["cost", "--rows", "1", "--epoch-hours", "no"], "--epoch-hours: found 'no'; expected a number;"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,

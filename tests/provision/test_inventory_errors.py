@@ -52,7 +52,7 @@ def test_the_good_one_is_good(tmp_path: Path) -> None:
         ("pmem_xyzzy: 1", ["host p1: pmem_xyzzy: unknown key"]),
         ("pmen_mode: fsdax", ["host p1: pmen_mode: unknown key; did you mean pmem_mode?"]),
         ("kernel_versoin: newest", ["did you mean kernel_version?"]),
-        ("pmem_mode: fsdx", ["host p1: pmem_mode: found 'fsdx'; allowed: ", "did you mean 'fsdax'?"]),
+        ("pmem_mode: fsdx", ["host p1: pmem_mode: found 'fsdx'; allowed: ", "did you mean fsdax?"]),
         ("pmem_mode: memory", ["pmem_mode: found 'memory': re6p is a guest", "use system-ram"]),
         ("pmem_mode: directory", ["directory stands in for persistent memory on kind local only"]),
         ("pmem_mode: ", ["pmem_mode: has no value"]),
@@ -120,7 +120,7 @@ def test_kind_missing(tmp_path: Path) -> None:
 def test_kind_unknown(tmp_path: Path) -> None:
     message = refused(tmp_path, GOOD.replace("kind: re6p", "kind: re6"))
     assert "found 're6'; allowed: re6p, re7p" in message
-    assert "did you mean 're6p'?" in message
+    assert "did you mean re6p?" in message
 
 
 def test_kind_local_over_ssh(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_an_empty_group(tmp_path: Path, group: str) -> None:
 
 def test_a_group_that_is_missing(tmp_path: Path) -> None:
     message = refused(tmp_path, GOOD.replace("workers:", "worker:"))
-    assert "group workers is missing; did you mean 'worker'?" in message
+    assert "group workers is missing; did you mean worker?" in message
 
 
 @pytest.mark.parametrize(
