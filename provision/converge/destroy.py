@@ -1,4 +1,4 @@
-"""``oeprov destroy``: takes what oeprov made off the hosts; a plan like any other, with data by name only."""
+"""``oeprov destroy``: removes from hosts what oeprov made. Data goes only with consent by name."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from provision.jobs.store import jobs_dir
 def run(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
-    """Show the plan, ask, remove, look again, and say of each host what is left; exit codes of bootstrap.
+    """Show the plan, ask, remove, observe again, and report what is left per host; exit codes of bootstrap.
 
-    ConvergeError for a consent that names no host; one that names nothing on its host is only said.
+    ConvergeError for a consent that names no host. A named object that does not exist is only reported.
     """
     _check_hosts(inventory, consent)
     before = history.first(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
@@ -51,7 +51,7 @@ def run(
         clean = "[green]✓[/]" if plan.converged else "[red]✗[/]"
         words = [f"{len(plan.steps)} step(s) not done"] * bool(plan.steps) + plan.problems
         words += [line.split("; to lose")[0] for line in plan.notes]
-        text = "; ".join(words) or "nothing that oeprov made is left, but system packages and kernels"
+        text = "; ".join(words) or "nothing that oeprov made is left, except system packages and kernels"
         say(console, f"{clean} {plan.host}: {escape(text)}")
     return code
 
@@ -71,13 +71,13 @@ def _check_hosts(inventory: Inventory, consent: Consent) -> None:
 
 
 def _not_there(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
-    """A line for each object that was named and that no plan has to lose."""
+    """One line per object that the user named and no plan removes."""
     lines = []
     for name, plan in found.plans.items():
         removal = hosts[name].removal
         kept = {word.removeprefix(f"{name}:") for note in plan.notes for word in note.split()}
         lines += [
-            f"{name}:{item} was named, but oeprov made nothing of that name there, or it is gone already"
+            f"{name}:{item} was named, but oeprov made no such object there, or it is gone already"
             for item in (removal.objects if removal else ())
             if item not in plan.destroys and item not in kept
         ]

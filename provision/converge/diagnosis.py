@@ -1,4 +1,4 @@
-"""What is wrong on a host, in sentences, and what to do about it: a pure function of what was seen there."""
+"""What is wrong on a host and what to do about it: a pure function of its observed state."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FULL_SHARE = 0.03
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: what was found, and what to do."""
+    """One problem: what was found, and what to do."""
 
     what: str
     do: str
 
 
 def diagnose(state: State, desired: Desired, plan: Plan, health: Health, skew: float = 0.0) -> list[Finding]:
-    """All that is wrong on a host, the most fundamental first; empty when nothing is."""
+    """All problems of a host, the most fundamental first."""
     return list(_all(state, desired, plan, health, skew))
 
 

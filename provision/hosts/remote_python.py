@@ -1,4 +1,4 @@
-"""Which Python Ansible's modules need on a host: a newer one than looking at it needs."""
+"""The Python that Ansible's modules need on a host, which is newer than observing needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SINCE = {(2, 16): (3, 6), (2, 17): (3, 7), (2, 18): (3, 8), (2, 19): (3, 8), (2
 
 
 def problem(state: State, python: str, core: str = "") -> str:
-    """Why Ansible here cannot change a host, and what would work; empty when it can.
+    """Why the installed Ansible cannot change a host, and what to do; empty when it can.
 
-    ``python`` is what looked there; ``core`` is a version of ansible-core; default: the installed one's.
+    ``python``: the interpreter that observed the host; ``core``: ansible-core's version (default: installed).
     """
     if not core:
         from ansible import release

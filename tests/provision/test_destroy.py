@@ -348,7 +348,7 @@ def test_consent_that_names_nothing_is_said_and_changes_nothing(
     assert cli.run([*words, "--check", *(word for item in named for word in ("--consent", item))]) == 2
     said = capsys.readouterr().out
     assert said.count("was named, but") == 1
-    assert "one:job/gone was named, but oeprov made nothing of that name there, or it is gone already" in said
+    assert "one:job/gone was named, but oeprov made no such object there, or it is gone already" in said
     monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, bare))
     assert cli.run([*words, "--consent", "one:namespace0.0/n-1"]) == 0, "twice does no harm"
     said = capsys.readouterr().out

@@ -168,7 +168,7 @@ def test_a_key_file_that_is_not_there(tmp_path: Path, server: SshServer) -> None
 def test_a_host_key_that_changed(tmp_path: Path, server: SshServer) -> None:
     line = server.known_hosts_line(paramiko.ECDSAKey.generate())
     (tmp_path / "known_hosts").write_text(line)
-    assert "shows another host key" in reason(observing.observe(inventory(tmp_path, host(server)))["a"])
+    assert "has another host key" in reason(observing.observe(inventory(tmp_path, host(server)))["a"])
     assert server.commands == []
 
 
