@@ -304,6 +304,11 @@ def _run(arguments: list[str] | None) -> int:
         return _fail(str(error))
     except _ClickError as error:
         found: Any = error
+        errors = getattr(error.__cause__, "errors", None)
+        if errors is not None:  # Typer gives pydantic's words
+            from provision.cluster.setting_types import explain
+
+            found.message = explain(errors()[0])
         path = found.ctx.command_path if getattr(found, "ctx", None) else "oeprov"
         message = " ".join(found.format_message().split())
         if not message:  # no arguments at all: the help was the answer

@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provision.cluster.errors import InventoryError
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import Kind
 from provision.node import platforms
 
@@ -102,10 +103,7 @@ def _explain(item: Mapping[str, Any]) -> str:
                 "ALIBABA_CLOUD_ACCESS_KEY_SECRET, use a profile of `aliyun configure`, or a RAM role"
             )
         return f"{key}: unknown key; known are {', '.join(Query.model_fields)}"
-    if item["type"] == "missing":
-        return f"{key} is missing"
-    message = str(item["msg"]).removeprefix("Input ")
-    return f"{key}: found {item['input']!r}; {message[0].lower()}{message[1:]}"
+    return f"{key}: {explain(item)}"
 
 
 @cache

@@ -20,6 +20,7 @@ from provision.cluster.errors import InventoryError
 from provision.cluster.inventory import PARAMETER_SERVERS, WORKERS, Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import (
     GpuSettings,
     KernelSettings,
@@ -237,28 +238,17 @@ def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
         return model(**values)
     except ValidationError as error:
         for item in error.errors():
-            key = model.prefix + str(item["loc"][0])
+            name, *inside = item["loc"]
+            key, value = f"{model.prefix}{name}", values.get(name)
             if item["type"] == "missing":
                 kinds = ", ".join(kind.value for kind in Kind)
                 problems.add(raw.label(problems.raw.path), f"{key} is missing; one of {kinds}")
+            elif inside:
+                entry = f"{inside[0]}: " if isinstance(value, dict) else ""
+                problems.at(raw, key, entry + explain(item))
             else:
-                problems.at(raw, key, explain(item))
+                problems.at(raw, key, explain({**item, "input": value}))  # a size as it is written
         return None
-
-
-def explain(item: Mapping[str, Any]) -> str:
-    """One pydantic error as words: what was found, what is allowed, what was probably meant."""
-    found, context = item.get("input"), item.get("ctx") or {}
-    text = f"found {found!r}"
-    if item["type"] in ("enum", "literal_error"):
-        allowed = [word.strip().strip("'") for word in context["expected"].replace(" or ", ", ").split(",")]
-        close = difflib.get_close_matches(str(found), allowed, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"{text}; allowed: {', '.join(allowed)}{hint}"
-    if item["type"] == "string_pattern_mismatch":
-        return f"{text}; it must match {context['pattern']}"
-    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    return f"{text}; {message[0].lower()}{message[1:]}"
 
 
 def _connection(raw: RawHost, problems: _Problems) -> str:

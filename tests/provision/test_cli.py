@@ -212,8 +212,18 @@ def test_inventory_check_lists_all_problems(run, tmp_path: Path) -> None:  # typ
         (["plam"], "No such command 'plam'"),
         (["launch-training", "-i", "nope.yml"], "nope.yml: no such inventory"),
         (["launch-training", "my-job", "-i", LOCAL], "is understood with --resume only"),
-        (["launch-training", "-i", LOCAL, "--dim", "wide"], "Invalid value for '--dim'"),
-        (["launch-training", "-i", LOCAL, "--dim", "0"], "Invalid value for '--dim'"),
+        (
+            ["launch-training", "-i", LOCAL, "--dim", "wide"],
+            "'--dim': found 'wide'; expected a whole number",
+        ),
+        (["launch-training", "-i", LOCAL, "--dim", "0"], "'--dim': found '0'; allowed: at least 1; see"),
+        (
+            ["launch-training", "-i", LOCAL, "--dim", "5000"],
+            "'--dim': found '5000'; allowed: at most 4096",
+        ),
+        (["dashboard", "--port", "70000"], "'--port': found '70000'; allowed: at most 65535; see"),
+        (["cost", "--rows", "1", "--epoch-hours", "0"], "found '0'; allowed: at least 1e-06; see"),
+        (["rollback", "all"], "found 'all'; allowed: 'kernel', 'pmem-mode'; see"),
         (["stop", "no-such-job"], "no-such-job"),
         (["logs", "no-such-job"], "no-such-job"),
         (["status", "no-such-job"], "no-such-job"),
@@ -377,12 +387,16 @@ def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str
         ),
         (["destroy", "--limit", "", "--yes"], "an argument is empty: the one after --limit; "),
         (["", "x"], "an argument is empty: the first one; "),
-        (["resume", "--epochs", "0"], "Invalid value for '--epochs'"),
-        (["jobs", "prune", "--keep", "-1"], "Invalid value for '--keep'"),
+        (["resume", "--epochs", "0"], "'--epochs': found '0'; allowed: at least 1; see"),
+        (
+            ["launch-training", "-i", LOCAL, "--learning-rate", "0"],
+            "--learning-rate: found 0.0; allowed: more than 0",
+        ),
+        (["jobs", "prune", "--keep", "-1"], "'--keep': found '-1'; allowed: at least 0; see"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
-def test_an_empty_argument_is_a_mistake(run, arguments: list[str], piece: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_empty_or_impossible_argument_is_a_mistake(run, arguments: list[str], piece: str) -> None:  # type: ignore[no-untyped-def]
     assert piece in run(*arguments).error()
 
 
