@@ -60,7 +60,7 @@ def build_of(state: State, desired: Desired) -> str:
     if not platforms.get(desired.kind).managed or not desired.runtime_wheel_digest:
         return ""
     version = state.runtime.base or _in_name(python_of(state.os, desired)) or state.os.python
-    return "{}-{}".format(wheel_key(state.os, version), desired.runtime_wheel_digest[:16])
+    return f"{wheel_key(state.os, version)}-{desired.runtime_wheel_digest[:16]}"
 
 
 def key_of(build: str) -> str:
@@ -113,7 +113,7 @@ def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, g
     """
     family, names = families.of(os_info), families.names(os_info, "build")
     if family is None or not names or not os_info.package_manager:
-        raise CommandError("the runtime cannot be built on {}".format(families.title(os_info)))
+        raise CommandError(f"the runtime cannot be built on {families.title(os_info)}")
     use = repositories.use(os_info, given, family.comes_from.get("build", []))
     install_packages(system, os_info.package_manager, names, use)
     environment = {"PATH": family.compilers + ":" + os.environ.get("PATH", "")} if family.compilers else {}
@@ -129,10 +129,10 @@ def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, g
     ):
         result = system.run(argv, timeout=7200, environment=environment)
         with open(system.path(os.path.join(into, "log")), "a") as log:
-            log.write("$ {}\n{}{}\n".format(" ".join(argv), result.out, result.err))
+            log.write(f"$ {' '.join(argv)}\n{result.out}{result.err}\n")
         if not result.ok:
             raise CommandError(result.explain())
     made = [name for name in system.list(into) if name.endswith(".whl")]
     if len(made) != 1:
-        raise CommandError("pip built {} wheels where one was expected".format(len(made)))
+        raise CommandError(f"pip built {len(made)} wheels where one was expected")
     return os.path.join(into, made[0])

@@ -50,16 +50,13 @@ def known() -> List[Family]:
 def known_names() -> str:
     """The families for messages, with the IDs of os-release that each is for."""
     return ", ".join(
-        item.name + (" ({})".format(", ".join(item.ids)) if len(item.ids) > 1 else "")
-        for item in sorted(known())
+        item.name + (f" ({', '.join(item.ids)})" if len(item.ids) > 1 else "") for item in sorted(known())
     )
 
 
 def known_systems() -> List[str]:
     """ID and release of each known system, such as debian-12."""
-    return sorted(
-        "{}-{}".format(name, item) for family in known() for name in family.ids for item in family.releases
-    )
+    return sorted(f"{name}-{item}" for family in known() for name in family.ids for item in family.releases)
 
 
 def lineage(name: str, like: List[str]) -> str:
@@ -137,8 +134,8 @@ def treated_as(os: OsInfo) -> str:
     found, number = _like(os)
     if found is None or found.by_major:
         return found.name if found else ""
-    newest = "{}, the newest that is known".format(max(found.releases, key=_number))
-    return "{} {}".format(found.name, number or newest)
+    newest = f"{max(found.releases, key=_number)}, the newest that is known"
+    return f"{found.name} {number or newest}"
 
 
 def title(os: OsInfo) -> str:

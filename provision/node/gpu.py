@@ -75,7 +75,7 @@ def observe(system: System, whole: bool = True) -> Gpu:
 
 def _names(system: System, devices: List[str]) -> List[str]:
     """Models by the driver; empty without it."""
-    texts = [system.read("/proc/driver/nvidia/gpus/{}/information".format(name)) for name in devices]
+    texts = [system.read(f"/proc/driver/nvidia/gpus/{name}/information") for name in devices]
     models = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
     return [match.group(1).strip() for match in models if match]
 
@@ -146,7 +146,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     where, _ = source(state, desired)
     use = repositories.use(state.os, given, where.repositories if where else [])
     there = state.gpu.driver or state.gpu.installed
-    why = "version {} is there".format(there) if there else "no driver is there"
+    why = f"version {there} is there" if there else "no driver is there"
     if state.gpu.nouveau:
         why += "; nouveau drives the GPU, and a display on it ends with its programs"
     install = packages.install_command(state.os, names, use.options)
@@ -155,7 +155,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
         Step(
             id="gpu-driver",
             what="install NVIDIA driver " + (branch_of(state, desired) or desired.gpu_driver),
-            why="{} NVIDIA device(s), {}".format(len(state.gpu.devices), why),
+            why=f"{len(state.gpu.devices)} NVIDIA device(s), {why}",
             destroys=[NOUVEAU] if state.gpu.nouveau else [],
             commands=use.commands + refresh + streams + [install],
             action="install_gpu_driver",
@@ -233,9 +233,7 @@ def reboot_reasons(state: State, desired: Desired) -> List[str]:
     if state.gpu.driver and changes(state, desired):
         found.append("the loaded NVIDIA driver changes")
     elif state.gpu.driver and state.gpu.installed not in ("", state.gpu.driver):
-        found.append(
-            "NVIDIA driver {} is installed and {} loaded".format(state.gpu.installed, state.gpu.driver)
-        )
+        found.append(f"NVIDIA driver {state.gpu.installed} is installed and {state.gpu.driver} loaded")
     return found
 
 
@@ -328,9 +326,9 @@ def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:
     for release in args["kernels"]:
         if not _installed(system, release):
             raise CommandError(
-                "the packages of the driver are installed, but kernel {0} has no module nvidia: if it is "
-                "built here, see /var/lib/dkms/nvidia/*/build/make.log; if its headers or modules are no "
-                "longer available, take a newer kernel (kernel_version: newest)".format(release)
+                f"the packages of the driver are installed, but kernel {release} has no module nvidia: if it "
+                "is built here, see /var/lib/dkms/nvidia/*/build/make.log; if its headers or modules are no "
+                "longer available, take a newer kernel (kernel_version: newest)"
             )
     return Applied(bool(installed), "installed " + ", ".join(installed) if installed else "all are installed")
 

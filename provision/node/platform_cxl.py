@@ -62,7 +62,7 @@ def _not_taken(state: State, node: NumaNode, desired: Desired) -> str:
     why = numa.other_memory(state, node)
     if not why and desired.pmem_mode == "fsdax":
         why = "the firmware hands it out like any other memory: use pmem_mode: system-ram"
-    return "; node {} has {} and no CPUs, but {}".format(node.id, human(node.size), why) if why else ""
+    return f"; node {node.id} has {human(node.size)} and no CPUs, but {why}" if why else ""
 
 
 PLATFORM = _Cxl()
