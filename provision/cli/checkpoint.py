@@ -1,4 +1,4 @@
-"""``oeprov checkpoint`` and ``oeprov reshard``: the runtime's tools for checkpoints, run as what they are."""
+"""``oeprov checkpoint`` and ``oeprov reshard``: the runtime's tools for checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PATH = "A job, a checkpoint (step-…), a run's directory of checkpoints, or on
 
 
 def _tool(*arguments: object) -> int:
-    """Run ``python -m oe_runtime.checkpoint``; its words are ours. It ends when we do."""
+    """Run ``python -m oe_runtime.checkpoint``, which ends when this process does."""
     argv = [sys.executable, "-m", "oe_runtime.checkpoint", *map(str, arguments)]
     libc = ctypes.CDLL(None)
     code = subprocess.run(
@@ -42,13 +42,13 @@ def _tool(*arguments: object) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _place(path: Path, state_dir: Path) -> Path:
+def _resolve(path: Path, state_dir: Path) -> Path:
     """The path, or the checkpoints of the job that it names. TrainingError when it is neither."""
     from provision.cluster.errors import TrainingError
     from provision.jobs import store
 
     if os.path.lexists(path) or len(path.parts) != 1:
-        return path  # the tool says what is wrong with it
+        return path  # the tool explains what is wrong with it
     try:
         job = store.find(state_dir, str(path))
     except TrainingError as error:
@@ -78,7 +78,7 @@ def inspect(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show step, tables, rows, bytes, servers and formats; of a directory of checkpoints, a line for each."""
-    return _tool("inspect", *_json(as_json), "--", _place(path, state_dir))
+    return _tool("inspect", *_json(as_json), "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
@@ -94,7 +94,7 @@ def verify(
     Of a storage directory (pmem_libpmem, dram_pmem), or one above it on its host: every row in its pools,
     of which a server that starts again reads the keys only. Exit code 1 when there is a problem.
     """
-    return _tool("verify", *_json(as_json), "--", _place(path, state_dir))
+    return _tool("verify", *_json(as_json), "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
@@ -114,13 +114,13 @@ def diff(
 
     They may be of different numbers of servers. Exit code 0: no difference; 2: there are some; 1: an error.
     """
-    both = [_place(path, state_dir) for path in (before, after)]
+    both = [_resolve(path, state_dir) for path in (before, after)]
     return _tool("diff", "--memory", memory, *_json(as_json), "--", *both)
 
 
 def reshard(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint (step-…); or a job or run, for its last.")],
-    servers: Annotated[int, typer.Option(min=1, max=1024, help="How many servers it shall be for.")],
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="Number of servers.")],
     output: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where to publish it; default: beside CHECKPOINT, as the newest."),
@@ -128,7 +128,7 @@ def reshard(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Rewrite a checkpoint for another number of servers: one file a table and server.
+    """Rewrite a checkpoint for another number of servers: one file per table and server.
 
     Any number of servers can restore any checkpoint; from one of their own number each reads only its own
     files. Everything is verified before and the old checkpoint stays. A job that trains there goes on, but
@@ -137,5 +137,5 @@ def reshard(
     """
     where = [] if output is None else ["--output", output]
     return _tool(
-        "reshard", "--servers", servers, *where, *_json(as_json), "--", _place(checkpoint, state_dir)
+        "reshard", "--servers", servers, *where, *_json(as_json), "--", _resolve(checkpoint, state_dir)
     )

@@ -21,7 +21,6 @@ from provision.cli import (
     jobs,
     kubernetes,
     lab,
-    monitoring,
     operations,
     serving,
     training,
@@ -122,7 +121,7 @@ def bootstrap(
     """Bring every host to what the inventory asks for: kernel, packages, memory, runtime.
 
     Shows the plan, asks, applies it through Ansible, and looks again. A second run on a healthy cluster
-    changes nothing. A run that was killed is simply started again: it goes on from what is there.
+    changes nothing. After a run that was killed, run it again: it plans from the present state.
 
     Nothing that holds data is touched unless --consent names the host and the object.
     """
@@ -265,7 +264,7 @@ app.command(rich_help_panel=_TRAIN, epilog=training.LOGS_EXAMPLES)(training.logs
 app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop)
 app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
-app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
+app.command(rich_help_panel=_PROVISION, epilog=operations.MONITORING_EXAMPLES)(operations.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
 app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)
 app.command(rich_help_panel=_TRAIN, epilog=serving.SERVE_EXAMPLES)(serving.serve_export)
@@ -294,7 +293,7 @@ def _run(arguments: list[str] | None) -> int:
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
-        sys.stdout.flush()  # a reader that has gone is found here, not in the interpreter's exit
+        sys.stdout.flush()  # finds a closed pipe here, not at the interpreter's exit
     except Interrupted as error:
         _fail(str(error))
         return 130

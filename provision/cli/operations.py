@@ -1,4 +1,4 @@
-"""Commands for who looks after a cluster: ``dashboard``, ``report``."""
+"""Commands for operators: ``dashboard``, ``report`` and ``monitoring``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from provision.cli.options import (
 )
 
 REPORT_EXAMPLES = "Examples:  oeprov report  |  oeprov report --output cluster.html --runs 10"
+MONITORING_EXAMPLES = "Examples:  oeprov monitoring  |  oeprov monitoring --output /etc/prometheus/oeprov"
 DASHBOARD_EXAMPLES = "Examples:  oeprov dashboard -i inventory.yml  |  oeprov dashboard --port 8800"
 
 
@@ -42,10 +43,10 @@ def report(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: oeprov-CLUSTER.html here.")
     ] = None,
-    runs: Annotated[int, typer.Option(min=0, help="Show the curves of so many jobs, the newest first.")] = 3,
+    runs: Annotated[int, typer.Option(min=0, help="Number of newest jobs to show with curves.")] = 3,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Write one HTML file about the cluster, to send to somebody: hosts, plan, jobs, curves, versions.
+    """Write one HTML file about the cluster, to send to others: hosts, plan, jobs, curves, versions.
 
     The file needs nothing else, and has no token, key or password in it; names of hosts, paths and, where a
     host cannot be reached, its address are there. Looks at every host and changes nothing.
@@ -55,3 +56,22 @@ def report(
 
     found = open_inventory(inventory, limit, state_dir)
     return writing.run(found, state_dir=state_dir, output=output, runs=runs)
+
+
+def monitoring(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write; default: monitoring in the state directory."),
+    ] = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Write a Prometheus configuration that finds the parameter servers, and a Grafana dashboard for them.
+
+    Of the servers with parameter_server_metrics_port, and, with kubernetes_server_image, of those on
+    Kubernetes. `bootstrap` writes them too.
+    """
+    from provision.monitoring import stack as files
+
+    return files.monitoring(open_inventory(inventory, limit, state_dir), output or state_dir / "monitoring")

@@ -56,8 +56,8 @@ def launch_training(
 ) -> int:
     """Train a model: start parameter servers and workers, show progress, export what was learned.
 
-    Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
-    there. No process is left behind, however it ends.
+    Ctrl-C stops it: the worker finishes its step and writes a checkpoint, from which --resume continues.
+    No process is left behind, however it ends.
     """
     from provision.jobs import containers, launching, store
     from provision.jobs.request import LaunchOptions

@@ -37,7 +37,7 @@ from provision.monitoring import stack
 from provision.node.state import State, difference
 from provision.node.step import Plan
 
-# After a reboot, or with tools that were not there before, more may be seen: then it is planned again.
+# A reboot or new tools may show more of a host: then it is planned again, at most this often.
 ROUNDS = 4
 
 
@@ -86,7 +86,7 @@ def pmem_mode(
     Hosts that have none (``pmem_mode: none``, and of a kind that cannot do ``mode``) are left out. With
     ``write_inventory`` the inventory asks for ``mode`` afterwards; else a person at a terminal is asked.
     """
-    inventory = replace(inventory, hosts=_able(inventory, mode))
+    inventory = replace(inventory, hosts=_hosts_with_mode(inventory, mode))
     changed = with_mode(inventory, mode, state_dir)
     change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
     code = change.run(check=check)
@@ -95,7 +95,7 @@ def pmem_mode(
     return code
 
 
-def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
+def _hosts_with_mode(inventory: Inventory, mode: str) -> dict[str, Host]:
     """The hosts that the mode is for; ConvergeError when one that has persistent memory cannot do it."""
     able = {name: host for name, host in inventory.hosts.items() if not host.platform.refuse(mode)}
     for name, host in inventory.hosts.items():
@@ -115,7 +115,7 @@ def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool
         return 0
     path = inventory.path
     if not wanted:
-        said = f"note: {escape(str(path))} still says otherwise for {', '.join(hosts)}"
+        said = f"note: {escape(str(path))} still has another mode for {', '.join(hosts)}"
         say(f"{said}: the next bootstrap would plan the way back")
     try:
         edits = inventory_edit.edits_for(path, hosts, "pmem_mode", mode, alike=inventory.hosts)
@@ -124,7 +124,7 @@ def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool
         if check:
             return 0
         ask = not wanted and not change.as_json and not change.consent.yes and sys.stdin.isatty()
-        if wanted or (ask and _agrees(change.console, "Write this into the inventory?")):
+        if wanted or (ask and _confirm(change.console, "Write this into the inventory?")):
             for edit in edits:
                 edit.write()
                 say(f"[green]✓[/] wrote {escape(str(edit.path))}")
@@ -141,14 +141,14 @@ def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool
 def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
     """The option that chooses these hosts again; empty where that is every host that the mode is for."""
     try:
-        if _able(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
+        if _hosts_with_mode(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
             return ""
     except ConvergeError:
         pass  # without the option, another host would be refused
     return f" --limit {shlex.quote(','.join(inventory.hosts))}"
 
 
-def _agrees(console: Console, question: str) -> bool:
+def _confirm(console: Console, question: str) -> bool:
     """The answer at the terminal; no unless it is yes."""
     answer = console.input(f"{question} [y/N] ", markup=False)  # markup would take [y/N] for a style
     return answer.strip().lower() in ("y", "yes")
@@ -183,9 +183,9 @@ def remove(
     check: bool = False,
     remarks: Callable[[ClusterSurvey], list[str]],
 ) -> tuple[int, ClusterSurvey]:
-    """Carry out the plans of hosts with ``removal``; the exit code, and what there is now.
+    """Carry out the plans of hosts with ``removal``; returns the exit code and the last survey.
 
-    ``remarks`` are said of the first plans, before anybody is asked.
+    ``remarks`` gives lines about the first plans, which are shown before the prompt.
     """
     # That playbook does the steps of every role in the order of the plan.
     change = _Change(inventory, "destroy", state_dir, consent, as_json, playbook="pmem_mode", remarks=remarks)
@@ -209,11 +209,11 @@ class _Change:
         roles: tuple[str, ...] = (),
         remarks: Callable[[ClusterSurvey], list[str]] = lambda _: [],
     ) -> None:
-        """``playbook``: where it is not of that ``name``; ``roles``: do the steps of these alone."""
+        """``playbook``: if it is not called ``name``; ``roles``: do the steps of these roles only."""
         self.inventory = inventory
         self.bundle = bundle
         self.playbook = playbook or name
-        self.found = ClusterSurvey()  # the newest
+        self.found = ClusterSurvey()  # the last one
         self.roles = roles
         self.remarks = remarks
         self.name = name
@@ -230,12 +230,12 @@ class _Change:
     def run(self, *, check: bool) -> int:
         begun = time.monotonic()
         if check:
-            found = self._look()
+            found = self._survey()
             self._remark(found)
             return self._report(found, begun, check=True)
         with cluster_lock(self.state_dir, self.inventory.cluster):
-            self._say_what_was_interrupted()
-            found = self._look()
+            self._show_interrupted_steps()
+            found = self._survey()
             self._remark(found)
             outcome = "ok" if found.pending else "nothing to do"
             if not found.pending:
@@ -243,22 +243,22 @@ class _Change:
             for number in range(ROUNDS):
                 if not found.pending:
                     break
-                self._refuse_what_cannot_be_applied(found)
-                if not self._agreed(found):
+                self._check_applicable(found)
+                if not self._has_consent(found):
                     self.console.print("nothing more was changed" if number else "nothing was changed")
                     return 1
                 if not number:
                     self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
                 outcome, run_log = self._apply(found, number)
-                before, found = found, self._look(quiet=True)
-                if outcome != "ok" or _same(before, found):
+                before, found = found, self._survey(quiet=True)
+                if outcome != "ok" or _is_same(before, found):
                     self.console.print(f"Ansible's log: {run_log}", highlight=False, soft_wrap=True)
                     break
                 if found.pending and number + 1 < ROUNDS:
-                    self.console.print("What could be seen only now:")
+                    self.console.print("Steps that could be seen only now:")
                     self._show(found)
             if outcome == "canceled":
-                self.console.print("[yellow]![/] stopped in the middle; run it again to go on from there")
+                self.console.print("[yellow]![/] interrupted; run the command again to continue")
                 return 130
             self.journal.write("finished", outcome=outcome, failed=sorted(self.failed))
             code = self._report(found, begun)
@@ -268,7 +268,7 @@ class _Change:
         for line in self.remarks(found):
             self.console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
 
-    def _say_what_was_interrupted(self) -> None:
+    def _show_interrupted_steps(self) -> None:
         for host, step in {item.host: item for item in reversed(self._interrupted())}.items():
             self.console.print(
                 f"[yellow]![/] an earlier run ({step.run}) was interrupted on {host} during or before: "
@@ -279,8 +279,8 @@ class _Change:
     def _interrupted(self) -> list[Interrupted]:
         return self.journal.interrupted(self.inventory.cluster)
 
-    def _look(self, quiet: bool = False) -> ClusterSurvey:
-        with self.console.status("looking at the hosts"):
+    def _survey(self, quiet: bool = False) -> ClusterSurvey:
+        with self.console.status("observing the hosts"):
             found = survey(self.inventory)
             if self.name == "pmem_mode":
                 found.plans = {
@@ -306,7 +306,7 @@ class _Change:
     def _turns(self, found: ClusterSurvey) -> list[list[str]]:
         return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
 
-    def _refuse_what_cannot_be_applied(self, found: ClusterSurvey) -> None:
+    def _check_applicable(self, found: ClusterSurvey) -> None:
         unsettled = self.journal.unsettled(self.inventory.cluster) if found.lost else {}
         for error in found.lost:
             if error.host in unsettled:
@@ -329,7 +329,7 @@ class _Change:
                     f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}"
                 )
 
-    def _agreed(self, found: ClusterSurvey) -> bool:
+    def _has_consent(self, found: ClusterSurvey) -> bool:
         """Consent to every object that would be lost by name, to the rest with --yes or at the prompt."""
         doomed = [f"{plan.host}:{item}" for plan in found.pending for item in plan.destroys]
         missing = [item for item in doomed if item not in self.consent.objects]
@@ -340,7 +340,7 @@ class _Change:
             return True
         if not sys.stdin.isatty():
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return _agrees(self.console, "Apply these steps?")
+        return _confirm(self.console, "Apply these steps?")
 
     def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path]:
         self.applied = True
@@ -436,8 +436,8 @@ class _Change:
         return code
 
 
-def _same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
-    """Nothing came of the last round: what is left cannot be done by doing it again."""
+def _is_same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
+    """The last round changed nothing, so another one would not either."""
     return {plan.host: plan.steps for plan in before.pending} == {
         plan.host: plan.steps for plan in after.pending
     }

@@ -1,4 +1,4 @@
-"""``oeprov destroy``: takes what oeprov made off the hosts; a plan like any other, with data by name only."""
+"""``oeprov destroy``: remove what oeprov made from hosts; data goes only if it is named."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from provision.jobs.store import jobs_dir
 def run(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
-    """Show the plan, ask, remove, look again, and say of each host what is left; exit codes of bootstrap.
+    """Show the plan, ask, remove, and report what is left on each host; exit codes of bootstrap.
 
-    ConvergeError for a consent that names no host; one that names nothing on its host is only said.
+    ConvergeError for a consent that names no host; a note for one that names no object on its host.
     """
     _check_hosts(inventory, consent)
     before = history.first(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
@@ -44,7 +44,7 @@ def run(
         consent=consent,
         as_json=as_json,
         check=check,
-        remarks=lambda seen: _not_there(seen, hosts),
+        remarks=lambda seen: _missing_objects(seen, hosts),
     )
     console = Console(stderr=as_json)
     for plan in [] if check else found.plans.values():
@@ -71,7 +71,7 @@ def _check_hosts(inventory: Inventory, consent: Consent) -> None:
         )
 
 
-def _not_there(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
+def _missing_objects(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
     """A line for each object that was named and that no plan has to lose."""
     lines = []
     for name, plan in found.plans.items():

@@ -1,4 +1,4 @@
-"""``oeprov doctor``: looks at every host, changes nothing, and says what is wrong and what to do."""
+"""``oeprov doctor``: report what is wrong on each host and what to do; changes nothing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rich.markup import escape
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
 from provision.converge.diagnosis import Finding, diagnose
-from provision.hosts import observe, payload, remote_python
+from provision.hosts import observe, payload
+from provision.hosts.survey import plan_host
 from provision.node import families
 from provision.node.health import Health
-from provision.node.plan import make_plan
 
 _MOST_AT_ONCE = 64
 
 
 def examine(host: Host, *, reached: bool) -> list[Finding]:
-    """What is wrong on one host; HostError when it cannot be looked at.
+    """What is wrong on one host; HostError when it cannot be observed.
 
-    ``reached``: there are workers on other hosts, which its servers must let in.
+    ``reached``: workers on other hosts connect to its servers, so its firewall must let them in.
     """
     desired = host.desired()
     services = sorted({family.time_service for family in families.known()})
@@ -37,15 +37,11 @@ def examine(host: Host, *, reached: bool) -> list[Finding]:
     # Its clock was read at some time in between.
     off = max(begun - health.time, health.time - ended, 0.0)
     skew = 0.0 if host.connection == "local" else off if health.time > ended else -off
-    family = families.of(state.os)
+    family = families.find(state.os)
     name = family.time_service if family else ""
     health = health._replace(services={key: value for key, value in health.services.items() if key == name})
     health = health if reached else health._replace(firewall="")
-    made = make_plan(state, desired)
-    old = host.connection == "ssh" and remote_python.problem(state, host.python)
-    return diagnose(
-        state, desired, made._replace(problems=[*made.problems, old]) if old else made, health, skew
-    )
+    return diagnose(state, desired, plan_host(host, state), health, skew)
 
 
 def _ports(host: Host) -> list[int]:
@@ -65,7 +61,7 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
             try:
                 found[name] = item.result()
             except HostError as error:
-                found[name] = [Finding(error.reason, "nothing else could be looked at")]
+                found[name] = [Finding(error.reason, "nothing else could be observed")]
     wrong = any(found.values())
     if as_json:
         hosts = {name: [asdict(item) for item in items] for name, items in found.items()}

@@ -1,4 +1,4 @@
-"""A freshly installed host, for ``oeprov plan --offline``: its platform's hardware, its family's system."""
+"""A freshly installed host for ``oeprov plan --offline``: its platform's hardware, its family's system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CMDLINE = "console=tty0 console=ttyS0,115200n8"
 
 def _on(base: State, os: OsInfo) -> State:
     """The same hardware with a system as its installer leaves it."""
-    family = families.of(os)
+    family = families.find(os)
     if family is None:
         return base
     fresh = family.fresh[families.release(family, os)]

@@ -14,9 +14,8 @@ from provision.cluster.errors import OeprovError
 from provision.cluster.inventory import Inventory
 from provision.cluster.systems import assigned
 from provision.converge import fresh, planview, rolling
-from provision.hosts.survey import ClusterSurvey, survey
+from provision.hosts.survey import ClusterSurvey, plan_host, survey
 from provision.node import platforms
-from provision.node.plan import make_plan
 from provision.node.state import OsInfo
 
 ALL_MODES = sorted({mode for kind in platforms.kinds() for mode in platforms.get(kind).modes} - {"none"})
@@ -32,15 +31,10 @@ def check_mode(mode: str) -> None:
 
 def assume(inventory: Inventory, systems: Mapping[str, OsInfo]) -> ClusterSurvey:
     """Plans for freshly installed hosts, some of which have these systems; reaches none."""
-    from provision.hosts import remote_python
-
     found = ClusterSurvey()
     for name, host in inventory.hosts.items():
-        desired = host.desired()
-        found.states[name] = fresh.state(desired, systems.get(name))
-        made = make_plan(found.states[name], desired)
-        old = host.connection == "ssh" and remote_python.problem(found.states[name], host.python)
-        found.plans[name] = made._replace(notes=[*made.notes, old]) if old else made
+        found.states[name] = fresh.state(host.desired(), systems.get(name))
+        found.plans[name] = plan_host(host, found.states[name])
     return found
 
 
@@ -52,14 +46,13 @@ def plan(
     commands: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Show the plan of every host; 0 nothing to do, 2 changes, 1 a host not reached
-    or a goal that cannot be met.
+    """Show the plan of every host; 0: nothing to do, 2: changes, 1: a host or its goal cannot be reached.
 
     ``systems``: what freshly installed hosts run (``offline``), see ``systems.assigned``.
     """
     named = assigned(inventory, systems)
     if named and not offline:
-        raise OeprovError("--system is for --offline: hosts that are reached say what they run")
+        raise OeprovError("--system is for --offline: without it, hosts report their own system")
     found = assume(inventory, named) if offline else survey(inventory)
     plans = list(found.plans.values())
     broken = bool(found.lost) or any(item.problems for item in plans)

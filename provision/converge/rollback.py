@@ -1,6 +1,6 @@
-"""``oeprov rollback``: back to the kernel that ran, or the mode that persistent memory had, before a change.
+"""``oeprov rollback``: return to the kernel or the pmem_mode from before the last change.
 
-The journal knows what was before. The way back is a plan like any other, with consent, trial boot and checks.
+The journal has both. The way back is a plan like any other, with consent, trial boot and checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def kernel(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
     """Boot the kernel that ran before, on trial, and make it the default; exit codes of bootstrap."""
-    found = _look(inventory)
+    found = _survey_all(inventory)
     now = {name: state.kernel.running for name, state in found.states.items()}
     hosts = {}
     for name, release in history.last(_journal(state_dir), inventory.cluster, "kernel", now).items():
@@ -37,7 +37,7 @@ def kernel(
         settings = host.kernel.model_copy(update={"version": release, "source": "distribution"})
         hosts[name] = replace(host, kernel=settings, gpu=GpuSettings())
     if not hosts:
-        return _nothing(state_dir, "kernel", as_json)
+        return _report_nothing(state_dir, "kernel", as_json)
     code = changes.kernel_only(
         replace(inventory, hosts=hosts), state_dir=state_dir, consent=consent, as_json=as_json, check=check
     )
@@ -50,11 +50,11 @@ def pmem_mode(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
     """Bring persistent memory back to the mode that it had before; exit codes of bootstrap."""
-    found = _look(inventory)
+    found = _survey_all(inventory)
     now = {name: inventory.hosts[name].platform.find_mode(state) for name, state in found.states.items()}
     modes = history.last(_journal(state_dir), inventory.cluster, "mode", now)
     if not modes:
-        return _nothing(state_dir, "mode of persistent memory", as_json)
+        return _report_nothing(state_dir, "mode of persistent memory", as_json)
     if len(set(modes.values())) > 1:
         said = ", ".join(f"{name}: {mode}" for name, mode in modes.items())
         raise ConvergeError(
@@ -70,7 +70,7 @@ def pmem_mode(
     )
 
 
-def _look(inventory: Inventory) -> ClusterSurvey:
+def _survey_all(inventory: Inventory) -> ClusterSurvey:
     found = survey(inventory)
     for error in found.lost:
         raise ConvergeError(f"host {error.host}: {error.reason}; nothing was changed")
@@ -81,9 +81,9 @@ def _journal(state_dir: Path) -> Journal:
     return Journal(state_dir / "journal.jsonl", "rollback")
 
 
-def _nothing(state_dir: Path, what: str, as_json: bool) -> int:
+def _report_nothing(state_dir: Path, what: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"converged": True, "changed": []}))
     else:
-        print(f"{state_dir / 'journal.jsonl'} knows of no other {what} of these hosts: nothing to do")
+        print(f"{state_dir / 'journal.jsonl'} has no other {what} of these hosts: nothing to do")
     return 0

@@ -1,4 +1,4 @@
-"""In which order and how many at a time hosts are changed, so that a cluster goes on serving."""
+"""The order in which hosts are changed, and how many at a time, so that a cluster stays available."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 5  # turns that are described one by one
 
 
 def turns(inventory: Inventory, plans: Sequence[Plan], lost: Collection[str] = ()) -> list[list[str]]:
-    """The hosts that are changed together, turn by turn; a turn begins when all before it are well.
+    """The hosts that are changed together, turn by turn; a turn begins when all earlier ones succeeded.
 
     Hosts on which nothing is disturbed come first, all at once. The others follow in the inventory's shares,
     by default one host (a parameter server if there is any), then 5 % and then 20 % at a time. No turn has
@@ -49,7 +49,7 @@ def _quiet(plans: Sequence[Plan]) -> list[str]:
 
 
 def _part(share: str, count: int) -> int:
-    """So many percent of a number, at least one."""
+    """A percentage of a number, at least one."""
     return max(1, count * int(share.removesuffix("%")) // 100)
 
 

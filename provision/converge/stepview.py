@@ -1,4 +1,4 @@
-"""Follows a playbook: Ansible's results become journal entries and one line a step."""
+"""Follow a playbook: record each step in the journal, and show it in one line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from provision.hosts.journal import Journal
 from provision.hosts.playbook import TaskResult
 from provision.node.step import Plan, Step
 
-_GAP = re.compile(r"<[^<>]+>")  # of a plan: what nobody knew yet
+_GAP = re.compile(r"<[^<>]+>")  # a value that the plan could not know
 
 
 class StepView:
-    """What was done so far is in ``done``; ``spinner`` is told what is being done."""
+    """Records and shows steps; ``done`` has the finished ones, ``spinner`` gets the current task."""
 
     def __init__(self, console: Console, journal: Journal, plans: Mapping[str, Plan]) -> None:
         self.console = console
@@ -28,7 +28,7 @@ class StepView:
         self._begun: set[tuple[str, str]] = set()
 
     def start(self, host: str, role: str, task: str) -> None:
-        """A task begins: its role's steps are written down before they are done."""
+        """A task begins: record its role's steps before they are done."""
         self.spinner(f"{host}: {task}")
         for step in self._steps(host, role):
             if (host, step.id) not in self._begun:
@@ -36,7 +36,7 @@ class StepView:
                 self.journal.begin(host, step.id, step.what)
 
     def result(self, result: TaskResult) -> None:
-        """A task ended: the steps that it did are written down as done or failed, and shown."""
+        """A task ended: record its steps as done or failed, and show them."""
         for item in result.result.get("steps") or []:
             ok, message = bool(item["ok"]), str(item.get("message", ""))
             self.journal.end(result.host, item["id"], ok=ok, message=message)

@@ -1,4 +1,4 @@
-"""What a host is, in a few facts for people: how its memory is used, and what it lacks."""
+"""A summary of each host for the dashboard and the report: memory, versions, plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``oeprov report``: one HTML file about the cluster, for somebody who has no access to it."""
+"""``oeprov report``: one HTML file about the cluster, for people without access to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP server: a page for whoever knows the token, on loopback; nothing can be changed."""
+"""The dashboard's HTTP server: a read-only page on loopback, below a secret path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECONDS = 10  # that a client may take for its request
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page and ``document()``, a JSON text, below a path that only this user was told."""
+    """Serves the page and ``document()``, a JSON text, below a path with the token."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""What the dashboard shows: hosts and jobs, looked at again and again while somebody has the page open."""
+"""The dashboard's data: hosts and jobs, refreshed while a browser has the page open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from provision.jobs.store import ACTIVE, Job
 
 Document = dict[str, Any]
 HOSTS_SECONDS, JOBS_SECONDS = 30.0, 2.0  # between looks
-IDLE_SECONDS = 20.0  # after the last request nobody looks any more, and no host is asked
+IDLE_SECONDS = 20.0  # after the last request; then nothing is refreshed and no host is asked
 MOST_JOBS = 20
 
 
@@ -58,10 +58,10 @@ class Watch:
         with self._wake:
             self._over = True
             self._wake.notify_all()
-        # A look at a host that does not answer takes its time; nobody waits for it.
+        # Threads that wait for a host are not joined.
 
     def document(self) -> bytes:
-        """The newest of everything as JSON; the request counts as somebody looking."""
+        """The newest data as JSON; keeps the refresh going for IDLE_SECONDS."""
         with self._wake:
             self._wanted = time.monotonic()
             self._wake.notify_all()
@@ -85,7 +85,7 @@ class Watch:
                 part = {**self._parts[name], "trouble": f"{type(error).__name__}: {error}"}
             with self._wake:
                 self._parts[name] = part
-                # Never busy with it for most of the time, however slow hosts are.
+                # Pauses at least as long as the refresh took.
                 self._wake.wait_for(lambda: self._over, max(seconds, time.monotonic() - begun))
                 self._wake.wait_for(lambda: self._over or time.monotonic() - self._wanted < IDLE_SECONDS)
                 if self._over:

@@ -19,10 +19,10 @@ MOST_AT_ONCE = 64
 
 
 def run(host: Host, errand: Errand, args: Mapping[str, Any], timeout: int) -> dict[str, Any]:
-    """What the function gave; HostError when the host cannot be reached, refuses, or the errand failed."""
+    """The function's result; HostError when the host cannot be reached, refuses, or the errand failed."""
     command = remote.elevated(host, shlex.join(payload.command(host.python)))
     given = payload.pack("job", {"errand": errand, "args": args})
-    # Ctrl-C reaches all that runs in the terminal: a stop that it asks for must not be broken off by it too.
+    # Ctrl-C reaches all processes of the terminal, and must not end an errand that stops the job.
     apart = errand not in ("observe", "check_data")
     code, out, err = remote.run(host, command, given, CONNECT_TIMEOUT, timeout, apart=apart)
     for line in reversed(out.splitlines()):

@@ -1,4 +1,4 @@
-"""What hosts were before they were changed: written into the journal, read by ``oeprov rollback``."""
+"""The state of hosts before they were changed, in the journal; for ``oeprov rollback`` and ``destroy``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.node.state import State
 
 
 def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
-    """Write down what a host is, before anything is done to it."""
+    """Record a host's kernel, mode and boot arguments before it is changed."""
     journal.write(
         "before",
         cluster=cluster,

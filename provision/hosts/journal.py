@@ -1,7 +1,7 @@
-"""What was done on which host: one JSON object a line, on disk before a step begins and after it ends.
+"""The journal: one JSON object per line, flushed to the disk before a step begins and after it ends.
 
-A run that was killed leaves a step that began and did not end. The next run plans from what it observes, and
-says which step that was.
+A run that was killed leaves a step that began and did not end. The next run plans from its own
+observations, and names that step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Looks at every host at once, one round trip a host.
+"""Observe all hosts at once, with one round trip per host.
 
-This machine is looked at in the same way as the others, by a child process.
+This machine is observed like the others, by a child process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from provision.node.__main__ import MARKER
 from provision.node.state import State
 
 COMMAND_TIMEOUT = 120
-# Hosts that are looked at at once, and after how many seconds one no longer counts: enough to keep a few
-# cores busy, and hosts that hang do not keep the others waiting.
+# Hosts that are observed at once. A host that takes longer than PATIENCE (seconds) does not count, so that
+# hosts that hang do not delay the others.
 MOST_AT_ONCE = 64
 PATIENCE = 2.0
 _PYTHON = "; ".join(f"{item.name}: {item.get_python}" for item in families.known() if item.get_python)
@@ -38,7 +38,7 @@ def parse(host: str, text: str) -> State:
 
 
 def answer(host: str, text: str) -> dict[str, Any]:
-    """All that the payload's output says; HostError when it says nothing, or what failed."""
+    """The answer in the payload's output; HostError when there is none, or it is an error."""
     for line in reversed(text.splitlines()):
         if line.startswith(MARKER):
             try:
@@ -56,7 +56,7 @@ def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be seen; in the inventory's order."""
     found: dict[str, Future[State | HostError]] = {}
     begun: dict[Future[State | HostError], float] = {}
-    # What is the same for all is made once, and not by every thread at the same time.
+    # Fills the cache of ``payload`` before the threads start.
     payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict())
     with ThreadPoolExecutor(max_workers=len(inventory.hosts)) as pool:
         for name, host in inventory.hosts.items():

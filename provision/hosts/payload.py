@@ -57,13 +57,13 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 import_module("oeprov_node." + sent["module"]).main(wanted)
 sys.stdout.flush()
-os._exit(0)  # tidying up takes longer than much of the above
+os._exit(0)  # skips the interpreter's cleanup, which takes longer
 """
 
 
 @cache
 def _package(module: str) -> bytes:
-    """What a module of the node package needs of it, importable as ``oeprov_node``: text, and bytecode for
+    """A module of the node package and all that it imports, as ``oeprov_node``: text, and bytecode for
     Pythons like this one.
     """
     there = {path.stem: path for path in share.node_package().glob("*.py")}

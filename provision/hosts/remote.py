@@ -1,4 +1,4 @@
-"""One command on one host over SSH, through OpenSSH's client, with every way it can fail said in words.
+"""Run one command on one host with OpenSSH's client, and explain each way that it can fail.
 
 It uses the same client, configuration, agents, jump hosts and known_hosts as Ansible.
 """
@@ -49,7 +49,7 @@ def run(
     """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
 
     ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
-    HostError when the host cannot be reached, refuses us, or is not the host that it was. ``apart``: it is
+    HostError when the host cannot be reached, refuses the login, or has another host key. ``apart``: it is
     not ended by Ctrl-C at the terminal.
     """
     given = text.encode() if isinstance(text, str) else text
@@ -87,8 +87,8 @@ def stream(host: Host, command: str) -> Iterator[Iterator[str]]:
 def pipe(host: Host, command: str, given: bytes) -> Iterator[IO[bytes]]:
     """The standard output of ``command``, which reads ``given`` first; leaving the context ends it here.
 
-    HostError when the connection fails or the command ends with an error, in place of what the reader then
-    says of a stream that is cut.
+    HostError when the connection fails or the command ends with an error; it replaces the reader's error
+    about the truncated stream.
     """
     with tempfile.TemporaryFile() as errors:
         process = _start(host, [*argv(host), command], stderr=errors)

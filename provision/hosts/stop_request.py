@@ -1,4 +1,4 @@
-"""A stop request: Ctrl-C, SIGTERM or a closed terminal, seen by whatever waits."""
+"""A stop request: Ctrl-C, SIGTERM or a closed terminal, for loops that wait."""
 
 from __future__ import annotations
 

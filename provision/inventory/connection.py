@@ -1,4 +1,4 @@
-"""What Ansible's connection variables of a host mean for oeprov, which runs the same OpenSSH client."""
+"""Ansible's connection variables as options for the same OpenSSH client, which oeprov runs itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts from Alibaba Cloud: ECS instances by tag, through the official SDK.
+"""Hosts from Alibaba Cloud: ECS instances with given tags, through the official SDK.
 
 A file such as ``ecs.yml`` names plugin ``oeprov_ecs`` and what to look for; it stands wherever an inventory
 does, for Ansible too (``plugins/inventory/oeprov_ecs.py``). Credentials are found by the SDK alone:

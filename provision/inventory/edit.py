@@ -1,4 +1,4 @@
-"""Sets a variable of some hosts in the inventory's files, and nothing else: no comment, no other host.
+"""Set a variable of some hosts in the inventory's files; comments and other hosts stay as they are.
 
 A value that stands for these hosts alone is replaced where it stands; else each host gets a line of its own.
 Only the characters of the value change, so that comments and layout stay. Before one is written, the new
@@ -70,7 +70,7 @@ def edits_for(
 ) -> list[Edit]:
     """The files that change so that ``key`` is ``value`` on ``hosts``; none when it is that already.
 
-    ``alike`` are hosts that have it in another way: what they share with ``hosts`` may change too.
+    ``alike`` are further hosts that want this value: a line that they share with ``hosts`` may change too.
 
     InventoryError says why no file can be edited with certainty, and where to set it by hand.
     """

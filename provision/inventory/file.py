@@ -116,7 +116,7 @@ def read(path: Path) -> RawInventory:
         raise _unreadable(error, path) from None
     if ecs.is_query(content):
         ecs.find(path)  # says in one line what is wrong; the plugin gets the same answer
-        inventory_loader.add_directory(str(share.plugins() / "inventory"))
+        inventory_loader.add_directory(str(share.root() / "plugins/inventory"))
     else:
         _check_structure(path, content)
     try:

@@ -87,7 +87,7 @@ def host_of(
 
 
 @cache
-def _meant(key: str) -> tuple[str, bool]:
+def _nearest_name(key: str) -> tuple[str, bool]:
     """The known name nearest to ``key`` (may be empty), and whether it is so near that ``key`` is a slip."""
     close = difflib.get_close_matches(key, settings.KNOWN, n=1, cutoff=0.6)
     near = bool(close) and difflib.SequenceMatcher(None, key, close[0]).ratio() >= 0.88
@@ -123,7 +123,7 @@ class _Problems:
         for where, key in self.raw.names():
             if key in settings.KNOWN:
                 continue
-            meant, slip = _meant(key)
+            meant, slip = _nearest_name(key)
             if key.startswith(settings.PREFIXES):
                 hint = f"; did you mean {meant}?" if meant else "; `oeprov inventory schema` lists all keys"
                 self.add(where, f"{key}: unknown key{hint}")
@@ -203,7 +203,7 @@ def _final(host: Host, state_dir: Path) -> Host:
     if extra == "auto":
         framework = "tensorflow-gpu" if host.platform.has_gpus else "tensorflow"
         extra = framework if host.is_worker else "none"
-    flavor = flavor_facts.of(host.runtime.flavor)
+    flavor = flavor_facts.get(host.runtime.flavor)
     storage: str = host.server.storage
     if storage == "auto":
         storage = flavor.storage(mode, host.runtime)

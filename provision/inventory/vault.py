@@ -1,4 +1,4 @@
-"""Vaulted inventories: where their passwords come from, and that what they hold stays secret.
+"""Vaulted inventories: where their passwords come from, and how their values are kept out of output.
 
 Passwords are Ansible's: ``ANSIBLE_VAULT_PASSWORD_FILE``, ``ANSIBLE_VAULT_IDENTITY_LIST`` or ansible.cfg, and
 ``--vault-id LABEL@SOURCE`` and ``--ask-vault-pass`` of our commands.

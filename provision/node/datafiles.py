@@ -1,7 +1,7 @@
 """Check whether foreign scripts can read data: ``python -c TEXT KIND PATH …``, on the host that reads it.
 
 KIND is ``header`` (HINT COLUMN …: a .csv whose first line names the columns), ``records`` (HINT: a directory
-of TFRecords with a file ``meta``), ``tables`` (NUMBER FILE …: a directory with the files, of so many columns
+of TFRecords with a file ``meta``), ``tables`` (NUMBER FILE …: a directory with the files, of NUMBER columns
 with commas) or ``any`` (something is there). Ends with 0, or with 1 and one line ``error: PATH …``. It is
 one file for any Python 3.6 and later.
 """
@@ -41,7 +41,7 @@ def header(path: str, hint: str, columns: List[str]) -> str:
 
 
 def tables(path: str, number: int, files: List[str]) -> str:
-    """Whether a directory has the files, each with so many columns and without a header."""
+    """Whether a directory has the files, each with ``number`` columns and without a header."""
     for name in files:
         file = os.path.join(path, name)
         if not os.path.isfile(file):

@@ -66,7 +66,7 @@ def lineage(name: str, like: List[str]) -> str:
     return next((lineages[word] for word in [name] + like if word in lineages), "other")
 
 
-def of(os: OsInfo) -> Optional[Family]:
+def find(os: OsInfo) -> Optional[Family]:
     """The family of a system or of its base; None if none fits."""
     return _like(os)[0]
 
@@ -113,7 +113,7 @@ def release(family: Family, os: OsInfo) -> str:
 
 def is_known(os: OsInfo) -> bool:
     """The release itself is in a family's tables, not only its base."""
-    found = of(os)
+    found = find(os)
     return found is not None and os.id in found.ids and release(found, os) in found.releases
 
 
@@ -125,7 +125,7 @@ def lacks(os: OsInfo, need: str) -> bool:
 
 def names(os: OsInfo, need: str) -> List[str]:
     """Packages of a need; empty if there are none."""
-    found = of(os)
+    found = find(os)
     return [] if found is None or lacks(os, need) else found.packages.get(need, "").split()
 
 

@@ -98,7 +98,7 @@ def data_on(state: State, device: str) -> List[str]:
     return [consent_name(found)]
 
 
-def suits(state: State, desired: Desired, device: str, at_home: bool) -> bool:
+def is_usable(state: State, desired: Desired, device: str, at_home: bool) -> bool:
     """The device holds a file system that can be used as it is: ours, or one mounted in our place."""
     found = recognised(state, device)
     return (

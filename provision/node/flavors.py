@@ -65,6 +65,6 @@ _FLAVORS: Dict[str, Flavor] = {
 }
 
 
-def of(desired: Desired) -> Flavor:
+def get(desired: Desired) -> Flavor:
     """The inventory's flavor."""
     return _FLAVORS[desired.runtime_flavor]

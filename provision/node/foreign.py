@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple
 from . import families
 from .build import minor, wheel_file
 from .command import CommandError, System
-from .runtime import Stamp, bare, empty, interpreter, observe, why_again, write_stamp
+from .runtime import Stamp, bare, empty, interpreter, observe, remake_reason, write_stamp
 from .state import OsInfo, Runtime, State
 from .step import Action, Applied, Desired, Step
 
@@ -54,7 +54,7 @@ def look(system: System, os_info: OsInfo, desired: Desired, wanted: Wanted) -> R
 def version_of(state: State, desired: Desired) -> str:
     """``3.8`` of the environment's present or future Python; empty: unknown."""
     runtime = state.runtime
-    if runtime.exists and runtime.python and not why_again(runtime):
+    if runtime.exists and runtime.python and not remake_reason(runtime):
         return minor(runtime.python)
     if runtime.base:
         return minor(runtime.base)
@@ -67,7 +67,7 @@ def version_of(state: State, desired: Desired) -> str:
 def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
     """A step for the environment and one for the sources, if they are missing."""
     steps, runtime, venv = [], state.runtime, desired.runtime_venv
-    family = families.of(state.os)
+    family = families.find(state.os)
     why = _why(runtime, venv, wanted)
     if why:
         create = _again(runtime, wanted.package)
@@ -151,8 +151,8 @@ def _comes(state: State, desired: Desired) -> bool:
 def _why(runtime: Runtime, venv: str, wanted: Wanted) -> str:
     if not runtime.exists:
         return f"there is no Python environment at {venv}"
-    if runtime.made and why_again(runtime):
-        return why_again(runtime)
+    if runtime.made and remake_reason(runtime):
+        return remake_reason(runtime)
     if runtime.made and runtime.wheel != wanted.package:
         return "{} has {} instead".format(venv, runtime.wheel or "something else")
     if runtime.missing:
@@ -162,7 +162,7 @@ def _why(runtime: Runtime, venv: str, wanted: Wanted) -> str:
 
 def _again(runtime: Runtime, package: str) -> bool:
     """The environment must be made again; otherwise pip adds what is missing."""
-    return not runtime.exists or bool(why_again(runtime)) or (runtime.made and runtime.wheel != package)
+    return not runtime.exists or bool(remake_reason(runtime)) or (runtime.made and runtime.wheel != package)
 
 
 def _commands(args: Dict[str, Any]) -> List[List[str]]:

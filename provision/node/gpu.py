@@ -86,7 +86,7 @@ def _installed(system: System, release: str = "") -> str:
     return found.out.strip() if found.ok else ""
 
 
-def concerned(state: State, desired: Desired) -> bool:
+def is_used(state: State, desired: Desired) -> bool:
     """The host is to train on its GPUs, and has some."""
     return platforms.get(desired.kind).has_gpus and bool(state.gpu.devices)
 
@@ -96,7 +96,7 @@ def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:
 
     If there is a choice, it is the last branch that supports the GPUs.
     """
-    family = families.of(state.os)
+    family = families.find(state.os)
     if family is None:
         return None, ""
     last = last_branch(state)
@@ -129,7 +129,7 @@ def fits(state: State, desired: Desired, version: str, least: str) -> bool:
 
 def changes(state: State, desired: Desired) -> bool:
     """Another driver is to be installed."""
-    if not desired.gpu_driver or not concerned(state, desired):
+    if not desired.gpu_driver or not is_used(state, desired):
         return False
     build = gpucheck.build(state, desired)
     there = state.gpu.installed or state.gpu.driver
@@ -218,14 +218,14 @@ def builds_modules(state: State, desired: Desired) -> bool:
 
 def arguments(state: State, desired: Desired) -> List[str]:
     """Kernel arguments that keep nouveau from the GPU."""
-    if not desired.gpu_driver or not concerned(state, desired):
+    if not desired.gpu_driver or not is_used(state, desired):
         return []
     return [word for word in _WITHOUT_NOUVEAU if state.gpu.nouveau or word in state.kernel.cmdline]
 
 
 def reboot_reasons(state: State, desired: Desired) -> List[str]:
     """Why the host must reboot for its driver."""
-    if not desired.gpu_driver or not concerned(state, desired):
+    if not desired.gpu_driver or not is_used(state, desired):
         return []
     found = []
     if state.gpu.nouveau:
@@ -239,7 +239,7 @@ def reboot_reasons(state: State, desired: Desired) -> List[str]:
 
 def after(state: State, desired: Desired) -> List[Step]:
     """Steps that load the driver without a reboot, keep it loaded, and test it."""
-    if not concerned(state, desired):
+    if not is_used(state, desired):
         return []
     coming = changes(state, desired) and packages_of(state, desired) is not None
     if not (coming or state.gpu.driver or (desired.gpu_driver and state.gpu.installed)):
@@ -273,7 +273,7 @@ class BundledDriver(NamedTuple):
 
 def kernel_packages(os: OsInfo) -> List[str]:
     """How the names of packages begin that a driver needs for one kernel."""
-    family = families.of(os)
+    family = families.find(os)
     return family.gpu.per_kernel if family else []
 
 

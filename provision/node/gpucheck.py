@@ -109,12 +109,12 @@ def python_of(state: State, desired: Desired) -> str:
     """Version of the environment's present or future Python; empty: unknown."""
     if state.runtime.exists and state.runtime.python:
         return state.runtime.python
-    return flavors.of(desired).framework(state, desired)[1]
+    return flavors.get(desired).framework(state, desired)[1]
 
 
 def bounds_of(state: State, desired: Desired) -> Optional[List[Tuple[str, cuda.Version]]]:
     """Version bounds of the TensorFlow for the GPUs; None without one."""
-    return cuda.clauses(flavors.of(desired).framework(state, desired)[0])
+    return cuda.clauses(flavors.get(desired).framework(state, desired)[0])
 
 
 def build(state: State, desired: Desired) -> Optional[cuda.Build]:

@@ -50,7 +50,7 @@ def _branch_problems(state: State, desired: Desired) -> List[str]:
     where, newest = gpu.source(state, desired)
     if where is None or not desired.gpu_driver:
         return []
-    found, family = [], families.of(state.os)
+    found, family = [], families.find(state.os)
     if desired.gpu_driver.isdigit() and not where.proprietary.branch:
         found.append(
             "gpu_driver {}: {} has one driver branch only{}; use newest, or {}".format(
@@ -130,7 +130,7 @@ def _newer(state: State, desired: Desired, least: str, version: str) -> str:
             f"{fit[-1].tensorflow}, on Python {fit[-1].first_python} to {fit[-1].last_python}"
         )
     if where is not None and newest and not _reaches(newest, least):
-        family = families.of(state.os)
+        family = families.find(state.os)
         if state.os.package_manager == "apt":
             return "{}'s own is of branch {}; take {} and gpu_driver: newest".format(
                 family.name if family else "this system", newest, _vendor(state)
@@ -168,7 +168,7 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     coming = any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages)
     if build.wheels or build.cuda in state.gpu.toolkits or coming:
         return []
-    family = families.of(state.os)
+    family = families.find(state.os)
     return [
         "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}: "
         "runtime_packages: [cuda-libraries-{}, libcudnn{}], from {}".format(
@@ -185,7 +185,7 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
 
 def notes(state: State, desired: Desired) -> List[str]:
     """Notes on GPUs that cannot be used, or not at once."""
-    if not gpu.concerned(state, desired):
+    if not gpu.is_used(state, desired):
         return []
     found = []
     if not desired.gpu_driver and not state.gpu.driver:

@@ -11,7 +11,7 @@ from .step import Action, Applied, Desired, Part, Step
 
 BROKEN = "02.00.00.3809"  # accepts goals and never applies them
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_LOSES = 0.05  # modules reserve a little: so much Inaccessible is normal
+_LOSES = 0.05  # share of the capacity that modules reserve, and report as Inaccessible
 _MEMORY_MODE = "memorymode=100"
 _APP_DIRECT = "persistentmemorytype=appdirect"
 _KINDS = {_MEMORY_MODE: "memorymode", _APP_DIRECT: "appdirect"}

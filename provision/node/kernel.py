@@ -266,7 +266,7 @@ def problems(state: State, desired: Desired) -> List[str]:
 
 def _source_problems(state: State, desired: Desired) -> List[str]:
     """Why the wanted source has no kernels for this system."""
-    family, source = families.of(state.os), desired.kernel_source
+    family, source = families.find(state.os), desired.kernel_source
     if family is None:
         return []
     if source not in family.kernels:

@@ -55,7 +55,7 @@ def installed_releases(system: System) -> List[str]:
 
 def meta_package(os: OsInfo) -> str:
     """The package that depends on the distribution's newest kernel; empty for unknown systems."""
-    family = families.of(os)
+    family = families.find(os)
     return "" if family is None else _filled(family.kernels["distribution"].newest, os, "")
 
 
@@ -84,7 +84,7 @@ def given(kernel_url: str, archive_url: str, others: Dict[str, str]) -> Dict[str
 
 
 def _source(os: OsInfo, name: str) -> Optional[KernelSource]:
-    family = families.of(os)
+    family = families.find(os)
     return None if family is None else family.kernels.get(name, family.kernels["distribution"])
 
 

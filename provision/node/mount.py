@@ -127,7 +127,7 @@ def plan(state: State, desired: Desired, device: str, where: str, fresh: bool, s
     steps: List[Step] = []
     mounts = [] if fresh else mounts_of(state, device)
     at_home = any(item.where.startswith(desired.pmem_mount_prefix) for item in mounts)
-    keep = not fresh and filesystem.suits(state, desired, device, at_home)
+    keep = not fresh and filesystem.is_usable(state, desired, device, at_home)
     found = filesystem.recognised(state, device)
     if not keep:
         lost = [] if fresh else filesystem.data_on(state, device)

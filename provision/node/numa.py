@@ -99,7 +99,7 @@ def _firmware_ranges(system: System) -> List[MemoryRange]:
     return coalesce(ranges)
 
 
-def told_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
+def tell_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
     """Add the facts that distinguish nodes without CPUs; unchanged if every node has CPUs."""
     if not without_cpus(nodes):
         return nodes

@@ -44,7 +44,7 @@ def needed(desired: Desired, os: OsInfo) -> List[str]:
 
 def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
     """Repositories of the family to enable for the packages."""
-    family = families.of(os)
+    family = families.find(os)
     needs = _needs(desired) if family is not None else []
     wanted = [name for need in needs for name in (family.comes_from.get(need, []) if family else [])]
     if family is not None and desired.runtime_packages:
@@ -165,7 +165,7 @@ def notes(state: State, desired: Desired) -> List[str]:
         for need in _needs(desired)
         if need in _WITHOUT and families.lacks(state.os, need)
     ]
-    family = families.of(state.os)
+    family = families.find(state.os)
     if family is None or not platforms.get(desired.kind).managed:
         return found
     if not families.is_known(state.os):
@@ -188,7 +188,7 @@ def problems(state: State, desired: Desired) -> List[str]:
     missing = [name for name in wanted if not state.packages.get(name)]
     name = families.title(state.os)
     # A host that is not managed may need no packages; its system does not matter then.
-    if families.of(state.os) is None and (_needs(desired) or desired.runtime_packages):
+    if families.find(state.os) is None and (_needs(desired) or desired.runtime_packages):
         return [f"{name}: packages are known for {families.known_names()} only"]
     found = repositories.problems(state.os, desired.runtime_repositories)
     if missing and not state.os.package_manager:

@@ -32,7 +32,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
     """
     if desired.remove:
         return _removal(state, desired)
-    part, flavor = pmem.plan(state, desired), flavors.of(desired)
+    part, flavor = pmem.plan(state, desired), flavors.get(desired)
     managed = platforms.get(desired.kind).managed
     steps = packages.plan(state, desired)
     if managed:

@@ -26,7 +26,7 @@ class _Cxl(Platform):
     refusals = {"memory": "CXL memory has no memory mode; use system-ram"}
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
-        return state._replace(numa=numa.told_apart(system, state.numa))
+        return state._replace(numa=numa.tell_apart(system, state.numa))
 
     def plan(self, state: State, desired: Desired) -> Part:
         if desired.pmem_mode == "system-ram" and not self.handed_out(state, desired):

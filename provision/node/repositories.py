@@ -45,7 +45,7 @@ ENABLED = Use()
 
 def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
     """Make the ``wanted`` repositories available, and those of ``given`` that the family does not know."""
-    family = families.of(os)
+    family = families.find(os)
     known = {} if family is None else family.repositories
     if os.package_manager == "apt":
         if not given:

@@ -148,7 +148,7 @@ def _installed(system: System, venv: str) -> Dict[str, Any]:
     return {"python": version, "oeprov": next((item.group(1) for item in found if item), "")}
 
 
-def why_again(runtime: Runtime) -> str:
+def remake_reason(runtime: Runtime) -> str:
     """Why an environment of oeprov's must be made again; empty if it need not."""
     if not runtime.exists or not runtime.made:
         return ""
@@ -168,8 +168,8 @@ def _why(runtime: Runtime, build: str, needs_oeprov: bool) -> str:
     """Why the environment must change; empty if it is right."""
     if not runtime.exists:
         return f"there is no Python environment at {runtime.venv}"
-    if why_again(runtime):
-        return why_again(runtime)
+    if remake_reason(runtime):
+        return remake_reason(runtime)
     if needs_oeprov and runtime.oeprov and _lacks_wheel(runtime, build):
         if runtime.wheel and key_of(runtime.wheel) != key_of(build):
             return f"the runtime in {runtime.venv} was built for {key_of(runtime.wheel)}"
@@ -221,7 +221,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     if not why:
         return []
     offline = not local and not desired.runtime_requirements  # nothing comes from PyPI
-    create = not runtime.exists or bool(why_again(runtime)) or (offline and runtime.made)
+    create = not runtime.exists or bool(remake_reason(runtime)) or (offline and runtime.made)
     missing = desired.runtime_requirements if create else runtime.missing
     names = [item for item in missing if _applies(item, state.os.architecture)]
     wheel = "" if local or not (create or _lacks_wheel(runtime, build)) else "<wheel of oeprov>"
@@ -278,7 +278,7 @@ def problems(state: State, desired: Desired) -> List[str]:
             "and FMA): choose another type of machine, or give the virtual machine its host's processor"
         )
     managed = platforms.get(desired.kind).managed
-    if managed and (not runtime.exists or why_again(runtime)):
+    if managed and (not runtime.exists or remake_reason(runtime)):
         found += _python_problems(state, desired)
     if runtime.error and not runtime.made:
         found.append(f"runtime_venv {runtime.venv}: cannot be used: {runtime.error}")
@@ -340,7 +340,7 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     if before.error and not before.made:
         raise CommandError(f"{venv}: cannot be used: {before.error}")
     offline = args["offline"]
-    create = not before.exists or bool(why_again(before)) or (offline and before.made)
+    create = not before.exists or bool(remake_reason(before)) or (offline and before.made)
     wheel = wheel_file(system, build) if build and (create or _lacks_wheel(before, build)) else ""
     # Until the stamp says that it is finished, the next run makes it again.
     made = before.made or create

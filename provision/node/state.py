@@ -161,7 +161,7 @@ class DaxDevice(NamedTuple):
 class NumaNode(NamedTuple):
     """One NUMA node; ``size`` and ``free`` in bytes, ``distances`` by node id order.
 
-    The last three are observed to distinguish nodes without CPUs; see ``numa.told_apart``.
+    The last three are observed to distinguish nodes without CPUs; see ``numa.tell_apart``.
     """
 
     id: int

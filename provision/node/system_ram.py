@@ -52,7 +52,7 @@ def forget(state: State) -> List[Step]:
 
 
 def preflight(state: State, desired: Desired, size: int) -> List[str]:
-    """Why so much memory cannot be added."""
+    """Why memory of this size cannot be added."""
     found = []
     # If it is not installed yet, the version of its package.
     version = daxctl.tool_version(state.tools.daxctl) or families.daxctl_version(state.os)

@@ -113,7 +113,7 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         "arguments": args["arguments"],
         "absent_arguments": args["absent_arguments"],
         "pmem": now.pmem if args["pmem_stays"] else [],
-        "mounts": _entered(system) if args["pmem_stays"] else [],
+        "mounts": _mounted_at_boot(system) if args["pmem_stays"] else [],
         "sysctls": {name: _read_sysctl(system, name) for name in _SYSCTLS},
         "limit": args["trial_limit"],
         "what": args["failure_key"] or release,
@@ -232,7 +232,7 @@ def confirm(system: System) -> Applied:
     if problems and record["trial"]:
         record.update(state="failed", why="; ".join(problems))
         _save(system, record)
-        _remember(system, record)
+        _record_failure(system, record)
         raise CommandError(_unhealthy(system, record))
     if problems:
         _forget(system)
@@ -241,7 +241,7 @@ def confirm(system: System) -> Applied:
     record["state"] = "confirmed"
     _save(system, record)
     _clean(system)
-    _absolve(system, record)
+    _drop_failure(system, record)
     _reset_sysctls(system, record)
     _forget(system)
     return Applied(
@@ -268,7 +268,7 @@ def _mounted(system: System) -> List[Mount]:
     return mount.parse_mounts(system.read("/proc/mounts"))
 
 
-def _entered(system: System) -> List[str]:
+def _mounted_at_boot(system: System) -> List[str]:
     """Mount points of persistent memory that a boot mounts again."""
     places = [entry.where for entry in fstab.parse(system.read(fstab.PATH))]
     found = [item.where for item in _mounted(system) if item.device.startswith("/dev/pmem")]
@@ -308,7 +308,7 @@ def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
             f"it came up, but was not confirmed within {record['limit']} s: the controller went away, or "
             "could not reach it"
         )
-    _remember(system, record)
+    _record_failure(system, record)
     _forget(system)
     raise CommandError(
         f"{record['what']} failed its trial boot, and the machine returned to kernel {seen.release}: "
@@ -329,7 +329,7 @@ def _read_sysctl(system: System, name: str) -> str:
 
 
 def _reset_sysctls(system: System, record: Dict[str, Any]) -> None:
-    """A machine that has passed panics as it did before: what it says then matters more than the way back."""
+    """Restore how the kernel panics: after a passed trial its message matters more than the reboot."""
     for name, before in record.get("sysctls", {}).items():
         if record["trial"] and before and _read_sysctl(system, name) == _SYSCTLS[name]:
             system.write("/proc/sys/kernel/" + name, before + "\n")
@@ -339,8 +339,8 @@ def _other_failures(system: System, record: Dict[str, Any]) -> List[str]:
     return [line for line in system.read(kernel.FAILED).splitlines() if line.split("\t")[0] != record["what"]]
 
 
-def _absolve(system: System, record: Dict[str, Any]) -> None:
-    """Takes an earlier failure of what has passed now out of the list of failed trials."""
+def _drop_failure(system: System, record: Dict[str, Any]) -> None:
+    """Remove what has passed now from the list of failed trials."""
     others = _other_failures(system, record)
     if others:
         system.write(kernel.FAILED, "".join(line + "\n" for line in others))
@@ -348,7 +348,7 @@ def _absolve(system: System, record: Dict[str, Any]) -> None:
         system.remove(kernel.FAILED)
 
 
-def _remember(system: System, record: Dict[str, Any]) -> None:
+def _record_failure(system: System, record: Dict[str, Any]) -> None:
     """Add a line to the list of failed trials, and remove an older one about the same."""
     lines = _other_failures(system, record)
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
