@@ -43,7 +43,7 @@ def _tool(*arguments: object) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _place(path: Path, state_dir: Path) -> Path:
+def _resolve(path: Path, state_dir: Path) -> Path:
     """The path, or the checkpoints of the job that it names. TrainingError when it is neither."""
     from provision.cluster.errors import TrainingError
     from provision.jobs import store
@@ -75,7 +75,7 @@ def inspect(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show step, tables, rows, bytes, servers and formats; one line per checkpoint of a directory."""
-    return _tool("inspect", *_JSON[as_json], "--", _place(path, state_dir))
+    return _tool("inspect", *_JSON[as_json], "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
@@ -89,7 +89,7 @@ def verify(
     For a storage directory (pmem_libpmem, dram_pmem) or its parent, on its host: checks every row in its
     pools. (A restarting server reads only their keys.) Exit code 1 when there is a problem.
     """
-    return _tool("verify", *_JSON[as_json], "--", _place(path, state_dir))
+    return _tool("verify", *_JSON[as_json], "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
@@ -110,7 +110,7 @@ def diff(
     The checkpoints may have different numbers of servers. Exit code 0: no difference; 2: differences; 1: an
     error.
     """
-    both = [_place(path, state_dir) for path in (before, after)]
+    both = [_resolve(path, state_dir) for path in (before, after)]
     return _tool("diff", "--memory", memory, *_JSON[as_json], "--", *both)
 
 
@@ -133,5 +133,5 @@ def reshard(
     """
     where = [] if output is None else ["--output", output]
     return _tool(
-        "reshard", "--servers", servers, *where, *_JSON[as_json], "--", _place(checkpoint, state_dir)
+        "reshard", "--servers", servers, *where, *_JSON[as_json], "--", _resolve(checkpoint, state_dir)
     )

@@ -36,7 +36,7 @@ from provision.cli.options import (
     changes_hosts,
     open_inventory,
 )
-from provision.cluster.errors import Interrupted, OeprovError, explain_wrong_value
+from provision.cluster.errors import Interrupted, OeprovError
 from provision.inventory import vault
 from provision.node.command import CommandError
 
@@ -292,7 +292,7 @@ def _run(arguments: list[str] | None) -> int:
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
-        sys.stdout.flush()  # a reader that has gone is found here, not in the interpreter's exit
+        sys.stdout.flush()  # finds a closed pipe here, not at the interpreter's exit
     except Interrupted as error:
         _fail(str(error))
         return 130
@@ -319,10 +319,12 @@ def _run(arguments: list[str] | None) -> int:
 
 def _usage_error(error: Any) -> str:
     """What is wrong with the command line; of a wrong value, the option first."""
+    from provision.cluster.setting_types import explain
+
     if not isinstance(error, typer.BadParameter) or not error.message:
         return " ".join(error.format_message().split())
     wrong: Any = error.__cause__  # pydantic's, in the versions of Typer that use it
-    words = explain_wrong_value(wrong.errors()[0]) if hasattr(wrong, "errors") else error.message
+    words = explain(wrong.errors()[0]) if hasattr(wrong, "errors") else error.message
     names = getattr(error.param, "opts", None) or [error.param_hint]
     option = max((str(name) for name in names if name), key=len, default="")
     return f"{option}: {words}" if option else words

@@ -17,6 +17,7 @@ from provision.cli.options import (
 )
 
 REPORT_EXAMPLES = "Examples:  oeprov report  |  oeprov report --output cluster.html --runs 10"
+MONITORING_EXAMPLES = "Examples:  oeprov monitoring  |  oeprov monitoring --output /etc/prometheus/oeprov"
 DASHBOARD_EXAMPLES = "Examples:  oeprov dashboard -i inventory.yml  |  oeprov dashboard --port 8800"
 MONITORING_EXAMPLES = "Examples:  oeprov monitoring  |  oeprov monitoring --output /etc/prometheus/oeprov"
 

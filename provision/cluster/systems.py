@@ -19,7 +19,7 @@ def parse(text: str) -> OsInfo:
     ids = {item.lower(): item for family in families.known() for item in family.ids}
     name = ids.get(name.lower(), name.lower())  # openEuler writes its own with a capital
     os = OsInfo(name, release, architecture=architecture if dash else ARCHITECTURES[0])
-    family = families.of(os)
+    family = families.find(os)
     if family is None or not families.is_known(os):
         known = families.known_systems()
         hint = did_you_mean(f"{os.id}-{release}", known)

@@ -87,7 +87,7 @@ def pmem_mode(
     Skips hosts without any (``pmem_mode: none``, of a kind that cannot do ``mode``). ``write_inventory``
     writes ``mode`` into the inventory afterwards; without it, the user at a terminal is asked.
     """
-    inventory = replace(inventory, hosts=_able(inventory, mode))
+    inventory = replace(inventory, hosts=_hosts_with_mode(inventory, mode))
     changed = with_mode(inventory, mode, state_dir)
     change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
     code = change.run(check=check)
@@ -96,7 +96,7 @@ def pmem_mode(
     return code
 
 
-def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
+def _hosts_with_mode(inventory: Inventory, mode: str) -> dict[str, Host]:
     """The hosts that can do the mode; ConvergeError when one with persistent memory cannot."""
     able = {name: host for name, host in inventory.hosts.items() if not host.platform.refuse(mode)}
     for name, host in inventory.hosts.items():
@@ -122,7 +122,7 @@ def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool
         if check:
             return 0
         ask = not wanted and not change.as_json and not change.consent.yes and sys.stdin.isatty()
-        if wanted or (ask and _agrees(console, "Write this into the inventory?")):
+        if wanted or (ask and _confirm(console, "Write this into the inventory?")):
             for edit in edits:
                 edit.write()
                 say(console, f"[green]✓[/] wrote {escape(str(edit.path))}")
@@ -139,14 +139,14 @@ def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool
 def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
     """The --limit that selects these hosts; empty when the mode applies to no other host."""
     try:
-        if _able(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
+        if _hosts_with_mode(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
             return ""
     except ConvergeError:
         pass  # without --limit, another host would be refused
     return f" --limit {shlex.quote(','.join(inventory.hosts))}"
 
 
-def _agrees(console: Console, question: str) -> bool:
+def _confirm(console: Console, question: str) -> bool:
     """The answer at the terminal; no unless it is yes."""
     answer = console.input(f"{question} [y/N] ", markup=False)  # markup would take [y/N] for a style
     return answer.strip().lower() in ("y", "yes")
@@ -232,7 +232,7 @@ class _Change:
             self._remark(found)
             return self._report(found, begun, check=True)
         with cluster_lock(self.state_dir, self.inventory.cluster):
-            self._say_what_was_interrupted()
+            self._show_interrupted_steps()
             found = self._survey()
             self._remark(found)
             outcome = "ok" if found.pending else "nothing to do"
@@ -241,15 +241,15 @@ class _Change:
             for number in range(ROUNDS):
                 if not found.pending:
                     break
-                self._refuse_what_cannot_be_applied(found)
-                if not self._agreed(found):
+                self._check_applicable(found)
+                if not self._has_consent(found):
                     self.console.print("nothing more was changed" if number else "nothing was changed")
                     return 1
                 if not number:
                     self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
                 outcome, run_log = self._apply(found, number)
                 before, found = found, self._survey(quiet=True)
-                if outcome != "ok" or _same(before, found):
+                if outcome != "ok" or _is_same(before, found):
                     say(self.console, f"Ansible's log: {run_log}")
                     break
                 if found.pending and number + 1 < ROUNDS:
@@ -266,7 +266,7 @@ class _Change:
         for line in self.remarks(found):
             say(self.console, f"[yellow]![/] {escape(line)}")
 
-    def _say_what_was_interrupted(self) -> None:
+    def _show_interrupted_steps(self) -> None:
         steps = self.journal.interrupted(self.inventory.cluster)
         for host, step in {item.host: item for item in reversed(steps)}.items():
             say(
@@ -301,7 +301,7 @@ class _Change:
     def _turns(self, found: ClusterSurvey) -> list[list[str]]:
         return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
 
-    def _refuse_what_cannot_be_applied(self, found: ClusterSurvey) -> None:
+    def _check_applicable(self, found: ClusterSurvey) -> None:
         unsettled = self.journal.unsettled(self.inventory.cluster) if found.lost else {}
         for error in found.lost:
             if error.host in unsettled:
@@ -324,7 +324,7 @@ class _Change:
                     f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}"
                 )
 
-    def _agreed(self, found: ClusterSurvey) -> bool:
+    def _has_consent(self, found: ClusterSurvey) -> bool:
         """Whether the user agrees: by --consent to each lost object, by --yes or a prompt to the rest."""
         doomed = [f"{plan.host}:{item}" for plan in found.pending for item in plan.destroys]
         missing = [item for item in doomed if item not in self.consent.objects]
@@ -335,7 +335,7 @@ class _Change:
             return True
         if not sys.stdin.isatty():
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return _agrees(self.console, "Apply these steps?")
+        return _confirm(self.console, "Apply these steps?")
 
     def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path]:
         self.applied = True
@@ -431,7 +431,7 @@ class _Change:
         return code
 
 
-def _same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
+def _is_same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
     """Whether the last round achieved nothing, so that another round would not either."""
     return {plan.host: plan.steps for plan in before.pending} == {
         plan.host: plan.steps for plan in after.pending

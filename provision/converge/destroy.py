@@ -44,7 +44,7 @@ def run(
         consent=consent,
         as_json=as_json,
         check=check,
-        remarks=lambda seen: _not_there(seen, hosts),
+        remarks=lambda seen: _missing_objects(seen, hosts),
     )
     console = Console(stderr=as_json)
     for plan in [] if check else found.plans.values():
@@ -70,7 +70,7 @@ def _check_hosts(inventory: Inventory, consent: Consent) -> None:
         )
 
 
-def _not_there(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
+def _missing_objects(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
     """One line per object that the user named and no plan removes."""
     lines = []
     for name, plan in found.plans.items():

@@ -38,7 +38,7 @@ def examine(host: Host, *, reached: bool) -> list[Finding]:
     # The host read its clock at some time between these two.
     off = max(begun - health.time, health.time - ended, 0.0)
     skew = 0.0 if host.connection == "local" else off if health.time > ended else -off
-    family = families.of(state.os)
+    family = families.find(state.os)
     name = family.time_service if family else ""
     health = health._replace(services={key: value for key, value in health.services.items() if key == name})
     health = health if reached else health._replace(firewall="")

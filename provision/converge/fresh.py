@@ -13,7 +13,7 @@ _CMDLINE = "console=tty0 console=ttyS0,115200n8"
 
 def _on(base: State, os: OsInfo) -> State:
     """The same hardware with a freshly installed system."""
-    family = families.of(os)
+    family = families.find(os)
     if family is None:
         return base
     fresh = family.fresh[families.release(family, os)]

@@ -37,7 +37,7 @@ def kernel(
         settings = host.kernel.model_copy(update={"version": release, "source": "distribution"})
         hosts[name] = replace(host, kernel=settings, gpu=GpuSettings())
     if not hosts:
-        return _nothing(state_dir, "kernel", as_json)
+        return _report_nothing(state_dir, "kernel", as_json)
     code = changes.kernel_only(
         replace(inventory, hosts=hosts), state_dir=state_dir, consent=consent, as_json=as_json, check=check
     )
@@ -54,7 +54,7 @@ def pmem_mode(
     now = {name: inventory.hosts[name].platform.find_mode(state) for name, state in found.states.items()}
     modes = history.last(_journal(state_dir), inventory.cluster, "mode", now)
     if not modes:
-        return _nothing(state_dir, "mode of persistent memory", as_json)
+        return _report_nothing(state_dir, "mode of persistent memory", as_json)
     if len(set(modes.values())) > 1:
         said = ", ".join(f"{name}: {mode}" for name, mode in modes.items())
         raise ConvergeError(
@@ -81,9 +81,9 @@ def _journal(state_dir: Path) -> Journal:
     return Journal(state_dir / "journal.jsonl", "rollback")
 
 
-def _nothing(state_dir: Path, what: str, as_json: bool) -> int:
+def _report_nothing(state_dir: Path, what: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"converged": True, "changed": []}))
     else:
-        print(f"{state_dir / 'journal.jsonl'} knows of no other {what} of these hosts: nothing to do")
+        print(f"{state_dir / 'journal.jsonl'} has no other {what} of these hosts: nothing to do")
     return 0

@@ -106,7 +106,7 @@ def run(
         words, passwords, answers = vault.for_run()
         result = ansible_runner.run(
             private_data_dir=str(private),
-            playbook=str(share.playbook(name)),
+            playbook=str(share.root() / "playbooks" / f"{name}.yml"),
             inventory=[str(inventory.path.absolute()), str(values)],
             limit=",".join(inventory.hosts),
             extravars=dict(variables),
@@ -143,10 +143,10 @@ def _collections(private: Path) -> str:
     plugins = collection / "plugins"
     plugins.mkdir(parents=True)
     for name in ("action", "inventory", "modules"):
-        (plugins / name).symlink_to(share.plugins() / name)
+        (plugins / name).symlink_to(share.root() / "plugins" / name)
     (plugins / "module_utils").mkdir()
     (plugins / "module_utils" / "node").symlink_to(share.node_package())
-    (collection / "roles").symlink_to(share.roles())
+    (collection / "roles").symlink_to(share.root() / "roles")
     users = os.environ.get("ANSIBLE_COLLECTIONS_PATH") or _USERS_COLLECTIONS
     return f"{private / 'collections'}:{users}"
 
@@ -163,8 +163,8 @@ def _interpreter(host: Host) -> dict[str, str]:
 def _environment() -> dict[str, str]:
     """Environment variables by which Ansible finds our configuration and plugin from any directory."""
     return {
-        "ANSIBLE_CONFIG": str(share.ansible_config()),
-        "ANSIBLE_INVENTORY_PLUGINS": str(share.plugins() / "inventory"),
+        "ANSIBLE_CONFIG": str(share.root() / "ansible.cfg"),
+        "ANSIBLE_INVENTORY_PLUGINS": str(share.root() / "plugins/inventory"),
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",

@@ -1,4 +1,4 @@
-"""Hosts from Alibaba Cloud: ECS instances by tag, through the official SDK.
+"""Hosts from Alibaba Cloud: ECS instances with given tags, through the official SDK.
 
 A file such as ``ecs.yml`` names plugin ``oeprov_ecs`` and what to look for; it stands wherever an inventory
 does, for Ansible too (``plugins/inventory/oeprov_ecs.py``). Credentials are found by the SDK alone:
@@ -20,7 +20,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from provision.cluster.errors import InventoryError, explain_wrong_value
+from provision.cluster.errors import InventoryError
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import Kind
 from provision.node import platforms
 
@@ -102,7 +103,7 @@ def _explain(item: Mapping[str, Any]) -> str:
                 "ALIBABA_CLOUD_ACCESS_KEY_SECRET, use a profile of `aliyun configure`, or a RAM role"
             )
         return f"{key}: unknown key; known are {', '.join(Query.model_fields)}"
-    return f"{key}: {explain_wrong_value(item)}"
+    return f"{key}: {explain(item)}"
 
 
 @cache

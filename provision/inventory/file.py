@@ -114,7 +114,7 @@ def read(path: Path) -> RawInventory:
         raise _unreadable(error, path) from None
     if ecs.is_query(content):
         ecs.find(path)  # fails with one line; the plugin then uses the cached answer
-        inventory_loader.add_directory(str(share.plugins() / "inventory"))
+        inventory_loader.add_directory(str(share.root() / "plugins/inventory"))
     else:
         _check_structure(path, content)
     try:

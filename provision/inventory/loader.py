@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from provision.cluster import flavor_facts, settings
 from provision.cluster.container_settings import ContainerSettings
-from provision.cluster.errors import InventoryError, did_you_mean, explain_wrong_value
+from provision.cluster.errors import InventoryError, did_you_mean
 from provision.cluster.inventory import PARAMETER_SERVERS, WORKERS, Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import (
     GpuSettings,
     KernelSettings,
@@ -87,7 +88,7 @@ def host_of(
 
 
 @cache
-def _meant(key: str) -> tuple[str, bool]:
+def _nearest_name(key: str) -> tuple[str, bool]:
     """The known name nearest to ``key`` (may be empty), and whether it is so near that ``key`` is a typo."""
     close = difflib.get_close_matches(key, settings.KNOWN, n=1, cutoff=0.6)
     near = bool(close) and difflib.SequenceMatcher(None, key, close[0]).ratio() >= 0.88
@@ -123,7 +124,7 @@ class _Problems:
         for where, key in self.raw.names():
             if key in settings.KNOWN:
                 continue
-            meant, slip = _meant(key)
+            meant, slip = _nearest_name(key)
             if key.startswith(settings.PREFIXES):
                 hint = f"; did you mean {meant}?" if meant else "; `oeprov inventory schema` lists all keys"
                 self.add(where, f"{key}: unknown key{hint}")
@@ -202,7 +203,7 @@ def _final(host: Host, state_dir: Path) -> Host:
     if extra == "auto":
         framework = "tensorflow-gpu" if host.platform.has_gpus else "tensorflow"
         extra = framework if host.is_worker else "none"
-    flavor = flavor_facts.of(host.runtime.flavor)
+    flavor = flavor_facts.get(host.runtime.flavor)
     storage: str = host.server.storage
     if storage == "auto":
         storage = flavor.storage(mode, host.runtime)
@@ -237,12 +238,16 @@ def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
         return model(**values)
     except ValidationError as error:
         for item in error.errors():
-            key = model.prefix + str(item["loc"][0])
+            name, *inside = item["loc"]
+            key, value = f"{model.prefix}{name}", values.get(name)
             if item["type"] == "missing":
                 kinds = ", ".join(kind.value for kind in Kind)
                 problems.add(raw.label(problems.raw.path), f"{key} is missing; one of {kinds}")
+            elif inside:
+                entry = f"{inside[0]}: " if isinstance(value, dict) else ""
+                problems.at(raw, key, entry + explain(item))
             else:
-                problems.at(raw, key, explain_wrong_value(item))
+                problems.at(raw, key, explain({**item, "input": value}))  # a size as it is written
         return None
 
 

@@ -12,9 +12,9 @@ from typing import get_args
 
 from pydantic import ValidationError
 
-from provision.cluster.errors import TrainingError, explain_wrong_value
+from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.setting_types import parse_size
+from provision.cluster.setting_types import explain, parse_size
 from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
 from provision.jobs import flavors, placement, units
@@ -39,7 +39,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         training = TrainingSettings.model_validate({**base, **given})
     except ValidationError as error:
         item = error.errors()[0]
-        raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain_wrong_value(item)}") from None
+        raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
     if storage not in (None, *STORAGES):
         raise TrainingError(f"--storage: found {storage!r}; allowed: {', '.join(STORAGES)}")
     check_counts(servers, workers)

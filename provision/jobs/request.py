@@ -11,8 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision.cluster.errors import TrainingError, explain_wrong_value
+from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
 from provision.cluster.training_settings import TrainingSettings
 from provision.jobs import units
@@ -92,7 +93,7 @@ def check_counts(servers: int | None, workers: int | None) -> None:
         try:
             model.model_validate({} if count is None else {"count": count})
         except ValidationError as error:
-            raise TrainingError(f"--{name}: {explain_wrong_value(error.errors()[0])}") from None
+            raise TrainingError(f"--{name}: {explain(error.errors()[0])}") from None
 
 
 def check_generated(data: str) -> bool:

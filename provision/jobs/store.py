@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provision.cluster.errors import TrainingError, did_you_mean, explain_wrong_value
+from provision.cluster.errors import TrainingError, did_you_mean
+from provision.cluster.setting_types import explain
 from provision.jobs.metrics import Event, last_end, summary
 from provision.jobs.units import job_directory
 from provision.node import process
@@ -289,7 +290,7 @@ def unreadable(file: Path, error: OSError | ValidationError) -> str:
         return f"{file}: {error.strerror}"
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
-    return ": ".join(filter(None, [str(file), where, explain_wrong_value(first)]))
+    return ": ".join(filter(None, [str(file), where, explain(first)]))
 
 
 def jobs_dir(state_dir: Path) -> Path:

@@ -54,8 +54,8 @@ def test_its_version_is_the_projects(collection: Collection) -> None:
 def test_what_oeprov_runs_is_laid_out_like_it() -> None:
     """The checkout's links and the wheel's files; `playbook` makes the same of them for each run."""
     links = REPOSITORY / "collections" / "ansible_collections" / "oeprov" / "oeprov"
-    assert (links / "plugins").resolve() == share.plugins()
-    assert (links / "roles").resolve() == share.roles()
+    assert (links / "plugins").resolve() == share.root() / "plugins"
+    assert (links / "roles").resolve() == share.root() / "roles"
 
 
 def test_no_oeprov_is_installed_here(collection: Collection) -> None:

@@ -540,7 +540,7 @@ def test_stale_plan_is_refused_with_the_difference(
         (state_dir / "pmem0" / "somebody's").touch()
         return True
 
-    monkeypatch.setattr(changes._Change, "_agreed", agree_while_the_host_changes)
+    monkeypatch.setattr(changes._Change, "_has_consent", agree_while_the_host_changes)
     assert bootstrap(state_dir) == 1
     shown = capsys.readouterr().out
     assert "the host has changed since the plan was made; nothing was done" in shown

@@ -148,7 +148,7 @@ def test_more_rows_take_more_servers(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("price: 17.45", "price: -1"), "servers.0.price: found -1; expected more than 0"),
+        (("price: 17.45", "price: -1"), "servers.0.price: found -1; allowed: more than 0"),
         (("dram: 384G", "dram: 384GB"), "servers.0.dram: found '384GB'; expected a size such as"),
         (("    source: by definition\n", ""), "systems.0.source: is missing"),
         (("storage: dram\n", "storage: disk\n"), "systems.0.storage: found 'disk'; allowed: dram"),

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from provision.cluster import settings
-from provision.cluster.errors import InventoryError, explain_wrong_value
-from provision.cluster.setting_types import Settings
+from provision.cluster.errors import InventoryError
+from provision.cluster.setting_types import Settings, explain
 from provision.inventory.loader import load
 
 GOOD = """\
@@ -59,12 +59,17 @@ def test_the_good_one_is_good(tmp_path: Path) -> None:
         ("pmem_memmap: 1G!4G", ["pmem_memmap: is for kind re7p only; this host is re6p"]),
         ("parameter_server_storage_size: 64GB", ["found '64GB'; expected a size such as 512M, 64G"]),
         ("parameter_server_storage_size: 64 gigs", ["found '64 gigs'; expected a size"]),
-        ("parameter_server_count: 0", ["parameter_server_count: found 0; expected at least 1"]),
+        ("parameter_server_count: 0", ["parameter_server_count: found 0; allowed: at least 1"]),
         ("parameter_server_count: many", ["parameter_server_count: found 'many'; expected a whole number"]),
-        ("parameter_server_port: 70000", ["parameter_server_port: found 70000; expected at most 65535"]),
+        ("parameter_server_port: 70000", ["parameter_server_port: found 70000; allowed: at most 65535"]),
         ("kernel_version: 5.10", ["kernel_version: found 5.1;", "put it in quotes"]),
-        ("kernel_version: latest", ["kernel_version: found 'latest'; expected text that matches"]),
+        ("kernel_version: latest", ["kernel_version: found 'latest'; it must match"]),
         ("kernel_arguments: quiet", ["kernel_arguments: found 'quiet'; expected a list"]),
+        ("pmem_max_movable_ratio: 0", ["pmem_max_movable_ratio: found 0; allowed: more than 0"]),
+        ("gpu_persistence: 7", ["gpu_persistence: found 7; expected true or false"]),
+        ("kernel_arguments: [1]", ["kernel_arguments: found 1; YAML reads it as a number: put it in quotes"]),
+        ("worker_environment: {A: 1}", ["worker_environment: A: found 1; YAML reads it as a number"]),
+        ("worker_environment: A=1", ["worker_environment: found 'A=1'; expected `key: value` lines"]),
         ("ansible_port: 99999", ["ansible_port: found 99999; expected a port"]),
         (
             "ansible_connection: winrm",
@@ -80,6 +85,23 @@ def test_a_wrong_value_or_key_of_a_host(tmp_path: Path, line: str, pieces: list[
     assert "host p1" in message
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("training_dim: 0", "training_dim: found 0; allowed: at least 1"),
+        ("training_holdout: 2", "training_holdout: found 2; allowed: at most 0.9"),
+        ("training_steps: 1.5", "training_steps: found 1.5; expected a whole number"),
+        ("rollout_shares: []", "rollout_shares: found []; allowed: at least 1 item(s)"),
+        ("kubernetes_server_memory: 1M", "kubernetes_server_memory: found '1M'; allowed: at least 256M"),
+    ],
+)
+def test_a_bound_of_a_job_names_what_was_found_and_what_is_allowed(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    message = refused(tmp_path, GOOD.replace("  children:", f"  vars:\n    {line}\n  children:", 1))
+    assert message.endswith(f"group all: {said}")
+
+
 @pytest.mark.parametrize("value", [-(2**70), 2**70, -0.5, float("nan"), "wide", "", [], {}, [{}], True])
 @pytest.mark.parametrize("model", settings.MODELS, ids=lambda model: model.prefix)
 def test_no_message_has_the_words_of_pydantic(model: type[Settings], value: object) -> None:
@@ -89,7 +111,7 @@ def test_no_message_has_the_words_of_pydantic(model: type[Settings], value: obje
         except ValidationError as error:
             for item in error.errors():
                 if item["type"] != "missing":
-                    words = explain_wrong_value(item)
+                    words = explain(item)
                     assert words.startswith(f"found {item['input']!r}; ")
                     assert not re.search(r"should|[Ii]nput|valid|greater|less than or|Value error", words)
 

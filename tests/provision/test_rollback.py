@@ -63,7 +63,7 @@ def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
     now = KernelState(NEW, [OLD, NEW], "", NEW, ["quiet"])
     state = seen(monkeypatch, found, kernel=now)
     assert rollback.kernel(found, **options) == 0
-    assert "knows of no other kernel of these hosts" in capsys.readouterr().out
+    assert "has no other kernel of these hosts" in capsys.readouterr().out
     history.write(
         Journal(tmp_path / "journal.jsonl", "run"),
         "c",

@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from provision.cluster import flavor_facts
-from provision.cluster.errors import TrainingError, explain_wrong_value
+from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
+from provision.cluster.setting_types import explain
 from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences
 from provision.jobs.request import LaunchOptions, Request
@@ -199,7 +200,7 @@ def with_form(inventory: Inventory, form: str | None) -> Inventory:
     try:
         settings = KubernetesSettings.model_validate({**inventory.kubernetes.model_dump(), "form": form})
     except ValidationError as error:
-        raise TrainingError(f"--form: {explain_wrong_value(error.errors()[0])}") from None
+        raise TrainingError(f"--form: {explain(error.errors()[0])}") from None
     return replace(inventory, kubernetes=settings)
 
 
