@@ -132,12 +132,8 @@ def _document(found: Inventory) -> dict[str, object]:
 
 
 def _roles(host: Host) -> list[str]:
-    roles = (
-        [f"{host.server.count} parameter server(s), {host.server.storage}"]
-        if host.is_parameter_server
-        else []
-    )
-    return roles + (["worker"] if host.is_worker else [])
+    servers = f"{host.server.count} parameter server(s), {host.server.storage}"
+    return [servers] * host.is_parameter_server + ["worker"] * host.is_worker
 
 
 def _memory(host: Host) -> str:

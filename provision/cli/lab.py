@@ -126,9 +126,7 @@ def list_nodes(as_json: Json = False, state_dir: StateDir = DEFAULT_STATE_DIR) -
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(box=None, header_style="bold")
-        for name in ("name", "variant", "ssh_port", "pid", "state"):
-            table.add_column(name.replace("_", " "))
+        table = Table("name", "variant", "ssh port", "pid", "state", box=None, header_style="bold")
         for row in rows:
             table.add_row(*(str(row[name] or "") for name in ("name", "variant", "ssh_port", "pid", "state")))
         Console().print(table)

@@ -37,6 +37,9 @@ SERVE_EXAMPLES = (
 )
 
 _JOB = "Which job: its name, its id or how the id begins; default: the running or the last one."
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
+]
 
 
 @takes_settings()
@@ -56,9 +59,7 @@ def launch_training(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a job from its last checkpoint, with its settings.")
     ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
-    ] = False,
+    detach: Detach = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
@@ -110,9 +111,7 @@ def resume(
         ),
     ] = None,
     limit: Limit = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
-    ] = False,
+    detach: Detach = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:

@@ -29,7 +29,9 @@ def examine(host: Host, *, reached: bool) -> list[Finding]:
     """
     desired = host.desired()
     services = sorted({family.time_service for family in families.known()})
-    wanted = {"desired": desired.to_dict(), "ports": _ports(host), "services": services}
+    firsts = [host.server.port, host.server.metrics_port] if host.is_parameter_server else []
+    ports = [first + number for first in firsts if first for number in range(host.server.count)]
+    wanted = {"desired": desired.to_dict(), "ports": ports, "services": services}
     begun = time.time()
     text = observe.text_of(host, payload.pack("health", wanted))
     ended = time.time()
@@ -43,11 +45,6 @@ def examine(host: Host, *, reached: bool) -> list[Finding]:
     health = health._replace(services={key: value for key, value in health.services.items() if key == name})
     health = health if reached else health._replace(firewall="")
     return diagnose(state, desired, plan_host(host, state), health, skew)
-
-
-def _ports(host: Host) -> list[int]:
-    firsts = [host.server.port, host.server.metrics_port] if host.is_parameter_server else []
-    return [first + number for first in firsts if first for number in range(host.server.count)]
 
 
 def run(inventory: Inventory, *, as_json: bool = False) -> int:

@@ -27,13 +27,12 @@ def hosts(inventory: Inventory, found: ClusterSurvey) -> list[dict[str, Any]]:
 
 def describe(host: Host, state: State, plan: Plan) -> dict[str, Any]:
     """One observed host. Sizes are bytes; ``ready``: it has no pending step and no problem."""
-    mode = mode_of(host, state)
     kernel = state.kernel.running or (platform.release() if host.connection == "local" else "")
     return {
         **_identity(host),
         "error": "",
         "ready": plan.converged,
-        "mode": mode,
+        "mode": host.platform.find_mode(state) or "none",
         "os": state.os.name,
         "kernel": kernel,
         "dram_bytes": numa.dram(state) if state.numa else None,
@@ -66,11 +65,6 @@ def _identity(host: Host) -> dict[str, Any]:
 
 def _lost(host: Host, reasons: dict[str, str]) -> dict[str, Any]:
     return {**_identity(host), "error": reasons.get(host.name, "was not observed"), "ready": False}
-
-
-def mode_of(host: Host, state: State) -> str:
-    """The present mode of persistent memory; ``none`` where it is unused."""
-    return host.platform.find_mode(state) or "none"
 
 
 def _pmem_bytes(host: Host, state: State) -> int | None:

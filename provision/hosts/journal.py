@@ -29,7 +29,6 @@ class OpenStep:
     host: str
     step: str
     what: str
-    time: str
 
 
 class Journal:
@@ -80,8 +79,7 @@ class Journal:
                 continue
             key = (str(entry.get("host", "")), str(entry.get("step", "")))
             if event == "begin":
-                what, time = str(entry.get("what", "")), str(entry.get("time", ""))
-                open_steps[key] = OpenStep(run, *key, what, time)
+                open_steps[key] = OpenStep(run, *key, str(entry.get("what", "")))
             elif event == "end":
                 open_steps.pop(key, None)
             elif event == "finished":

@@ -243,12 +243,7 @@ def _keep_secret(key: str, value: Any) -> None:
             vault.remember(str(value))
 
 
-_MAGIC = (
-    "groups",
-    "group_names",
-    "inventory_hostname",
-    "inventory_hostname_short",
-)  # every host has them
+_MAGIC = ("groups", "group_names", "inventory_hostname", "inventory_hostname_short")  # every host has them
 _PUBLIC = (
     *settings.OeprovSettings.variables(),
     "ansible_user",
