@@ -35,11 +35,13 @@ def _tool(*arguments: object) -> int:
     """Run ``python -m oe_runtime.checkpoint`` on our output; return its exit code. It ends when we end."""
     argv = [sys.executable, "-m", "oe_runtime.checkpoint", *map(str, arguments)]
     libc = ctypes.CDLL(None)
-    code = subprocess.run(
-        argv,
-        check=False,
-        preexec_fn=lambda: libc.prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0),
-    ).returncode
+
+    def prepare() -> None:
+        libc.prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        # Ctrl-C while Python itself starts would print a traceback; the program lets it in at its first line.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    code = subprocess.run(argv, check=False, preexec_fn=prepare).returncode
     return code if code >= 0 else 128 - code
 
 

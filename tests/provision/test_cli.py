@@ -368,6 +368,19 @@ def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str
     assert set(ends) <= {130, 0, 1, -signal.SIGINT}
 
 
+@pytest.mark.process
+def test_ctrl_c_while_the_childs_python_starts_has_no_traceback(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `oeprov checkpoint` does
+        os.kill(os.getpid(), signal.SIGINT)
+
+    program = [sys.executable, "-m", "oe_runtime.checkpoint", "inspect", "."]
+    done = subprocess.run(
+        program, cwd=tmp_path, preexec_fn=interrupted, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "piece"),
     [
