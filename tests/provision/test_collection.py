@@ -88,16 +88,6 @@ def test_a_role_copied_out_works_alone(collection: Collection, tmp_path: Path) -
 
 
 @pytest.mark.process
-def test_a_reboot_that_waits_for_another_role_is_named(collection: Collection, tmp_path: Path) -> None:
-    example = Path(shutil.copy(collection.path / "roles" / "kernel" / "examples" / "kernel.yml", tmp_path))
-    variables = inventory(tmp_path, oeprov_kind="cpu", runtime_venv=str(tmp_path / "none"))
-    arguments = '{"kernel_arguments": ["oeprov.test=1"]}'  # which no machine has
-    said = " ".join(collection.play(example, variables, "--check", "-e", arguments).split())
-    assert "not done: boot once on trial: add oeprov.test=1; it waits for: " in said
-    assert f"install oeprov in {tmp_path}/none (role runtime)" in said
-
-
-@pytest.mark.process
 def test_a_variable_that_is_wrong_is_refused(collection: Collection, tmp_path: Path) -> None:
     example = Path(shutil.copy(collection.path / "roles" / "pmem" / "examples" / "pmem.yml", tmp_path))
     said = collection.play(example, inventory(tmp_path), "-e", "pmem_mode=fsdax", "--check", expect=2)
