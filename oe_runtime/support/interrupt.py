@@ -19,8 +19,11 @@ def _guard_imports() -> None:
     A program that imports the package keeps its own handlers.
     """
     ours = sys.argv[:1] == ["-m"] and any(word.startswith("oe_runtime.") for word in sys.orig_argv)
-    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if not ours:
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `oeprov checkpoint` blocks it until here
 
 
 def run(main: Callable[[], int]) -> int:

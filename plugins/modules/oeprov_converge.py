@@ -125,17 +125,13 @@ def nothing():
     return {"changed": False, "steps": [], "left": [], "reboot": False, "kernel_left": False}
 
 
-def warn_of_waiting(module, made, steps):
+def warn_of_waiting(module, made):
     """Warn if a reboot waits for steps that another role has to carry out first."""
-    reboots = [number for number, step in enumerate(made.steps) if step.action == "reboot"]
-    if not reboots or made.steps[reboots[0]] in steps:
-        return
-    waiting = [step for step in made.steps[: reboots[0]] if step.role != "kernel"]
-    if waiting:
+    others = made.steps_before_reboot()
+    if others:
         module.warn(
-            "not done: {}; it waits for: {}".format(
-                made.steps[reboots[0]].what,
-                "; ".join("{} (role {})".format(step.what, step.role) for step in waiting),
+            "the host does not reboot yet: first {}".format(
+                "; ".join("{} (role {})".format(step.what, step.role) for step in others)
             )
         )
 
@@ -173,7 +169,7 @@ def run(module, system, holder):
     if made.problems and (steps or part == "all"):
         module.fail_json(msg="; ".join(made.problems), steps=[])
     if part == "kernel" and not params["preparing"]:
-        warn_of_waiting(module, made, steps)
+        warn_of_waiting(module, made)
     # The first step that was not approved is not done, nor any after it.
     agreed = [not approved or step.id in approved.get("steps", []) for step in steps] + [False]
     left = [step.what for step in steps[agreed.index(False) :]]

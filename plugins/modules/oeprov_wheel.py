@@ -68,7 +68,7 @@ def main():
     )
     system, into = System(), module.params["into"]
     try:
-        flavor = flavors.of(Desired.from_dict(module.params["desired"]))
+        flavor = flavors.get(Desired.from_dict(module.params["desired"]))
         path = flavor.make(system, observe_os(system), module.params)
     except CommandError as error:
         log = system.read(os.path.join(into, "log")).splitlines()

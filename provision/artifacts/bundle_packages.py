@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 def system_of(os: OsInfo) -> str:
     """A system's name in a bundle: packages of one fit no other."""
-    family = families.of(os)
+    family = families.find(os)
     release = os.version if family is None else families.release(family, os)
     return f"{os.id}-{release}-{os.architecture}"
 
@@ -109,7 +109,7 @@ def _rpms(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
     own, system = observe_os(System()), system_of(os)
     same = system_of(own) == system
     manager = own.package_manager if same else "dnf"
-    family = families.of(os)
+    family = families.find(os)
     release = os.version if family is None else families.release(family, os)
     named = all(dict(part.given).get(repositories.ARCHIVE) for part in parts)
     if not (same or named):

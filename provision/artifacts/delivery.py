@@ -36,7 +36,7 @@ def with_wheel(
     build = wanted.removeprefix(WHEEL_WANTED)
     host = str(variables.get("inventory_hostname", ""))
     try:
-        own = flavor_facts.of(desired["runtime_flavor"]).own_wheel
+        own = flavor_facts.get(desired["runtime_flavor"]).own_wheel
         provide = wheel.provide if own else wheel.provide_theirs
         path = provide(build, state_dir, lambda packed, log: _build(action, variables, desired, packed, log))
         with _Scratch(action) as scratch:

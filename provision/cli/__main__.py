@@ -1,6 +1,8 @@
 """``python -m provision.cli``: the program ``oeprov``."""
 
-from provision.cli.main import main
+import sys
+
+from provision.cli.main import run
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run())

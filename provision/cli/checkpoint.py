@@ -1,4 +1,4 @@
-"""``oeprov checkpoint`` and ``oeprov reshard``: the runtime's tools for checkpoints, run as what they are."""
+"""``oeprov checkpoint`` and ``oeprov reshard``: run the runtime's checkpoint tools as child processes."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ RESHARD_EXAMPLES = (
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look at checkpoints and compare them, without a server.",
+    help="Inspect, verify and compare checkpoints, without a server.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_JSON = ((), ("--json",))  # by the flag of our commands
 _PATH = "A job, a checkpoint (step-…), a run's checkpoints, also by URL (s3://…), or one table file (.oet)."
 
 
 def _tool(*arguments: object) -> int:
-    """Run ``python -m oe_runtime.checkpoint``; its words are ours."""
+    """Run ``python -m oe_runtime.checkpoint`` on our output; return its exit code."""
     return run_program("oe_runtime.checkpoint", *arguments)
 
 
-def _place(name: str, state_dir: Path) -> str:
+def _resolve(name: str, state_dir: Path) -> str:
     """Return a path, a URL, or the named job's checkpoints. TrainingError when it is none of these."""
     from provision.cluster.errors import TrainingError
     from provision.jobs import store
 
     path = Path(name)
     if "://" in name or os.path.lexists(path) or len(path.parts) != 1:
-        return name  # the tool says what is wrong with it
+        return name  # the tool reports a missing file
     try:
         job = store.find(state_dir, str(path))
     except TrainingError as error:
@@ -56,66 +57,62 @@ def _place(name: str, state_dir: Path) -> str:
     raise TrainingError(f"job {job.id} has no checkpoint yet in {found}")
 
 
-def _json(wanted: bool) -> list[str]:
-    return ["--json"] if wanted else []
-
-
 @app.command(epilog="Examples:  oeprov checkpoint inspect JOB  |  oeprov checkpoint inspect step-0000001000")
 def inspect(
     path: Annotated[str, typer.Argument(metavar="PATH", help=_PATH)],
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Show step, tables, rows, bytes, servers and formats; of a directory of checkpoints, a line for each."""
-    return _tool("inspect", *_json(as_json), "--", _place(path, state_dir))
+    """Show step, tables, rows, bytes, servers and formats; one line per checkpoint of a directory."""
+    return _tool("inspect", *_JSON[as_json], "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
 def verify(
     path: Annotated[
-        str,
-        typer.Argument(metavar="PATH", help=_PATH + " Or the storage directory of servers that do not run."),
+        str, typer.Argument(metavar="PATH", help=_PATH + " Or the storage directory of stopped servers.")
     ],
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Read everything and compare every checksum; each problem is a line that names file and field.
+    """Read everything and compare every checksum; one line per problem names file and field.
 
-    Of a storage directory (pmem_libpmem, dram_pmem), or one above it on its host: every row in its pools,
-    of which a server that starts again reads the keys only. Exit code 1 when there is a problem.
+    For a storage directory (pmem_libpmem, dram_pmem) or its parent, on its host: checks every row in its
+    pools. (A restarting server reads only their keys.) Exit code 1 when there is a problem.
     """
-    return _tool("verify", *_json(as_json), "--", _place(path, state_dir))
+    return _tool("verify", *_JSON[as_json], "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
 def diff(
     before: Annotated[
-        str, typer.Argument(metavar="BEFORE", help="A checkpoint, or a job or run, for its last one.")
+        str, typer.Argument(metavar="BEFORE", help="A checkpoint, or a job or run (its last checkpoint).")
     ],
     after: Annotated[str, typer.Argument(metavar="AFTER", help="The same.")],
     memory: Annotated[
         int,
         typer.Option(
-            min=1, metavar="MIB", help="For rows; tables that are larger are read several times, in parts."
+            min=1, metavar="MIB", help="Memory for rows; larger tables are read several times, in parts."
         ),
     ] = 1024,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Compare two checkpoints table by table: settings, rows that one lacks, rows that changed and how far.
+    """Compare two checkpoints per table: settings, missing rows, changed rows and how far they moved.
 
-    They may be of different numbers of servers. Exit code 0: no difference; 2: there are some; 1: an error.
+    The checkpoints may have different numbers of servers. Exit code 0: no difference; 2: differences; 1: an
+    error.
     """
-    both = [_place(path, state_dir) for path in (before, after)]
-    return _tool("diff", "--memory", memory, *_json(as_json), "--", *both)
+    both = [_resolve(path, state_dir) for path in (before, after)]
+    return _tool("diff", "--memory", memory, *_JSON[as_json], "--", *both)
 
 
 def reshard(
     checkpoint: Annotated[
         str,
-        typer.Argument(metavar="CHECKPOINT", help="A checkpoint (step-…); or a job or run, for its last."),
+        typer.Argument(metavar="CHECKPOINT", help="A checkpoint (step-…), or a job or run (its last)."),
     ],
-    servers: Annotated[int, typer.Option(min=1, max=1024, help="How many servers it shall be for.")],
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="The new number of servers.")],
     output: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where to publish it; default: beside CHECKPOINT, as the newest."),
@@ -123,14 +120,14 @@ def reshard(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Rewrite a checkpoint for another number of servers: one file a table and server.
+    """Rewrite a checkpoint for another number of servers: one file per table and server.
 
-    Any number of servers can restore any checkpoint; from one of their own number each reads only its own
-    files. Everything is verified before and the old checkpoint stays. A job that trains there goes on, but
-    its next checkpoint waits until this one is written; with --output elsewhere it does not. To go on with a
-    job on other servers: oeprov stop, then oeprov resume --servers N.
+    Any number of servers can restore any checkpoint; with a matching number, each server reads only its own
+    files. Everything is verified first, and the old checkpoint stays. A running job's next checkpoint waits
+    until this one is written, unless --output is elsewhere. To continue a job on another number of servers:
+    oeprov stop, then oeprov resume --servers N.
     """
     where = [] if output is None else ["--output", output]
     return _tool(
-        "reshard", "--servers", servers, *where, *_json(as_json), "--", _place(checkpoint, state_dir)
+        "reshard", "--servers", servers, *where, *_JSON[as_json], "--", _resolve(checkpoint, state_dir)
     )

@@ -1,4 +1,4 @@
-"""``oeprov cost``: what parameter servers cost with rows in DRAM and in persistent memory."""
+"""``oeprov cost``: the price of parameter servers with rows in DRAM and in persistent memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def cost(
     rows: Annotated[int, typer.Option(parser=_whole, metavar="N", help="Rows of all tables, such as 2.1e9.")],
     dim: Annotated[int, typer.Option(min=1, help="Width of an embedding.")] = 9,
     optimizer: Annotated[
-        str, typer.Option(help="As in training_optimizer; it decides a row's size.")
+        str, typer.Option(help="As in training_optimizer; it sets a row's size.")
     ] = "adagrad",
     dtype: Annotated[
         str, typer.Option(help="Of the weights: float32, float64, bfloat16 or float16.")
     ] = "float32",
     prices: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Prices and times; default: provision/jobs/prices.yml, a paper's."),
+        typer.Option(metavar="FILE", help="Prices and times; default: provision/jobs/prices.yml."),
     ] = None,
     changed_rows: Annotated[
         int | None,
@@ -49,20 +49,21 @@ def cost(
         ),
     ] = None,
     kept: Annotated[
-        int, typer.Option(min=1, max=64, help="Checkpoints kept there, as training_keep_checkpoints.")
+        int,
+        typer.Option(min=1, max=64, help="Checkpoints kept there; as training_keep_checkpoints."),
     ] = 3,
     epoch_hours: Annotated[
         float, typer.Option("--epoch-hours", min=1e-6, help="Hours of an epoch with rows in DRAM.")
     ] = 1.0,
     as_json: Json = False,
 ) -> int:
-    """Compare sets of parameter servers for a model: how many of each type, and what an epoch costs on them.
+    """Compare sets of parameter servers for a model: number of servers per type, and cost per epoch.
 
-    The price table says what an hour of each type costs and how long an epoch takes with each storage, each
-    with its source and date. Copy the one that comes with oeprov, which says how, and put in yours.
+    The price table has the hourly price of each server type and the time of an epoch with each storage, each
+    with source and date. To use your own prices, copy and edit the table that comes with oeprov.
 
-    In persistent memory, every row that changes between two checkpoints takes one more place for each kept
-    checkpoint and one for the next: rows + changed rows × (kept + 1).
+    In persistent memory, a row that changes between two checkpoints takes one more slot per kept checkpoint
+    and one for the next: rows + changed rows × (kept + 1).
     """
     from provision.jobs import cost as found
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,6 +19,9 @@ from provision.cli.options import (
     open_inventory,
 )
 
+if TYPE_CHECKING:  # the models are slow to import
+    from provision.cluster.inventory import Host, Inventory
+
 app = typer.Typer(no_args_is_help=True, help="Check and show the inventory; export its schema for editors.")
 
 
@@ -27,7 +32,7 @@ def check(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Check the inventory and list all that is wrong with it; reaches no host."""
+    """Check the inventory and list everything that is wrong with it. Contacts no host."""
     from provision.cluster.errors import InventoryError
 
     try:
@@ -54,20 +59,93 @@ def show(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Show the hosts with what they are, what is wanted of them and what will be trained."""
-    from provision.cli import show as showing
-
-    return showing.inventory(open_inventory(inventory, limit, state_dir), as_json=as_json)
+    """Show the hosts, their wanted settings, and the training settings."""
+    found = open_inventory(inventory, limit, state_dir)
+    if as_json:
+        print(json.dumps(_document(found)))
+    else:
+        _show_table(found)
+    return 0
 
 
 @app.command(epilog="Example:  oeprov inventory schema > schema.json")
 def schema() -> int:
     """Print a JSON Schema of the inventory, for editors.
 
-    Put `# yaml-language-server: $schema=schema.json` in the first line of the inventory, and the editor
-    completes keys, explains them and marks mistakes.
+    With `# yaml-language-server: $schema=schema.json` as the first line of the inventory, editors complete
+    keys, explain them and mark mistakes.
     """
     from provision.inventory.schema import inventory_schema
 
     print(json.dumps(inventory_schema(), indent=2))
     return 0
+
+
+def _show_table(found: Inventory) -> None:
+    """Print hosts with their settings, then the training settings."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("host", "kind", "address", "roles", "memory", "kernel", "runtime", title=found.cluster)
+    for host in found.hosts.values():
+        table.add_row(
+            host.name,
+            host.kind.value,
+            "this machine" if host.connection == "local" else f"{host.address}:{host.port}",
+            "\n".join(_roles(host)) or "none",
+            _memory(host),
+            host.kernel.version,
+            f"{host.runtime.extra} in {host.runtime.venv}",
+        )
+    console.print(table)
+    if found.training.script:
+        words = shlex.join([found.training.script, *found.training.script_arguments])
+        data = f" on {found.training.data}" if found.training.data else ""
+        console.print(f"training: {words}{data}", highlight=False, soft_wrap=True, markup=False)
+        return
+    job = found.training.decided()
+    length = f"{job.steps} steps" if job.steps and not found.training.epochs else f"{job.epochs} epoch(s)"
+    rate = "" if job.learning_rate is None else f" {job.learning_rate:g}"
+    console.print(
+        f"training: {job.model} on {job.data or 'data given at launch'}, dim {job.dim}, "
+        f"batch {job.batch_size}, {job.optimizer}{rate}, {length}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _document(found: Inventory) -> dict[str, object]:
+    """The inventory as plain values, every variable with its final value."""
+    return {
+        "path": str(found.path),
+        "cluster": found.cluster,
+        "parameter_servers": found.parameter_servers,
+        "workers": found.workers,
+        "training": found.training.decided().flat(),
+        "hosts": {
+            host.name: {
+                "address": host.address,
+                "port": host.port,
+                "user": host.user,
+                "connection": host.connection,
+                "groups": list(host.groups),
+                **host.variables(),
+            }
+            for host in found.hosts.values()
+        },
+    }
+
+
+def _roles(host: Host) -> list[str]:
+    servers = f"{host.server.count} parameter server(s), {host.server.storage}"
+    return [servers] * host.is_parameter_server + ["worker"] * host.is_worker
+
+
+def _memory(host: Host) -> str:
+    mode = host.pmem.mode
+    if mode == "directory":
+        return f"directory {host.pmem.directory}"
+    if mode == "fsdax":
+        return f"fsdax at {host.pmem.mount_prefix}N"
+    return "–" if mode == "none" else mode

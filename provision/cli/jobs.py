@@ -21,8 +21,7 @@ Consent = Annotated[
     typer.Option(
         "--consent",
         metavar="JOB",
-        help="Agree to lose the rows of this job (its whole id) that only persistent memory holds; once for "
-        "each.",
+        help="Agree to lose this job's rows that only persistent memory holds. Whole id; once per job.",
     ),
 ]
 
@@ -41,7 +40,7 @@ def list_jobs(
 ) -> int | None:
     """List jobs and the disk space they use; remove old jobs.
 
-    Asks no host: what a job may have there is named. `oeprov status` shows what jobs do.
+    Contacts no host, and names what a job may have on hosts. `oeprov status` shows what jobs do.
     """
     if context.invoked_subcommand is not None:
         return None
@@ -61,7 +60,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     consent: Consent = None,
     here_only: Annotated[
-        bool, typer.Option("--here-only", help="Reach no host: leave what the job has there.")
+        bool, typer.Option("--here-only", help="Contact no host: leave the job's files there.")
     ] = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -93,11 +92,11 @@ def prune(
         ),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option("--keep", min=0, metavar="N", help="Leave the newest N of them.")
+        int | None, typer.Option("--keep", min=0, metavar="N", help="Keep the newest N of them.")
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", help="In this state, such as done; may be given again."),
+        typer.Option("--state", metavar="STATE", help="Only this state, such as done; can be repeated."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     consent: Consent = None,

@@ -1,4 +1,4 @@
-"""``oeprov lab``: virtual nodes with persistent memory, to try everything on without hardware."""
+"""``oeprov lab``: virtual nodes with persistent memory, for trials without hardware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Virtual nodes with persistent memory (QEMU), to try everything on without hardware.",
+    help="Virtual nodes with persistent memory (QEMU), for trials without hardware.",
     epilog="Example:  oeprov lab up  and then  oeprov plan -i inventory/lab.yml",
 )
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `oeprov lab list` shows it.")]
@@ -42,20 +42,20 @@ def _size(option: str, text: str) -> int:
     epilog="Examples:  oeprov lab up --nodes 2 --pmem 2G  |  oeprov lab up --variant re7p --memory 2G"
 )
 def up(
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 2,
     pmem: Annotated[
-        str, typer.Option(metavar="SIZE", help="Persistent memory of a node, a multiple of 128M.")
+        str, typer.Option(metavar="SIZE", help="Persistent memory per node, a multiple of 128M.")
     ] = "2G",
     variant: Annotated[
         str,
         typer.Option(
-            help="What they are like. bare-metal: a module with labels and no namespace, and a stand-in for "
-            "ipmctl. re6p: namespace0.0 is there, without labels. re7p: a memory node that a kernel argument "
-            "turns into persistent memory. cxl: a memory expander (QEMU 8.1 or newer)."
+            help="Hardware to imitate. bare-metal: a module with labels, no namespace, and a stand-in "
+            "for ipmctl. re6p: namespace0.0 without labels. re7p: a memory node that a kernel argument turns "
+            "into persistent memory. cxl: a memory expander (QEMU 8.1 or newer)."
         ),
     ] = "bare-metal",
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Ordinary memory of a node.")] = "1536M",
-    cpus: Annotated[int, typer.Option(min=1, help="CPUs of a node.")] = 1,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="DRAM per node.")] = "1536M",
+    cpus: Annotated[int, typer.Option(min=1, help="CPUs per node.")] = 1,
     sockets: Annotated[
         int,
         typer.Option(min=1, max=2, help="Modules of persistent memory, each on a memory node of its own."),
@@ -74,9 +74,9 @@ def up(
     ] = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Bring up virtual nodes, wait until they let ssh in, and write an inventory of them.
+    """Start virtual nodes, wait until they answer ssh, and write an inventory of them.
 
-    The first time it builds a disk image (some minutes, as root). Nodes that are off are started.
+    The first run builds a disk image (some minutes, as root). Nodes that are off are started.
     """
     sizes = {"pmem": _size("--pmem", pmem), "memory": _size("--memory", memory)}
     lab = _lab(state_dir, inventory)
@@ -126,9 +126,7 @@ def list_nodes(as_json: Json = False, state_dir: StateDir = DEFAULT_STATE_DIR) -
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(box=None, header_style="bold")
-        for name in ("name", "variant", "ssh_port", "pid", "state"):
-            table.add_column(name.replace("_", " "))
+        table = Table("name", "variant", "ssh port", "pid", "state", box=None, header_style="bold")
         for row in rows:
             table.add_row(*(str(row[name] or "") for name in ("name", "variant", "ssh_port", "pid", "state")))
         Console().print(table)
@@ -147,7 +145,7 @@ def ssh(
     ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Open a shell on a node, or run a command there; its exit code becomes ours."""
+    """Open a shell on a node, or run a command there and return its exit code."""
     import subprocess
 
     found = _lab(state_dir).node(node)
@@ -157,7 +155,7 @@ def ssh(
 
 @app.command("power-cut", epilog="Example:  oeprov lab power-cut lab-1")
 def power_cut(node: NodeName, state_dir: StateDir = DEFAULT_STATE_DIR) -> int:
-    """Cut the power of a node, as if its cord were pulled; its persistent memory keeps what it holds."""
+    """Cut the power of a node, as if its cord were pulled; its persistent memory keeps its content."""
     found = _lab(state_dir).node(node)
     was_on = bool(found.pid)
     found.power_cut()
@@ -167,7 +165,7 @@ def power_cut(node: NodeName, state_dir: StateDir = DEFAULT_STATE_DIR) -> int:
 
 @app.command(epilog="Example:  oeprov lab start lab-1")
 def start(node: NodeName, state_dir: StateDir = DEFAULT_STATE_DIR) -> int:
-    """Power a node on and wait until it lets ssh in."""
+    """Power a node on and wait until it answers ssh."""
     found = _lab(state_dir).node(node)
     found.start()
     found.wait_ssh()

@@ -1,4 +1,4 @@
-"""The command line. Each command calls one function; what it prints and returns is decided there.
+"""The program ``oeprov``: its commands and how their errors are printed.
 
 Exit codes: 0 fine, 1 error, 2 changes pending (``plan``, and ``--check``), 130 stopped by the user.
 """
@@ -20,12 +20,9 @@ from provision.cli import (
     data,
     inventory,
     jobs,
-    kubernetes,
     lab,
-    monitoring,
     operations,
     servers,
-    serving,
     training,
 )
 from provision.cli.options import (
@@ -90,20 +87,20 @@ def plan(
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Reach no host: plan for freshly installed hosts of each kind.")
+        bool, typer.Option("--offline", help="Contact no host: plan for freshly installed hosts.")
     ] = False,
     system: System = None,
     commands: Annotated[
-        bool, typer.Option("--commands", help="Show the exact commands of every step too.")
+        bool, typer.Option("--commands", help="Also show the commands of every step.")
     ] = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show what would change, on which host and why; what destroys data and what reboots.
 
-    Looks at every host at once and changes nothing. With --offline, --system says what the hosts run;
-    default: Rocky Linux 8 where there is persistent memory, Ubuntu elsewhere. Exit code 0: nothing to do; 2:
-    changes are pending; 1: a host could not be seen, or what the inventory asks for cannot be reached.
+    Observes all hosts at once and changes nothing. With --offline, --system names the hosts' systems;
+    default: Rocky Linux 8 for hosts with persistent memory, Ubuntu for the others. Exit code 0: nothing to
+    do; 2: changes are pending; 1: a host could not be observed, or cannot be brought to the wanted state.
     """
     from provision.converge import planning
 
@@ -120,15 +117,15 @@ def bootstrap(
     change: Change,
     bundle: Annotated[
         Path | None,
-        typer.Option("--bundle", metavar="DIR", help="Take all packages from there: see oeprov bundle."),
+        typer.Option("--bundle", metavar="DIR", help="Take all packages from this bundle (oeprov bundle)."),
     ] = None,
 ) -> int:
-    """Bring every host to what the inventory asks for: kernel, packages, memory, runtime.
+    """Set up every host as the inventory says: kernel, packages, memory, runtime.
 
-    Shows the plan, asks, applies it through Ansible, and looks again. A second run on a healthy cluster
-    changes nothing. A run that was killed is simply started again: it goes on from what is there.
+    Shows the plan, asks, applies it through Ansible, and observes the hosts again. A second run on a healthy
+    cluster changes nothing. After a killed run, run it again: it plans from the current state.
 
-    Nothing that holds data is touched unless --consent names the host and the object.
+    Data is never destroyed unless --consent names the host and the object.
     """
     from provision.converge import changes
 
@@ -155,15 +152,15 @@ def bundle(
 ) -> int:
     """Collect all packages and wheels that the hosts need in one directory, for sites without a network.
 
-    Reaches no host; hosts for which --system does not say run what this machine does. Every file is in
-    MANIFEST.json with its SHA-256, and is checked when it is used.
+    Contacts no host. Hosts without --system are taken to run this machine's system. MANIFEST.json lists every
+    file with its SHA-256; `oeprov bootstrap --bundle` checks them.
     """
     from provision.artifacts import bundle as bundling
 
     found = open_inventory(inventory, limit, state_dir)
     for line in bundling.make(found, output, system or [], state_dir):
         typer.echo(line)
-    typer.echo(f"{output}: to use it: oeprov bootstrap -i {inventory} --bundle {output}")
+    typer.echo(f"{output}: use it with: oeprov bootstrap -i {inventory} --bundle {output}")
     return 0
 
 
@@ -179,7 +176,7 @@ def pmem_mode(
     change: Change,
     write_inventory: Annotated[
         bool,
-        typer.Option("--write-inventory", help="Write MODE into the inventory afterwards; shows the change."),
+        typer.Option("--write-inventory", help="Write MODE into the inventory and show the change."),
     ] = False,
 ) -> int:
     """Switch how hosts use their persistent memory.
@@ -187,7 +184,7 @@ def pmem_mode(
     fsdax: a file system whose files are the memory itself. system-ram: the memory becomes a node without
     CPUs. memory: DRAM becomes a cache of it (bare metal only). A host that cannot do MODE says why.
 
-    At the end it shows what the inventory would have to say, and asks whether to write that.
+    At the end it shows the matching change of the inventory, and asks whether to write it.
     """
     from provision.converge import changes, planning
 
@@ -196,7 +193,7 @@ def pmem_mode(
 
 
 class Rollback(str, Enum):
-    """What can be brought back."""
+    """What `oeprov rollback` restores."""
 
     kernel = "kernel"
     pmem_mode = "pmem-mode"
@@ -208,13 +205,14 @@ class Rollback(str, Enum):
 )
 @changes_hosts
 def rollback(
-    what: Annotated[Rollback, typer.Argument(help="What to bring back to what it was.")],
+    what: Annotated[Rollback, typer.Argument(help="What to restore.")],
     change: Change,
 ) -> int:
-    """Go back to the kernel, or the mode of persistent memory, from before the last change.
+    """Restore the kernel, or the mode of persistent memory, from before the last change.
 
-    The journal in the state directory knows it. Planned, shown and agreed to like any change: the old kernel
-    boots on trial, and data is lost only with --consent that names the host and the object.
+    The journal in the state directory has the earlier value. The way back is a plan like any other: it is
+    shown and needs consent, and the old kernel boots on trial. Data is lost only with --consent that names
+    the host and the object.
     """
     from provision.converge import rollback as back
 
@@ -231,12 +229,12 @@ def rollback(
 def destroy(
     change: Change,
 ) -> int:
-    """Take what oeprov made off the hosts: services, environments, mounts, configuration, kernel arguments.
+    """Remove what oeprov made on hosts: services, environments, mounts, configuration, kernel arguments.
 
     Shows the plan and asks; refuses while a job runs. Checkpoints, rows in persistent memory and namespaces
-    stay, unless --consent names the host and each of them as the plan does; what it names and is not there is
-    said. System packages and kernels stay too (oeprov rollback kernel), and what this machine keeps of jobs
-    on hosts (jobs in the state directory). Doing it twice does no harm.
+    stay, unless --consent names the host and each object as the plan does. A named object that does not exist
+    is reported. System packages and kernels stay too (oeprov rollback kernel), and so do this machine's
+    records of jobs (jobs in the state directory). Running it twice does no harm.
     """
     from provision.converge import destroy as removing
 
@@ -253,9 +251,9 @@ def doctor(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Say what is wrong on each host, in sentences, and what to do about it. Changes nothing.
+    """Report what is wrong on each host and what to do about it. Changes nothing.
 
-    Exit code 0: nothing is wrong; 1: something is, or a host could not be seen.
+    Exit code 0: nothing is wrong; 1: something is, or a host could not be observed.
     """
     from provision.converge import doctor as examining
 
@@ -272,12 +270,12 @@ app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop
 app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
 app.add_typer(servers.app, name="servers", rich_help_panel=_TRAIN)
-app.command(rich_help_panel=_PROVISION, epilog=monitoring.MONITORING_EXAMPLES)(monitoring.monitoring)
+app.command(rich_help_panel=_PROVISION, epilog=operations.MONITORING_EXAMPLES)(operations.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
 app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)
-app.command(rich_help_panel=_TRAIN, epilog=serving.SERVE_EXAMPLES)(serving.serve_export)
+app.command(rich_help_panel=_TRAIN, epilog=training.SERVE_EXAMPLES)(training.serve_export)
 app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
-app.command(rich_help_panel=_TRAIN, epilog=kubernetes.MANIFESTS_EXAMPLES)(kubernetes.manifests)
+app.command(rich_help_panel=_TRAIN, epilog=training.MANIFESTS_EXAMPLES)(training.manifests)
 app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
 
@@ -288,7 +286,7 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run one command line and return its exit code; errors meant for people become one line on stderr."""
+    """Run one command line and return its exit code; an OeprovError becomes one line on standard error."""
     words = sys.argv[1:] if arguments is None else arguments
     if "" in words and words[:2] != ["lab", "ssh"]:
         before = f"the one after {words[words.index('') - 1]}" if words.index("") else "the first one"
@@ -301,7 +299,7 @@ def _run(arguments: list[str] | None) -> int:
     try:
         # Typer's own handling would exit with 2 on a wrong option, which means "changes pending" here.
         code = app(args=arguments, standalone_mode=False, prog_name="oeprov")
-        sys.stdout.flush()  # a reader that has gone is found here, not in the interpreter's exit
+        sys.stdout.flush()  # finds a closed pipe here, not at the interpreter's exit
     except Interrupted as error:
         _fail(str(error))
         return 130
@@ -310,9 +308,8 @@ def _run(arguments: list[str] | None) -> int:
     except CommandError as error:
         return _fail(str(error))
     except _ClickError as error:
-        found: Any = error
-        path = found.ctx.command_path if getattr(found, "ctx", None) else "oeprov"
-        message = " ".join(found.format_message().split())
+        path = error.ctx.command_path if getattr(error, "ctx", None) else "oeprov"  # type: ignore[attr-defined]
+        message = _usage_error(error)
         if not message:  # no arguments at all: the help was the answer
             return 1
         return _fail(f"{message.rstrip('.')}; see `{path} --help`")
@@ -327,15 +324,19 @@ def _run(arguments: list[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _usage_error(error: Any) -> str:
+    """What is wrong with the command line; of a wrong value, the option first."""
+    from provision.cluster.setting_types import explain
+
+    if not isinstance(error, typer.BadParameter) or not error.message:
+        return " ".join(error.format_message().split())
+    wrong: Any = error.__cause__  # pydantic's, in the versions of Typer that use it
+    words = explain(wrong.errors()[0]) if hasattr(wrong, "errors") else error.message
+    names = getattr(error.param, "opts", None) or [error.param_hint]
+    option = max((str(name) for name in names if name), key=len, default="")
+    return f"{option}: {words}" if option else words
+
+
 def _fail(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 1
-
-
-def main() -> None:
-    """Entry point of the ``oeprov`` program."""
-    sys.exit(run())
-
-
-if __name__ == "__main__":
-    main()

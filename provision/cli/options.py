@@ -1,4 +1,4 @@
-"""Options that several commands share, and how an inventory is opened from them."""
+"""Options that several commands share, and opening the inventory that they name."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ StateDir = Annotated[
         metavar="DIR",
         callback=_directory,
         envvar="OEPROV_STATE_DIR",
-        help="Where jobs, checkpoints and the journal are kept.",
+        help="Directory of jobs, checkpoints and the journal.",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand to all steps that destroy nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree to all steps that destroy nothing.")]
 Consent = Annotated[
     list[str] | None,
     typer.Option(
         "--consent",
         metavar="HOST:OBJECT",
-        help="Agree to lose this object, named as the plan names it; once for each.",
+        help="Agree to lose this object, named as in the plan; once per object.",
     ),
 ]
 Check = Annotated[
     bool,
     typer.Option(
-        "--check", "--plan", help="Only look and show what would be done; exit 2 when there is any."
+        "--check", "--plan", help="Only observe and show the plan; exit code 2 when changes are pending."
     ),
 ]
 RetryTrials = Annotated[
@@ -99,7 +99,7 @@ System = Annotated[
     typer.Option(
         "--system",
         metavar="[HOST=]ID-RELEASE",
-        help="What the hosts run, such as debian-12, for all or for one; may be given several times.",
+        help="System of all hosts or of one, such as debian-12; can be repeated.",
     ),
 ]
 
@@ -114,9 +114,9 @@ _TYPES = {"string": str, "size": str, "integer": int, "number": float, "boolean"
 def takes_settings(
     *names: str, panel: str | None = _PANEL, **own: dict[str, Any]
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the flags of these settings, by default of all; it takes those given as ``given``.
+    """Give a command the flags of these settings (default: all); it gets the used flags as ``given``.
 
-    ``own``: more of them, with what this command says otherwise, as ``typer.Option`` takes it.
+    ``own``: more settings, each with arguments of ``typer.Option`` that differ for this command.
     """
     wanted = {name: own.get(name, {}) for name in [*names, *own] or _SETTINGS}
     flags = [_flag(name, {"rich_help_panel": panel, **otherwise}) for name, otherwise in wanted.items()]
@@ -169,7 +169,7 @@ def script_words(context: typer.Context) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Change:
-    """What the options of a command that changes hosts say."""
+    """The options that every command that changes hosts has."""
 
     path: Path
     limit: str | None
@@ -177,7 +177,7 @@ class Change:
     retry_trials: bool = False
 
     def open(self) -> Inventory:
-        """The inventory; OeprovError says what is wrong in it."""
+        """Load the inventory; OeprovError says what is wrong in it."""
         found = open_inventory(self.path, self.limit, self.how["state_dir"])
         if not self.retry_trials:
             return found
@@ -203,7 +203,7 @@ def _change(
 
 
 def changes_hosts(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command the options of all that change hosts; it takes them as ``change``."""
+    """Give a command the options that every command that changes hosts has; it gets them as ``change``."""
     shared = inspect.signature(_change, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     options = [item for name, item in {**own, **shared}.items() if name != "change"]
@@ -216,7 +216,7 @@ def changes_hosts(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _with_options(run: Callable[..., int], options: list[inspect.Parameter]) -> Callable[..., int]:
-    """The function with the signature and annotations that Typer makes its options of."""
+    """The function with the signature and annotations that Typer reads the options from."""
     keywords = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in options]
     run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {item.name: item.annotation for item in keywords}

@@ -1,7 +1,8 @@
-"""Commands for training: ``launch-training``, ``resume``, ``status``, ``logs``, ``stop``, ``fetch``."""
+"""Commands for a job: launch, resume, status, logs, stop, fetch, Kubernetes manifests, serve its export."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,8 +30,18 @@ LOGS_EXAMPLES = "Examples:  oeprov logs -f  |  oeprov logs JOB --process worker-
 RESUME_EXAMPLES = "Examples:  oeprov resume  |  oeprov resume JOB --epochs 3  |  oeprov resume --servers 3"
 FETCH_EXAMPLES = "Examples:  oeprov fetch  |  oeprov fetch JOB --checkpoints  |  oeprov fetch JOB --replace"
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
+MANIFESTS_EXAMPLES = (
+    "Examples:  oeprov manifests > job.yml  |  oeprov manifests --data /shared/criteo --form tfjob  |  "
+    "oeprov manifests --token-file token | kubectl apply -f -"
+)
+SERVE_EXAMPLES = (
+    "Examples:  oeprov serve-export  |  oeprov serve-export JOB --print  |  oeprov serve-export --stop"
+)
 
 _JOB = "Which job: its name, its id or how the id begins; default: the running or the last one."
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
+]
 
 
 @takes_settings()
@@ -39,7 +50,7 @@ def launch_training(
     given: dict[str, Any],
     job: Annotated[
         str | None,
-        typer.Argument(metavar="[JOB]", help="With --resume: the job to go on with; default: the last."),
+        typer.Argument(metavar="[JOB]", help="With --resume: the job to continue; default: the last."),
     ] = None,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
@@ -49,20 +60,18 @@ def launch_training(
         typer.Option("--on", metavar="WHERE", help="hosts (of the inventory), kubernetes, docker or podman."),
     ] = "hosts",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a job from its last checkpoint, with its settings.")
+        bool, typer.Option("--resume", help="Continue a job from its last checkpoint, with its settings.")
     ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
-    ] = False,
+    detach: Detach = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Train a model: start parameter servers and workers, show progress, export what was learned.
+    """Train a model: start parameter servers and workers, show progress, export the model.
 
     With --script FILE it trains your own script, which gets all words after a lone -- as its arguments.
 
-    Ctrl-C stops it well: the worker finishes its step and writes a checkpoint, and --resume goes on from
-    there. No process is left behind, however it ends.
+    Ctrl-C stops the job: the worker finishes its step and writes a checkpoint, and `oeprov resume` continues
+    from there. No process stays behind, however the command ends.
     """
     from provision.jobs import containers, launching, store
     from provision.jobs.request import LaunchOptions
@@ -70,7 +79,7 @@ def launch_training(
     if on not in ("hosts", "kubernetes", *containers.ENGINES):
         raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
     if job is not None and not resume:
-        raise typer.BadParameter(f"{job!r} is understood with --resume only; to name a new job: --name {job}")
+        raise typer.BadParameter(f"{job!r} is for --resume only; to name a new job: --name {job}")
     named = store.find(state_dir, job).id if job is not None else ""
     options = LaunchOptions(
         given,
@@ -100,26 +109,24 @@ def resume(
     context: typer.Context,
     given: dict[str, Any],
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="The job to go on with; default: the last.")
+        str | None, typer.Argument(metavar="[JOB]", help="The job to continue; default: the last.")
     ] = None,
     inventory: Annotated[
         Path | None,
         typer.Option(
-            "-i", "--inventory", metavar="FILE", help="Default: the one that the job was made with."
+            "-i", "--inventory", metavar="FILE", help="Default: the inventory that the job was launched with."
         ),
     ] = None,
     limit: Limit = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Leave it running in the background; see `oeprov status`.")
-    ] = False,
+    detach: Detach = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Go on with a job from its last checkpoint, with its own settings.
+    """Continue a job from its last checkpoint, with its own settings.
 
     The servers restore their rows from the checkpoint. It does not matter how the job ended, whether hosts
-    were rebooted, or how many servers wrote it. --epochs or --steps replace both limits of the job; with
-    either, a finished job can go on too. Words after a lone -- replace the arguments of a job's script. The
+    were rebooted, or how many servers wrote it. --epochs or --steps replaces both limits of the job, and
+    then continues a finished job too. Words after a lone -- replace the arguments of a job's script. The
     same as launch-training --resume.
     """
     from provision.jobs import launching, store
@@ -155,9 +162,9 @@ def status(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Show jobs, and of a running one its processes: step, loss, rows, memory by tier, keys/s of servers.
+    """Show jobs; for a running job also its processes: step, loss, rows, memory by tier, keys/s of servers.
 
-    Looks at all of its hosts at once; a host that does not answer is a line that says so.
+    Asks all hosts of the job at once. A host that does not answer is shown as such.
     """
     from provision.jobs import jobview
 
@@ -171,11 +178,11 @@ def logs(
         str | None,
         typer.Option("--process", "-p", metavar="NAME", help="Only this process, such as worker-0."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines.")] = 20,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Print what the processes of a job said."""
+    """Print the logs of a job's processes."""
     from provision.jobs import logview, store
 
     found = store.find(state_dir, job)
@@ -191,9 +198,9 @@ def stop(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
-    """Stop a job: the worker writes a checkpoint, then the servers end, and nothing of them is left on hosts.
+    """Stop a job: the worker writes a checkpoint, then the servers end and their units leave the hosts.
 
-    Also for a job whose launcher was killed. Doing it twice does no harm.
+    Works for a job whose launcher was killed too. Stopping a job twice does no harm.
     """
     from provision.jobs import stopping
 
@@ -212,7 +219,7 @@ def fetch(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Also copy checkpoints whose rows are in files.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace what was fetched before.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace existing copies.")] = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Copy the export and the report of a job from its worker's host to the job's directory here.
@@ -225,5 +232,80 @@ def fetch(
 
     found = store.find(state_dir, job)
     if found.on_kubernetes:
-        raise TrainingError(f"job {found.id} is on Kubernetes: what it has written is on its volume there")
+        raise TrainingError(f"job {found.id} is on Kubernetes: its results are on its volume there")
     return fetching.fetch(state_dir, found.id, checkpoints=checkpoints, replace=replace)
+
+
+@takes_settings(
+    "model", "storage", panel=None, data={"help": "Below kubernetes_claim_path, or generate:ROWS[:SEED]."}
+)
+def manifests(
+    given: dict[str, Any],
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name the job; default: its model.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(help="Workers as job, tfjob or mpijob; default: kubernetes_form.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Add the servers' token as a Secret; keep the output private.",
+        ),
+    ] = None,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Print a training job as Kubernetes manifests, from the inventory's kubernetes_*, training_* and
+    parameter_server_*.
+
+    Parameter servers are a StatefulSet on nodes with persistent memory, workers an Indexed Job (or
+    Kubeflow's TFJob or MPIJob). The same inventory gives the same text. Contacts no cluster;
+    `oeprov launch-training --on kubernetes` starts the job.
+    """
+    from provision.jobs.kubernetes import manifests as made
+    from provision.jobs.kubernetes import plan
+    from provision.jobs.request import LaunchOptions
+
+    options = LaunchOptions(given, run_name=name)
+    job = plan.settle(plan.with_form(open_inventory(inventory, limit, state_dir), form), options)
+    for note in job.notes:
+        typer.echo(f"note: {note}", err=True)
+    token = plan.read_token(token_file) if token_file else ""
+    typer.echo(made.render(job, made.build(job, token)), nl=False)
+    return 0
+
+
+def serve_export(
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="Which job's export; default: the newest export."),
+    ] = None,
+    image: Annotated[
+        str, typer.Option(help="Image of TensorFlow Serving; pin it in production.")
+    ] = "tensorflow/serving:latest",
+    port: Annotated[
+        int, typer.Option(min=2, max=65535, help="Port of REST; gRPC gets the port before it.")
+    ] = 8501,
+    check_image: Annotated[
+        bool, typer.Option("--check-image/--no-check-image", help="Ask the registry for the image first.")
+    ] = True,
+    show: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the container.")] = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Serve a job's exported SavedModel with TensorFlow Serving in docker, and send one test request.
+
+    Works for every flavor and listens on this machine only. For tables that are too large for a SavedModel,
+    use `python -m oe_runtime.serve`.
+    """
+    from provision.jobs import serving
+
+    found = serving.find(state_dir, job, image=image, port=port)
+    if show:
+        print(shlex.join(found.command()))
+        return 0
+    return serving.stop(found) if stop else serving.serve(found, check_image=check_image)

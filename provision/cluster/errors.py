@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class OeprovError(Exception):
     """Base of all errors that a command prints as ``error: …`` (exit 1) instead of a traceback."""
@@ -52,3 +55,9 @@ class LabError(OeprovError):
 
 class WheelError(OeprovError):
     """The runtime's wheel for a kind of host cannot be had; the message says why and where the log is."""
+
+
+def did_you_mean(found: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``; did you mean NAME?`` for the known name that is nearest; empty when none is near."""
+    close = difflib.get_close_matches(found, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,4 +1,4 @@
-"""What each flavor means for a host's settings: its environment, its storage, what the planner is told.
+"""Facts of each flavor below the inventory: environment, storage, and fields of the planner's ``Desired``.
 
 The other parts of a flavor: ``provision/jobs/flavors`` places its processes, ``provision/node/flavors.py``
 says what it needs on hosts.
@@ -51,7 +51,7 @@ class _OeRuntime:
 
     def desired(self, kind: Kind, settings: RuntimeSettings) -> dict[str, Any]:
         extra = "" if settings.extra == "none" else settings.extra
-        needs = list(requirements.of_extra(extra))
+        needs = list(requirements.extra_requirements(extra))
         found: dict[str, Any] = {"runtime_extra": extra, "runtime_requirements": needs}
         if platforms.get(kind.value).managed:
             if settings.python != "python3" and not needs:
@@ -97,6 +97,6 @@ _FLAVORS: dict[str, FlavorFacts] = {
 }
 
 
-def of(name: str) -> FlavorFacts:
+def get(name: str) -> FlavorFacts:
     """The facts of the flavor of that name, as ``runtime_flavor`` has it."""
     return _FLAVORS[name]

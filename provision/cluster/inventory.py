@@ -1,7 +1,7 @@
 """The inventory's hosts and settings, checked and final.
 
 Values are final: ``auto`` and empty defaults are replaced by their meaning for the host, so that no later
-code decides again. ``inventory_check.load`` makes it from a file.
+code decides again. ``provision.inventory.loader.load`` makes it from a file.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ WORKERS = "workers"
 
 @dataclass(frozen=True)
 class Removal:
-    """That what oeprov made on a host is to go: objects with data that go too, and where jobs lie there.
+    """What ``oeprov destroy`` removes from a host: ``objects`` with data, by name; ``jobs``: their directory.
 
-    ``arguments`` are the kernel's from before oeprov came, ``grub_default`` is GRUB_DEFAULT of then; None if
-    nobody knows.
+    ``arguments`` (the kernel's) and ``grub_default`` are from before oeprov; None: unknown.
     """
 
     objects: tuple[str, ...]
@@ -108,7 +107,7 @@ class Host:
             worker=self.is_worker,
             retry_trials=self.retry_trials,
         )
-        values |= flavor_facts.of(self.runtime.flavor).desired(self.kind, self.runtime)
+        values |= flavor_facts.get(self.runtime.flavor).desired(self.kind, self.runtime)
         if self.removal:
             values.update(
                 remove=True,

@@ -1,4 +1,4 @@
-"""What the runtime of this oeprov is made of, and which of its wheels this machine can make itself."""
+"""The sources of this oeprov's runtime, their digest, and the key of the wheels that this machine builds."""
 
 from __future__ import annotations
 

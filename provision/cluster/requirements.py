@@ -19,7 +19,7 @@ _EXTRA = re.compile(r"""\s*(?:;|\band)\s*\(?\s*extra\s*==\s*['"]([\w-]+)['"]\s*\
 
 
 @cache
-def of_extra(extra: str) -> tuple[str, ...]:
+def extra_requirements(extra: str) -> tuple[str, ...]:
     """PEP 508 requirements of ``extra``, markers kept; none for an empty name."""
     if not extra:
         return ()

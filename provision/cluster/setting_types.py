@@ -1,12 +1,15 @@
-"""What inventory variables are made of: sizes, shares, texts, ports, switches; and the base of models."""
+"""Types of inventory variables (sizes, shares, texts, ports, switches), their base and their errors."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from provision.cluster.errors import did_you_mean
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB)?", re.ASCII)
 _SHARE = re.compile(r"^([1-9]\d?|100)%$", re.ASCII)
@@ -63,6 +66,47 @@ class Flag:
 
     name: str = ""  # default: the field's
     allowed: tuple[str, ...] = ()  # default: the field's
+
+
+_BOUNDS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
+_EXPECTED = {
+    "bool": "true or false",
+    "dict": "`key: value` lines",
+    "finite": "a finite number",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "string": "text",
+}  # by how pydantic's types of errors begin
+
+
+def explain(item: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in our words: what was found, what is allowed, what was probably meant."""
+    found, context, kind = item.get("input"), item.get("ctx") or {}, str(item["type"])
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        return "unknown key"
+    if kind == "json_invalid":
+        return f"is not JSON: {context['error']}"
+    text = f"found {found!r}"
+    if kind in ("enum", "literal_error"):
+        allowed = [word.strip().strip("'") for word in context["expected"].replace(" or ", ", ").split(",")]
+        return f"{text}; allowed: {', '.join(allowed)}{did_you_mean(str(found), allowed)}"
+    if kind == "string_pattern_mismatch":
+        return f"{text}; it must match {context['pattern']}"
+    if kind == "too_short":
+        return f"{text}; allowed: at least {context['min_length']} item(s)"
+    for name, words in _BOUNDS.items():
+        if name in context:
+            bound = context[name]
+            size = bound if isinstance(bound, int) else 0
+            shown = f"{size >> 20}M" if size and size % (1 << 20) == 0 else f"{bound:.15g}"
+            return f"{text}; allowed: {words.format(shown)}"
+    if expected := _EXPECTED.get(kind.split("_")[0]):
+        return f"{text}; expected {expected}"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return f"{text}; {message.replace(f'{found!r} is not one of', 'allowed:')}"
 
 
 class Settings(BaseModel):

@@ -1,4 +1,4 @@
-"""Where playbooks, roles and inventories lie: the repository in a checkout, else inside the wheel."""
+"""Paths of playbooks, roles and inventories: in the repository, or inside the wheel."""
 
 from __future__ import annotations
 
@@ -15,29 +15,9 @@ def root() -> Path:
     return _PACKAGE / "share"
 
 
-def playbook(name: str) -> Path:
-    """Path of ``playbooks/<name>.yml``."""
-    return root() / "playbooks" / f"{name}.yml"
-
-
-def roles() -> Path:
-    """Path of the roles directory."""
-    return root() / "roles"
-
-
-def ansible_config() -> Path:
-    """Path of ``ansible.cfg``, for ANSIBLE_CONFIG."""
-    return root() / "ansible.cfg"
-
-
 def inventory(name: str) -> Path:
     """Path of ``inventory/<name>.yml``, such as ``sample`` or ``local``."""
     return root() / "inventory" / f"{name}.yml"
-
-
-def plugins() -> Path:
-    """Path of the directory that holds Ansible's modules and plugins."""
-    return root() / "plugins"
 
 
 def node_package() -> Path:

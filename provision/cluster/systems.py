@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-from provision.cluster.errors import OeprovError
+from provision.cluster.errors import OeprovError, did_you_mean
 from provision.cluster.inventory import Inventory
 from provision.node import families
 from provision.node.state import OsInfo
@@ -20,11 +19,10 @@ def parse(text: str) -> OsInfo:
     ids = {item.lower(): item for family in families.known() for item in family.ids}
     name = ids.get(name.lower(), name.lower())  # openEuler writes its own with a capital
     os = OsInfo(name, release, architecture=architecture if dash else ARCHITECTURES[0])
-    family = families.of(os)
+    family = families.find(os)
     if family is None or not families.is_known(os):
         known = families.known_systems()
-        close = difflib.get_close_matches(f"{os.id}-{release}", known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(f"{os.id}-{release}", known)
         raise OeprovError(
             f"--system {text!r}: expected ID-RELEASE, with -ARCHITECTURE if it is not {ARCHITECTURES[0]}; "
             f"known: {', '.join(known)}{hint}"

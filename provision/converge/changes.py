@@ -1,4 +1,4 @@
-"""``bootstrap`` and ``pmem-mode``: observe, plan, show, ask, apply through Ansible, observe again."""
+"""Changes of hosts (``bootstrap``, ``pmem-mode``): observe, plan, show, ask, apply, observe again."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from provision.cluster.state_directory import state_flag
 from provision.converge import planview, rolling
 from provision.converge.stepview import StepView
 from provision.hosts import history, playbook
-from provision.hosts.journal import Interrupted, Journal, cluster_lock
+from provision.hosts.journal import Journal, cluster_lock
 from provision.hosts.playbook import TaskResult
 from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey, survey
 from provision.inventory import edit as inventory_edit
 from provision.inventory.loader import load
 from provision.jobs import store
+from provision.jobs.screen import say
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
 from provision.node.state import State, difference
-from provision.node.step import Plan
+from provision.node.step import Plan, Step
 
-# After a reboot, or with tools that were not there before, more may be seen: then it is planned again.
+# A reboot or a newly installed tool can reveal more steps: then it plans again, at most so many times.
 ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class Consent:
-    """What the user agreed to beforehand: harmless steps (``yes``), and objects as ``HOST:OBJECT``."""
+    """What the user agreed to by flags: all harmless steps (``yes``), and objects as ``HOST:OBJECT``."""
 
     yes: bool = False
     objects: Sequence[str] = ()
@@ -58,15 +59,15 @@ def bootstrap(
     check: bool = False,
     bundle: Bundle | None = None,
 ) -> int:
-    """Bring every host to what the inventory asks for; 0 converged, 1 not (with ``check`` 2: changes).
+    """Converge every host to the inventory; 0: converged, 1: not; with ``check`` 2: changes are pending.
 
-    With a bundle, nothing comes from the network.
+    With a bundle, hosts download nothing.
     """
     if bundle is not None:
         inventory = bundle.used_by(inventory, state_dir)
     code = _Change(inventory, "bootstrap", state_dir, consent, as_json, bundle=bundle).run(check=check)
     if code == 0 and not check and stack.has_metrics(inventory):
-        # All hosts, also where this run had a --limit: Prometheus wants the whole cluster.
+        # Without this run's --limit: Prometheus scrapes the whole cluster.
         stack.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")
     return code
 
@@ -81,12 +82,12 @@ def pmem_mode(
     check: bool = False,
     write_inventory: bool = False,
 ) -> int:
-    """Bring the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
+    """Switch the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
 
-    Hosts that have none (``pmem_mode: none``, and of a kind that cannot do ``mode``) are left out. With
-    ``write_inventory`` the inventory asks for ``mode`` afterwards; else a person at a terminal is asked.
+    Skips hosts without any (``pmem_mode: none``, of a kind that cannot do ``mode``). ``write_inventory``
+    writes ``mode`` into the inventory afterwards; without it, the user at a terminal is asked.
     """
-    inventory = replace(inventory, hosts=_able(inventory, mode))
+    inventory = replace(inventory, hosts=_hosts_with_mode(inventory, mode))
     changed = with_mode(inventory, mode, state_dir)
     change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
     code = change.run(check=check)
@@ -95,8 +96,8 @@ def pmem_mode(
     return code
 
 
-def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
-    """The hosts that the mode is for; ConvergeError when one that has persistent memory cannot do it."""
+def _hosts_with_mode(inventory: Inventory, mode: str) -> dict[str, Host]:
+    """The hosts that can do the mode; ConvergeError when one with persistent memory cannot."""
     able = {name: host for name, host in inventory.hosts.items() if not host.platform.refuse(mode)}
     for name, host in inventory.hosts.items():
         if name not in able and (not able or host.pmem.mode != "none"):
@@ -105,50 +106,47 @@ def _able(inventory: Inventory, mode: str) -> dict[str, Host]:
 
 
 def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool, wanted: bool) -> int:
-    """Write the mode that hosts have now into the inventory, if the user wants it; 1 when that failed."""
-
-    def say(words: str) -> None:
-        change.console.print(words, highlight=False, soft_wrap=True)
-
+    """Write the new mode into the inventory if the user agrees; 1 when writing failed."""
+    console = change.console
     hosts = [host.name for host in inventory.hosts.values() if host.pmem.mode != mode]
     if not hosts or (check and not wanted):
         return 0
     path = inventory.path
     if not wanted:
-        said = f"note: {escape(str(path))} still says otherwise for {', '.join(hosts)}"
-        say(f"{said}: the next bootstrap would plan the way back")
+        said = f"note: {escape(str(path))} still has another pmem_mode for {', '.join(hosts)}"
+        say(console, f"{said}: the next bootstrap would plan to undo this change")
     try:
         edits = inventory_edit.edits_for(path, hosts, "pmem_mode", mode, alike=inventory.hosts)
         for line in [line for edit in edits for line in edit.diff()]:
-            say(f"  {escape(line)}")
+            say(console, f"  {escape(line)}")
         if check:
             return 0
         ask = not wanted and not change.as_json and not change.consent.yes and sys.stdin.isatty()
-        if wanted or (ask and _agrees(change.console, "Write this into the inventory?")):
+        if wanted or (ask and _confirm(console, "Write this into the inventory?")):
             for edit in edits:
                 edit.write()
-                say(f"[green]✓[/] wrote {escape(str(edit.path))}")
+                say(console, f"[green]✓[/] wrote {escape(str(edit.path))}")
         elif not ask:
             flags = f"-i {shlex.quote(str(path))}{_limit_flag(inventory, mode, change.state_dir)}"
             flags += state_flag(change.state_dir)
-            say(f"to write it: oeprov pmem-mode {mode} {flags} --write-inventory")
+            say(console, f"to write it: oeprov pmem-mode {mode} {flags} --write-inventory")
     except InventoryError as error:
-        say(f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
+        say(console, f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
         return 1 if wanted else 0
     return 0
 
 
 def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
-    """The option that chooses these hosts again; empty where that is every host that the mode is for."""
+    """The --limit that selects these hosts; empty when the mode applies to no other host."""
     try:
-        if _able(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
+        if _hosts_with_mode(load(inventory.path, state_dir=state_dir), mode).keys() == inventory.hosts.keys():
             return ""
     except ConvergeError:
-        pass  # without the option, another host would be refused
+        pass  # without --limit, another host would be refused
     return f" --limit {shlex.quote(','.join(inventory.hosts))}"
 
 
-def _agrees(console: Console, question: str) -> bool:
+def _confirm(console: Console, question: str) -> bool:
     """The answer at the terminal; no unless it is yes."""
     answer = console.input(f"{question} [y/N] ", markup=False)  # markup would take [y/N] for a style
     return answer.strip().lower() in ("y", "yes")
@@ -157,19 +155,19 @@ def _agrees(console: Console, question: str) -> bool:
 def kernel_only(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
-    """Bring the kernel of every host to what the inventory asks for, and nothing else."""
+    """Converge only the kernel of every host."""
     return _Change(inventory, "bootstrap", state_dir, consent, as_json, roles=("kernel",)).run(check=check)
 
 
 def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
-    """The inventory as if it asked for ``mode`` on every host, and for nothing but persistent memory."""
+    """The inventory with ``mode`` on every host, and with no wishes but persistent memory."""
     hosts = {}
     for name, host in inventory.hosts.items():
         directory = host.pmem.directory
         if mode == "directory" and not directory:
             directory = str((state_dir / "pmem0").absolute())
         pmem = host.pmem.model_copy(update={"mode": mode, "directory": directory})
-        # Kernel arguments stay what they are, but for those that the mode itself needs.
+        # Kernel arguments stay, except those that the mode itself needs.
         hosts[name] = replace(host, pmem=pmem, kernel=KernelSettings(), gpu=GpuSettings())
     return replace(inventory, hosts=hosts)
 
@@ -183,11 +181,11 @@ def remove(
     check: bool = False,
     remarks: Callable[[ClusterSurvey], list[str]],
 ) -> tuple[int, ClusterSurvey]:
-    """Carry out the plans of hosts with ``removal``; the exit code, and what there is now.
+    """Carry out the plans of hosts with ``removal``; returns the exit code and the last survey.
 
-    ``remarks`` are said of the first plans, before anybody is asked.
+    ``remarks`` makes lines from the first survey, which are printed before the user is asked.
     """
-    # That playbook does the steps of every role in the order of the plan.
+    # The playbook pmem_mode does the steps of all roles in the plan's order.
     change = _Change(inventory, "destroy", state_dir, consent, as_json, playbook="pmem_mode", remarks=remarks)
     code = change.run(check=check)
     return code, change.found
@@ -209,33 +207,33 @@ class _Change:
         roles: tuple[str, ...] = (),
         remarks: Callable[[ClusterSurvey], list[str]] = lambda _: [],
     ) -> None:
-        """``playbook``: where it is not of that ``name``; ``roles``: do the steps of these alone."""
+        """``playbook``: when not named ``name``; ``roles``: do only the steps of these (default: all)."""
         self.inventory = inventory
         self.bundle = bundle
         self.playbook = playbook or name
-        self.found = ClusterSurvey()  # the newest
+        self.found = ClusterSurvey()  # the last survey
         self.roles = roles
         self.remarks = remarks
         self.name = name
         self.state_dir = state_dir
         self.consent = consent
         self.as_json = as_json
-        self.console = Console(stderr=True) if as_json else Console()
+        self.console = Console(stderr=as_json)
         self.id = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         self.journal = Journal(state_dir / "journal.jsonl", self.id)
         self.done: list[dict[str, Any]] = []
         self.applied = False
-        self.failed: set[str] = set()  # hosts with a role that failed there
+        self.failed: set[str] = set()  # hosts where a role failed
 
     def run(self, *, check: bool) -> int:
         begun = time.monotonic()
         if check:
-            found = self._look()
+            found = self._survey()
             self._remark(found)
             return self._report(found, begun, check=True)
         with cluster_lock(self.state_dir, self.inventory.cluster):
-            self._say_what_was_interrupted()
-            found = self._look()
+            self._show_interrupted_steps()
+            found = self._survey()
             self._remark(found)
             outcome = "ok" if found.pending else "nothing to do"
             if not found.pending:
@@ -243,22 +241,22 @@ class _Change:
             for number in range(ROUNDS):
                 if not found.pending:
                     break
-                self._refuse_what_cannot_be_applied(found)
-                if not self._agreed(found):
+                self._check_applicable(found)
+                if not self._has_consent(found):
                     self.console.print("nothing more was changed" if number else "nothing was changed")
                     return 1
                 if not number:
                     self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
                 outcome, run_log = self._apply(found, number)
-                before, found = found, self._look(quiet=True)
-                if outcome != "ok" or _same(before, found):
-                    self.console.print(f"Ansible's log: {run_log}", highlight=False, soft_wrap=True)
+                before, found = found, self._survey(quiet=True)
+                if outcome != "ok" or _is_same(before, found):
+                    say(self.console, f"Ansible's log: {run_log}")
                     break
                 if found.pending and number + 1 < ROUNDS:
-                    self.console.print("What could be seen only now:")
+                    self.console.print("Steps that only became visible now:")
                     self._show(found)
             if outcome == "canceled":
-                self.console.print("[yellow]![/] stopped in the middle; run it again to go on from there")
+                self.console.print("[yellow]![/] stopped halfway; run the command again to continue")
                 return 130
             self.journal.write("finished", outcome=outcome, failed=sorted(self.failed))
             code = self._report(found, begun)
@@ -266,38 +264,35 @@ class _Change:
 
     def _remark(self, found: ClusterSurvey) -> None:
         for line in self.remarks(found):
-            self.console.print(f"[yellow]![/] {escape(line)}", highlight=False, soft_wrap=True)
+            say(self.console, f"[yellow]![/] {escape(line)}")
 
-    def _say_what_was_interrupted(self) -> None:
-        for host, step in {item.host: item for item in reversed(self._interrupted())}.items():
-            self.console.print(
-                f"[yellow]![/] an earlier run ({step.run}) was interrupted on {host} during or before: "
-                f"{escape(step.what)}; planning again from what is there now",
-                soft_wrap=True,
+    def _show_interrupted_steps(self) -> None:
+        steps = self.journal.interrupted(self.inventory.cluster)
+        for host, step in {item.host: item for item in reversed(steps)}.items():
+            say(
+                self.console,
+                f"[yellow]![/] {host}: an earlier run ({step.run}) was interrupted during or before: "
+                f"{escape(step.what)}; planning again from the current state",
             )
 
-    def _interrupted(self) -> list[Interrupted]:
-        return self.journal.interrupted(self.inventory.cluster)
-
-    def _look(self, quiet: bool = False) -> ClusterSurvey:
-        with self.console.status("looking at the hosts"):
+    def _survey(self, quiet: bool = False) -> ClusterSurvey:
+        with self.console.status("observing the hosts"):
             found = survey(self.inventory)
-            if self.name == "pmem_mode":
-                found.plans = {
-                    name: plan._replace(steps=[step for step in plan.steps if step.scope != "training"])
-                    for name, plan in found.plans.items()
-                }
-        if self.roles:
-            found.plans = {
-                name: plan._replace(steps=[step for step in plan.steps if step.role in self.roles])
-                for name, plan in found.plans.items()
-            }
+        found.plans = {
+            name: plan._replace(steps=[step for step in plan.steps if self._is_wanted(step)])
+            for name, plan in found.plans.items()
+        }
         self.found = found
         if not quiet:
             self._show(found)
         for error in found.lost:
-            self.console.print(f"[red]✗[/] {escape(str(error))}", soft_wrap=True)
+            say(self.console, f"[red]✗[/] {escape(str(error))}")
         return found
+
+    def _is_wanted(self, step: Step) -> bool:
+        if self.roles:
+            return step.role in self.roles
+        return self.name != "pmem_mode" or step.scope != "training"
 
     def _show(self, found: ClusterSurvey) -> None:
         turns = rolling.describe(found.pending, self._turns(found))
@@ -306,18 +301,18 @@ class _Change:
     def _turns(self, found: ClusterSurvey) -> list[list[str]]:
         return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
 
-    def _refuse_what_cannot_be_applied(self, found: ClusterSurvey) -> None:
+    def _check_applicable(self, found: ClusterSurvey) -> None:
         unsettled = self.journal.unsettled(self.inventory.cluster) if found.lost else {}
         for error in found.lost:
             if error.host in unsettled:
                 raise ConvergeError(
-                    f"host {error.host} was being changed by {unsettled[error.host]} and cannot be reached "
-                    f"since ({error.reason}); the other hosts are left as they are: wait for it, bring it "
-                    f"back, or leave it out with --limit 'all:!{error.host}'"
+                    f"host {error.host} became unreachable while {unsettled[error.host]} changed it "
+                    f"({error.reason}); no other host was changed: wait for it, repair it, or leave it out "
+                    f"with --limit 'all:!{error.host}'"
                 )
         for plan in found.plans.values():
             if plan.problems:
-                done = "what was done before stays done" if self.done else "nothing was changed"
+                done = "earlier steps stay done" if self.done else "nothing was changed"
                 raise ConvergeError(f"host {plan.host}: {plan.problems[0]}; {done}")
         for plan in found.pending if self.bundle else []:
             lacks = self.bundle.lacks(found.states[plan.host].os) if self.bundle else ""
@@ -329,18 +324,18 @@ class _Change:
                     f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}"
                 )
 
-    def _agreed(self, found: ClusterSurvey) -> bool:
-        """Consent to every object that would be lost by name, to the rest with --yes or at the prompt."""
+    def _has_consent(self, found: ClusterSurvey) -> bool:
+        """Whether the user agrees: by --consent to each lost object, by --yes or a prompt to the rest."""
         doomed = [f"{plan.host}:{item}" for plan in found.pending for item in plan.destroys]
         missing = [item for item in doomed if item not in self.consent.objects]
         if missing:
             flags = " ".join(f"--consent {item}" for item in missing)
-            raise ConvergeError(f"data would be lost; to agree to that, add: {flags}")
+            raise ConvergeError(f"data would be lost; to agree, add: {flags}")
         if self.consent.yes:
             return True
         if not sys.stdin.isatty():
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return _agrees(self.console, "Apply these steps?")
+        return _confirm(self.console, "Apply these steps?")
 
     def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path]:
         self.applied = True
@@ -369,7 +364,7 @@ class _Change:
                     "oeprov_run": self._identity(),
                     "oeprov_order": ",".join(order),
                     "oeprov_serial": [len(turn) for turn in turns],
-                    "kernel_reboot_ok": True,  # the plan that was agreed to shows the reboots
+                    "kernel_reboot_ok": True,  # the user agreed to a plan that shows the reboots
                 },
                 host_variables={name: {"oeprov_plan": self._approved(plan)} for name, plan in plans.items()},
                 stop=stop,
@@ -380,18 +375,18 @@ class _Change:
         self.done += view.done
         for failure in run.failures:
             self._explain(failure, found)
-        # Tasks without a role change nothing.
+        # A task outside a role changes nothing.
         self.failed |= {failure.host for failure in run.failures if failure.role}
         return run.outcome, run.log
 
     def _identity(self) -> dict[str, str]:
-        """Who changes the hosts; of the runs with one owner only one is alive, by the cluster's lock."""
+        """Who changes the hosts. The cluster's lock allows one live run per owner."""
         where = f"{platform.node()} (pid {os.getpid()})"
         owner = f"{platform.node()}:{self.state_dir.absolute()}:{self.inventory.cluster}"
         return {"id": self.id, "owner": owner, "where": where}
 
     def _approved(self, plan: Plan) -> dict[str, Any]:
-        """What the module on the node is bound to: the state that was planned from and the agreed steps."""
+        """What the module on the host may do: the agreed steps, only from the state of their plan."""
         prefix = plan.host + ":"
         objects = [item.removeprefix(prefix) for item in self.consent.objects if item.startswith(prefix)]
         return {
@@ -403,11 +398,11 @@ class _Change:
 
     def _explain(self, failure: TaskResult, found: ClusterSurvey) -> None:
         where = f"{failure.host}: {failure.task}"
-        self.console.print(f"[red]✗[/] {escape(where)}: {escape(failure.message)}", soft_wrap=True)
+        say(self.console, f"[red]✗[/] {escape(where)}: {escape(failure.message)}")
         moved, before = failure.result.get("state"), found.states.get(failure.host)
         if isinstance(moved, dict) and before is not None:
             for line in difference(before, State.from_dict(moved)):
-                self.console.print(f"    {escape(line)}", soft_wrap=True)
+                say(self.console, f"    {escape(line)}")
 
     def _report(self, found: ClusterSurvey, begun: float, *, check: bool = False) -> int:
         changed = self.applied
@@ -419,7 +414,7 @@ class _Change:
         elif changed or not found.pending:
             for plan in found.plans.values():
                 for line in plan.problems + [f"still to do: {step.what}" for step in plan.steps]:
-                    self.console.print(f"[red]✗[/] {plan.host}: {escape(line)}", soft_wrap=True)
+                    say(self.console, f"[red]✗[/] {plan.host}: {escape(line)}")
         code = 0 if found.converged else 1
         if check and found.pending and not found.lost and not any(p.problems for p in found.plans.values()):
             code = 2
@@ -436,8 +431,8 @@ class _Change:
         return code
 
 
-def _same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
-    """Nothing came of the last round: what is left cannot be done by doing it again."""
+def _is_same(before: ClusterSurvey, after: ClusterSurvey) -> bool:
+    """Whether the last round achieved nothing, so that another round would not either."""
     return {plan.host: plan.steps for plan in before.pending} == {
         plan.host: plan.steps for plan in after.pending
     }

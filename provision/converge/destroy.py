@@ -1,8 +1,7 @@
-"""``oeprov destroy``: takes what oeprov made off the hosts; a plan like any other, with data by name only."""
+"""``oeprov destroy``: removes from hosts what oeprov made. Data goes only with consent by name."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from provision.cluster.errors import ConvergeError
+from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.inventory import Host, Inventory, Removal
 from provision.converge import changes
 from provision.converge.changes import Consent
@@ -18,15 +17,16 @@ from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import units
+from provision.jobs.screen import say
 from provision.jobs.store import jobs_dir
 
 
 def run(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
-    """Show the plan, ask, remove, look again, and say of each host what is left; exit codes of bootstrap.
+    """Show the plan, ask, remove, observe again, and report what is left per host; exit codes of bootstrap.
 
-    ConvergeError for a consent that names no host; one that names nothing on its host is only said.
+    ConvergeError for a consent that names no host. A named object that does not exist is only reported.
     """
     _check_hosts(inventory, consent)
     before = history.first(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
@@ -44,15 +44,15 @@ def run(
         consent=consent,
         as_json=as_json,
         check=check,
-        remarks=lambda seen: _not_there(seen, hosts),
+        remarks=lambda seen: _missing_objects(seen, hosts),
     )
     console = Console(stderr=as_json)
     for plan in [] if check else found.plans.values():
         clean = "[green]✓[/]" if plan.converged else "[red]✗[/]"
         words = [f"{len(plan.steps)} step(s) not done"] * bool(plan.steps) + plan.problems
         words += [line.split("; to lose")[0] for line in plan.notes]
-        text = "; ".join(words) or "nothing that oeprov made is left, but system packages and kernels"
-        console.print(f"{clean} {plan.host}: {escape(text)}", highlight=False, soft_wrap=True)
+        text = "; ".join(words) or "nothing that oeprov made is left, except system packages and kernels"
+        say(console, f"{clean} {plan.host}: {escape(text)}")
     return code
 
 
@@ -63,22 +63,21 @@ def _check_hosts(inventory: Inventory, consent: Consent) -> None:
         host, colon, _ = item.partition(":")
         if not colon:
             raise ConvergeError(f"--consent {item}: write HOST:OBJECT, as the plan does; nothing was changed")
-        close = difflib.get_close_matches(host, inventory.hosts, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(host, inventory.hosts)
         raise ConvergeError(
             f"--consent {item}: {inventory.path} has no host {host}, or --limit leaves it out{hint}; "
             "nothing was changed"
         )
 
 
-def _not_there(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
-    """A line for each object that was named and that no plan has to lose."""
+def _missing_objects(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:
+    """One line per object that the user named and no plan removes."""
     lines = []
     for name, plan in found.plans.items():
         removal = hosts[name].removal
         kept = {word.removeprefix(f"{name}:") for note in plan.notes for word in note.split()}
         lines += [
-            f"{name}:{item} was named, but oeprov made nothing of that name there, or it is gone already"
+            f"{name}:{item} was named, but oeprov made no such object there, or it is gone already"
             for item in (removal.objects if removal else ())
             if item not in plan.destroys and item not in kept
         ]

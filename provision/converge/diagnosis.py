@@ -1,4 +1,4 @@
-"""What is wrong on a host, in sentences, and what to do about it: a pure function of what was seen there."""
+"""What is wrong on a host and what to do about it: a pure function of its observed state."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from provision.node.health import Health
 from provision.node.state import State
 from provision.node.step import Desired, Plan
 
-MOST_SKEW = 2.0  # seconds; logs of several hosts are read side by side, and certificates have dates
+MOST_SKEW = 2.0  # seconds; beyond it, logs of hosts cannot be compared and certificates may be refused
 _HUGE_SHARE = 0.1
 _FULL_SHARE = 0.03
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: what was found, and what to do."""
+    """One problem: what was found, and what to do."""
 
     what: str
     do: str
 
 
 def diagnose(state: State, desired: Desired, plan: Plan, health: Health, skew: float = 0.0) -> list[Finding]:
-    """All that is wrong on a host, the most fundamental first; empty when nothing is."""
+    """All problems of a host, the most fundamental first."""
     return list(_all(state, desired, plan, health, skew))
 
 
@@ -49,8 +49,8 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
     if plan.steps:
         steps = "; ".join(step.what for step in plan.steps)
         yield Finding(
-            f"it is not what the inventory asks for, {len(plan.steps)} step(s) are to do: {steps}",
-            "look at them with `oeprov plan`, do them with `oeprov bootstrap`",
+            f"it differs from the inventory, {len(plan.steps)} step(s) to do: {steps}",
+            "`oeprov plan` shows them, `oeprov bootstrap` does them",
         )
     for line in state.trouble:
         yield Finding(

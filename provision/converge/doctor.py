@@ -1,4 +1,4 @@
-"""``oeprov doctor``: looks at every host, changes nothing, and says what is wrong and what to do."""
+"""``oeprov doctor``: observes every host and reports what is wrong and what to do. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,44 +13,38 @@ from rich.markup import escape
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
 from provision.converge.diagnosis import Finding, diagnose
-from provision.hosts import observe, payload, remote_python
+from provision.hosts import observe, payload
+from provision.hosts.survey import plan_host
+from provision.jobs.screen import say
 from provision.node import families
 from provision.node.health import Health
-from provision.node.plan import make_plan
 
 _MOST_AT_ONCE = 64
 
 
 def examine(host: Host, *, reached: bool) -> list[Finding]:
-    """What is wrong on one host; HostError when it cannot be looked at.
+    """What is wrong on one host; HostError when it cannot be observed.
 
-    ``reached``: there are workers on other hosts, which its servers must let in.
+    ``reached``: workers on other hosts connect to its servers.
     """
     desired = host.desired()
     services = sorted({family.time_service for family in families.known()})
-    wanted = {"desired": desired.to_dict(), "ports": _ports(host), "services": services}
+    firsts = [host.server.port, host.server.metrics_port] if host.is_parameter_server else []
+    ports = [first + number for first in firsts if first for number in range(host.server.count)]
+    wanted = {"desired": desired.to_dict(), "ports": ports, "services": services}
     begun = time.time()
     text = observe.text_of(host, payload.pack("health", wanted))
     ended = time.time()
     state, answer = observe.parse(host.name, text), observe.answer(host.name, text)
     health = Health.from_dict(answer["health"])
-    # Its clock was read at some time in between.
+    # The host read its clock at some time between these two.
     off = max(begun - health.time, health.time - ended, 0.0)
     skew = 0.0 if host.connection == "local" else off if health.time > ended else -off
-    family = families.of(state.os)
+    family = families.find(state.os)
     name = family.time_service if family else ""
     health = health._replace(services={key: value for key, value in health.services.items() if key == name})
     health = health if reached else health._replace(firewall="")
-    made = make_plan(state, desired)
-    old = host.connection == "ssh" and remote_python.problem(state, host.python)
-    return diagnose(
-        state, desired, made._replace(problems=[*made.problems, old]) if old else made, health, skew
-    )
-
-
-def _ports(host: Host) -> list[int]:
-    firsts = [host.server.port, host.server.metrics_port] if host.is_parameter_server else []
-    return [first + number for first in firsts if first for number in range(host.server.count)]
+    return diagnose(state, desired, plan_host(host, state), health, skew)
 
 
 def run(inventory: Inventory, *, as_json: bool = False) -> int:
@@ -65,7 +59,7 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
             try:
                 found[name] = item.result()
             except HostError as error:
-                found[name] = [Finding(error.reason, "nothing else could be looked at")]
+                found[name] = [Finding(error.reason, "nothing else could be observed")]
     wrong = any(found.values())
     if as_json:
         hosts = {name: [asdict(item) for item in items] for name, items in found.items()}
@@ -74,9 +68,9 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
     console = Console()
     for name, items in found.items():
         mark = "[red]✗[/]" if items else "[green]✓[/]"
-        said = f"{len(items)} thing(s) wrong" if items else "nothing wrong"
-        console.print(f"{mark} [bold]{escape(name)}[/]: {said}", highlight=False)
+        said = f"{len(items)} problem(s)" if items else "nothing wrong"
+        say(console, f"{mark} [bold]{escape(name)}[/]: {said}")
         for finding in items:
-            console.print(f"  - {escape(finding.what)}", highlight=False, soft_wrap=True)
-            console.print(f"    [dim]→[/] {escape(finding.do)}", highlight=False, soft_wrap=True)
+            say(console, f"  - {escape(finding.what)}")
+            say(console, f"    [dim]→[/] {escape(finding.do)}")
     return int(wrong)

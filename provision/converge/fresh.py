@@ -1,4 +1,4 @@
-"""A freshly installed host, for ``oeprov plan --offline``: its platform's hardware, its family's system."""
+"""The assumed state of a freshly installed host, for ``oeprov plan --offline``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _CMDLINE = "console=tty0 console=ttyS0,115200n8"
 
 
 def _on(base: State, os: OsInfo) -> State:
-    """The same hardware with a system as its installer leaves it."""
-    family = families.of(os)
+    """The same hardware with a freshly installed system."""
+    family = families.find(os)
     if family is None:
         return base
     fresh = family.fresh[families.release(family, os)]

@@ -1,8 +1,7 @@
-"""``oeprov plan``: what would change, from what is there now or from an assumed fresh installation."""
+"""``oeprov plan``: the pending changes of observed hosts, or of freshly installed ones."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 from collections.abc import Iterable, Mapping
@@ -10,37 +9,31 @@ from collections.abc import Iterable, Mapping
 from rich.console import Console
 from rich.markup import escape
 
-from provision.cluster.errors import OeprovError
+from provision.cluster.errors import OeprovError, did_you_mean
 from provision.cluster.inventory import Inventory
 from provision.cluster.systems import assigned
 from provision.converge import fresh, planview, rolling
-from provision.hosts.survey import ClusterSurvey, survey
+from provision.hosts.survey import ClusterSurvey, plan_host, survey
+from provision.jobs.screen import say
 from provision.node import platforms
-from provision.node.plan import make_plan
 from provision.node.state import OsInfo
 
 ALL_MODES = sorted({mode for kind in platforms.kinds() for mode in platforms.get(kind).modes} - {"none"})
 
 
 def check_mode(mode: str) -> None:
-    """OeprovError when there is no such mode at all."""
+    """Refuse a mode that no kind of host has."""
     if mode not in ALL_MODES:
-        close = difflib.get_close_matches(mode, ALL_MODES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(mode, ALL_MODES)
         raise OeprovError(f"mode {mode!r} is unknown; modes are {', '.join(ALL_MODES)}{hint}")
 
 
 def assume(inventory: Inventory, systems: Mapping[str, OsInfo]) -> ClusterSurvey:
-    """Plans for freshly installed hosts, some of which have these systems; reaches none."""
-    from provision.hosts import remote_python
-
+    """Plans for freshly installed hosts, some with the given systems; contacts none."""
     found = ClusterSurvey()
     for name, host in inventory.hosts.items():
-        desired = host.desired()
-        found.states[name] = fresh.state(desired, systems.get(name))
-        made = make_plan(found.states[name], desired)
-        old = host.connection == "ssh" and remote_python.problem(found.states[name], host.python)
-        found.plans[name] = made._replace(notes=[*made.notes, old]) if old else made
+        found.states[name] = fresh.state(host.desired(), systems.get(name))
+        found.plans[name] = plan_host(host, found.states[name])
     return found
 
 
@@ -52,14 +45,13 @@ def plan(
     commands: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Show the plan of every host; 0 nothing to do, 2 changes, 1 a host not reached
-    or a goal that cannot be met.
+    """Show the plan of every host; 0: nothing to do, 2: changes, 1: a host is unreachable or has a problem.
 
-    ``systems``: what freshly installed hosts run (``offline``), see ``systems.assigned``.
+    ``systems``: of freshly installed hosts (``offline``), see ``systems.assigned``.
     """
     named = assigned(inventory, systems)
     if named and not offline:
-        raise OeprovError("--system is for --offline: hosts that are reached say what they run")
+        raise OeprovError("--system is for --offline only: observed hosts report their systems")
     found = assume(inventory, named) if offline else survey(inventory)
     plans = list(found.plans.values())
     broken = bool(found.lost) or any(item.problems for item in plans)
@@ -76,25 +68,24 @@ def plan(
     if commands:
         _show_commands(console, found)
     for error in found.lost:
-        console.print(f"[red]✗[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        say(console, f"[red]✗[/] {escape(str(error))}")
     steps = sum(len(item.steps) for item in plans)
     reboots = sum(any(step.reboots for step in item.steps) for item in plans)
     if steps:
-        console.print(
+        say(
+            console,
             f"{steps} step(s) on {len(found.pending)} of {len(inventory.hosts)} host(s), {reboots} of which "
             f"reboot; to do them: oeprov bootstrap -i {shlex.quote(str(inventory.path))}",
-            highlight=False,
-            soft_wrap=True,
         )
     elif not broken:
-        console.print(f"[green]✓[/] {len(plans)} host(s): nothing to do", highlight=False)
+        say(console, f"[green]✓[/] {len(plans)} host(s): nothing to do")
     return code
 
 
 def _show_commands(console: Console, found: ClusterSurvey) -> None:
     for item in found.plans.values():
         for step in item.steps:
-            console.print(f"[bold]{item.host}[/]: {escape(step.what)}", highlight=False, soft_wrap=True)
+            say(console, f"[bold]{item.host}[/]: {escape(step.what)}")
             for argv in step.commands:
                 text = " ".join(word if word.startswith("<") else shlex.quote(word) for word in argv)
-                console.print(f"    {escape(text)}", highlight=False, soft_wrap=True)
+                say(console, f"    {escape(text)}")

@@ -1,4 +1,4 @@
-"""Shows plans to people: one table for all hosts, with what each step destroys and which reboot."""
+"""Prints plans: one table of all hosts' steps, with what each destroys and whether it reboots."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from provision.inventory import vault
+from provision.jobs.screen import say
 from provision.node.step import Plan
 
 
@@ -18,7 +19,7 @@ def show(console: Console, plans: Iterable[Plan], turns: str = "") -> None:
     table = Table("host", "step", "why", "destroys", "reboots", show_lines=False)
     table.columns[0].no_wrap = True
     for column in table.columns[1:4]:
-        column.overflow = "fold"  # paths and names of objects stay whole, so that they can be copied
+        column.overflow = "fold"  # long paths and names wrap instead of being cut
     for plan in plans:
         for step in plan.steps:
             destroys = "\n".join(f"[red]{escape(item)}[/]" for item in step.destroys) or "nothing"
@@ -32,15 +33,9 @@ def show(console: Console, plans: Iterable[Plan], turns: str = "") -> None:
     if table.row_count:
         console.print(table)
     if turns:
-        console.print(escape(turns), highlight=False, soft_wrap=True)
+        say(console, escape(turns))
     for plan in plans:
         for note in plan.notes:
-            console.print(
-                f"[dim]note[/]     {plan.host}: {escape(vault.hide(note))}", highlight=False, soft_wrap=True
-            )
+            say(console, f"[dim]note[/]     {plan.host}: {escape(vault.hide(note))}")
         for problem in plan.problems:
-            console.print(
-                f"[red]problem[/]  {plan.host}: {escape(vault.hide(problem))}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(console, f"[red]problem[/]  {plan.host}: {escape(vault.hide(problem))}")

@@ -1,6 +1,6 @@
-"""``oeprov rollback``: back to the kernel that ran, or the mode that persistent memory had, before a change.
+"""``oeprov rollback``: restores the kernel or the mode of persistent memory from before a change.
 
-The journal knows what was before. The way back is a plan like any other, with consent, trial boot and checks.
+The journal has the earlier values. The way back is a plan like any other: consent, trial boot, checks.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ def kernel(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
     """Boot the kernel that ran before, on trial, and make it the default; exit codes of bootstrap."""
-    found = _look(inventory)
+    found = _survey(inventory)
     now = {name: state.kernel.running for name, state in found.states.items()}
     hosts = {}
     for name, release in history.last(_journal(state_dir), inventory.cluster, "kernel", now).items():
         installed = found.states[name].kernel.installed
         if release not in installed:
             raise ConvergeError(
-                f"host {name}: kernel {release} ran before and is not installed any more (installed: "
-                f"{', '.join(installed)}); set kernel_version to one that is"
+                f"host {name}: its earlier kernel {release} is not installed any more; set kernel_version to "
+                f"an installed one: {', '.join(installed)}"
             )
         host = inventory.hosts[name]
         settings = host.kernel.model_copy(update={"version": release, "source": "distribution"})
         hosts[name] = replace(host, kernel=settings, gpu=GpuSettings())
     if not hosts:
-        return _nothing(state_dir, "kernel", as_json)
+        return _report_nothing(state_dir, "kernel", as_json)
     code = changes.kernel_only(
         replace(inventory, hosts=hosts), state_dir=state_dir, consent=consent, as_json=as_json, check=check
     )
     if code == 0 and not as_json:
-        print(f"note: set kernel_version in {inventory.path}, or the next bootstrap plans the way back")
+        print(f"note: set kernel_version in {inventory.path}, or the next bootstrap plans to undo this")
     return code
 
 
 def pmem_mode(
     inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
 ) -> int:
-    """Bring persistent memory back to the mode that it had before; exit codes of bootstrap."""
-    found = _look(inventory)
+    """Restore the earlier mode of persistent memory; exit codes of bootstrap."""
+    found = _survey(inventory)
     now = {name: inventory.hosts[name].platform.find_mode(state) for name, state in found.states.items()}
     modes = history.last(_journal(state_dir), inventory.cluster, "mode", now)
     if not modes:
-        return _nothing(state_dir, "mode of persistent memory", as_json)
+        return _report_nothing(state_dir, "mode of persistent memory", as_json)
     if len(set(modes.values())) > 1:
         said = ", ".join(f"{name}: {mode}" for name, mode in modes.items())
         raise ConvergeError(
-            f"these hosts had different modes ({said}); choose those of one mode with --limit"
+            f"these hosts had different modes ({said}); select hosts of one mode with --limit"
         )
     return changes.pmem_mode(
         replace(inventory, hosts={name: inventory.hosts[name] for name in modes}),
@@ -70,7 +70,7 @@ def pmem_mode(
     )
 
 
-def _look(inventory: Inventory) -> ClusterSurvey:
+def _survey(inventory: Inventory) -> ClusterSurvey:
     found = survey(inventory)
     for error in found.lost:
         raise ConvergeError(f"host {error.host}: {error.reason}; nothing was changed")
@@ -81,9 +81,9 @@ def _journal(state_dir: Path) -> Journal:
     return Journal(state_dir / "journal.jsonl", "rollback")
 
 
-def _nothing(state_dir: Path, what: str, as_json: bool) -> int:
+def _report_nothing(state_dir: Path, what: str, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"converged": True, "changed": []}))
     else:
-        print(f"{state_dir / 'journal.jsonl'} knows of no other {what} of these hosts: nothing to do")
+        print(f"{state_dir / 'journal.jsonl'} has no other {what} of these hosts: nothing to do")
     return 0

@@ -1,4 +1,4 @@
-"""In which order and how many at a time hosts are changed, so that a cluster goes on serving."""
+"""The order in which hosts are changed, and how many at once, so that the cluster keeps serving."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from math import ceil
 from provision.cluster.inventory import Inventory
 from provision.node.step import Plan
 
-_SHOWN = 5  # turns that are described one by one
+_SHOWN = 5  # turns; further ones are not described
 
 
 def turns(inventory: Inventory, plans: Sequence[Plan], lost: Collection[str] = ()) -> list[list[str]]:
-    """The hosts that are changed together, turn by turn; a turn begins when all before it are well.
+    """Groups of hosts that are changed together; a turn begins when all earlier ones succeeded.
 
-    Hosts on which nothing is disturbed come first, all at once. The others follow in the inventory's shares,
-    by default one host (a parameter server if there is any), then 5 % and then 20 % at a time. No turn has
-    all parameter servers of several that can be reached; ``lost`` cannot.
+    Hosts without a disturbing step come first, all at once. The others follow in the inventory's shares,
+    by default one host (a parameter server if there is any), then 5 % and then 20 % at a time. A turn
+    never has all reachable parameter servers, if there are several; ``lost`` are unreachable.
     """
     quiet = _quiet(plans)
     moved = [plan.host for plan in plans if plan.host not in quiet]
@@ -49,7 +49,7 @@ def _quiet(plans: Sequence[Plan]) -> list[str]:
 
 
 def _part(share: str, count: int) -> int:
-    """So many percent of a number, at least one."""
+    """A percentage of a number, at least 1."""
     return max(1, count * int(share.removesuffix("%")) // 100)
 
 

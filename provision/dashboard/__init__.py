@@ -1,4 +1,4 @@
-"""``oeprov dashboard``: a page about the cluster on this machine's loopback that keeps itself up to date."""
+"""``oeprov dashboard``: serves a page about the cluster, on loopback only, that updates itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from provision.cluster.inventory import Inventory
 from provision.dashboard.server import Server
 from provision.dashboard.watch import Watch
 from provision.hosts.stop_request import StopRequest
+from provision.jobs.screen import say
 
 
 def run(inventory: Inventory, *, state_dir: Path, port: int) -> int:
-    """Serve the page until it is stopped, which is 130; OeprovError when the port cannot be used."""
+    """Serve the page until the user stops it, then return 130; OeprovError when the port cannot be used."""
     console = Console()
     stop = StopRequest()
     with (
@@ -24,12 +25,11 @@ def run(inventory: Inventory, *, state_dir: Path, port: int) -> int:
     ):
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        console.print(server.url, highlight=False, soft_wrap=True, style="bold")
-        console.print(
-            f"Read-only, for this machine alone; from yours: ssh -L {server.port}:127.0.0.1:{server.port} "
-            "THIS-HOST, then the same address. Ctrl-C ends it.",
-            highlight=False,
-            soft_wrap=True,
+        say(console, f"[bold]{server.url}[/]")
+        say(
+            console,
+            "Read-only, for this machine alone. From another machine: ssh -L "
+            f"{server.port}:127.0.0.1:{server.port} THIS-HOST, then open the same address. Ctrl-C ends it.",
         )
         while not stop.count:
             stop.wait(1.0)

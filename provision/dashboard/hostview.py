@@ -1,4 +1,4 @@
-"""What a host is, in a few facts for people: how its memory is used, and what it lacks."""
+"""Facts about a host for people: how its memory is used, and what it lacks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from provision.node.step import Plan
 
 
 def hosts(inventory: Inventory, found: ClusterSurvey) -> list[dict[str, Any]]:
-    """Every host of the inventory, also those that could not be seen; ready for JSON.
+    """Every host of the inventory, unreachable ones too; ready for JSON.
 
-    No keys or passwords: what is shown may be sent to others.
+    Has no keys or passwords, since users send the page to others.
     """
     lost = {error.host: error.reason for error in found.lost}
     return [
@@ -26,14 +26,13 @@ def hosts(inventory: Inventory, found: ClusterSurvey) -> list[dict[str, Any]]:
 
 
 def describe(host: Host, state: State, plan: Plan) -> dict[str, Any]:
-    """One host that was seen. Sizes are bytes; ``ready``: nothing is to do and nothing in the way."""
-    mode = mode_of(host, state)
+    """One observed host. Sizes are bytes; ``ready``: it has no pending step and no problem."""
     kernel = state.kernel.running or (platform.release() if host.connection == "local" else "")
     return {
         **_identity(host),
         "error": "",
         "ready": plan.converged,
-        "mode": mode,
+        "mode": host.platform.find_mode(state) or "none",
         "os": state.os.name,
         "kernel": kernel,
         "dram_bytes": numa.dram(state) if state.numa else None,
@@ -65,24 +64,19 @@ def _identity(host: Host) -> dict[str, Any]:
 
 
 def _lost(host: Host, reasons: dict[str, str]) -> dict[str, Any]:
-    return {**_identity(host), "error": reasons.get(host.name, "was not looked at"), "ready": False}
-
-
-def mode_of(host: Host, state: State) -> str:
-    """How persistent memory is used now; ``none`` where it is not."""
-    return host.platform.find_mode(state) or "none"
+    return {**_identity(host), "error": reasons.get(host.name, "was not observed"), "ready": False}
 
 
 def _pmem_bytes(host: Host, state: State) -> int | None:
     found = sum(region.size for region in state.regions)
     if not found:
-        # As memory nodes: a range of re7p is no region while it is memory.
+        # On re7p, persistent memory in use as a memory node has no region.
         found = sum(node.size for node in state.numa if not node.cpus)
     return found or None
 
 
 def _places(host: Host, state: State) -> Iterable[str]:
-    """Where rows can lie, in words."""
+    """Every place for rows, described for people."""
     for directory in state.directories:
         if directory.is_directory:
             yield f"{directory.path}, an ordinary directory"

@@ -1,4 +1,4 @@
-"""``oeprov report``: one HTML file about the cluster, for somebody who has no access to it."""
+"""``oeprov report``: one HTML file about the cluster, for readers without access to it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
+from rich.markup import escape
 
 from provision import __version__
 from provision.cluster.errors import OeprovError
@@ -25,25 +26,26 @@ from provision.inventory import vault
 from provision.jobs import jobview, store
 from provision.jobs.kubernetes import record, view
 from provision.jobs.progress import number
+from provision.jobs.screen import say
 from provision.jobs.store import Job
 from provision.node.directory import human
 
-_SECONDS = 120  # that the page of one run may take
-_MOST_JOBS = 50  # that are listed
+_RUN_PAGE_SECONDS = 120  # at most, to make the page of one run
+_MOST_JOBS = 50  # listed
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _MAIN = re.compile(r"<main>(.*)</main>", re.DOTALL)
-# Tables of a run that are folded where several runs are on one page.
+# Sections that are collapsed when several runs share the page.
 _LONG = re.compile(r"<section><h2>(Settings|What happened)</h2>(.*?)</section>", re.DOTALL)
-# Of packages from a repository with a password, and of data behind one.
+# In addresses of package repositories and of data.
 _PASSWORD = re.compile(r"(\w+://)[^\s/@\"'<>]+@")
 Document = dict[str, Any]
 
 
 def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int) -> int:
-    """Write the file and say where it is; 1 when a host could not be seen, 0 else."""
+    """Write the file and print its path; 1 when a host could not be observed, else 0."""
     console = Console()
     path = output or Path(f"oeprov-{inventory.cluster}.html")
-    with console.status("looking at hosts and jobs"):
+    with console.status("observing hosts and jobs"):
         hosts = hostview.hosts(inventory, survey(inventory))
         page = render(inventory, hosts, state_dir, runs)
     partial = path.with_name(f".{path.name}.part")
@@ -52,15 +54,15 @@ def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int
         os.replace(partial, path)
     except OSError as error:
         raise OeprovError(f"{path}: cannot be written: {error.strerror}") from None
-    console.print(f"{path} ({human(len(page.encode()))})", highlight=False, soft_wrap=True)
+    say(console, f"{path} ({human(len(page.encode()))})")
     lost = [item for item in hosts if item["error"]]
     for item in lost:
-        console.print(f"[red]✗[/] {item['host']}: {item['error']}", highlight=False, soft_wrap=True)
+        say(console, f"[red]✗[/] {item['host']}: {escape(item['error'])}")
     return int(bool(lost))
 
 
 def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: int) -> str:
-    """The page. ``hosts`` as ``hostview`` describes them; ``runs``: of how many jobs curves are shown."""
+    """The page. ``hosts`` come from ``hostview``; ``runs``: number of jobs with curves."""
     there = store.all_jobs(state_dir)[-_MOST_JOBS:]
     listed = [jobview.readable_report(job) for job in reversed(there)]
     shown = list(islice((page for job in reversed(there) if (page := run_page(job))), runs))
@@ -93,25 +95,25 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
 
 
 def run_page(job: Job) -> tuple[str, str] | None:
-    """Style and content of the trainer's own page of a run; None where there is nothing to show yet."""
+    """Style and content of the trainer's own page of a run; None when it has none yet."""
     if not job.metrics_file.exists():
         return None
     argv = [sys.executable, "-m", "oe_runtime.report", "--stdout", str(job.run_dir)]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_SECONDS)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_RUN_PAGE_SECONDS)
     except subprocess.TimeoutExpired:
         return None
     style, main = _STYLE.search(done.stdout), _MAIN.search(done.stdout)
     if done.returncode or style is None or main is None:
         return None
-    # Every run is called "run"; here it is one of several, two levels further down.
+    # The trainer titles every run "run": name its job, and move its headings two levels down.
     content = re.sub(r" · run(?=</h1>)", lambda _: f" · {job.id}", main[1], count=1)
     content = _LONG.sub(r"<section><details><summary>\1</summary>\2</details></section>", content)
     return style[1], re.sub(r"(</?)h([12])\b", lambda m: f"{m[1]}h{int(m[2]) + 2}", content)
 
 
 def _without_token(text: str, job: Job) -> str:
-    """The trainer is not given the token but its file; should it ever come up, it stays here."""
+    """Hide the job's token. The trainer only knows the token's file, so this is a second barrier."""
     try:
         token = job.token_file.read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP server: a page for whoever knows the token, on loopback; nothing can be changed."""
+"""The dashboard's HTTP server: read-only, on loopback, for users with the token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FILES = {
 }
 DATA = "data.json"
 ADDRESS = "127.0.0.1"
-# Names by which a browser on this machine, or at the other end of a tunnel, asks for it. A page of another
-# site can make its own name lead here (DNS rebinding), but not these.
+# Allowed Host headers, from this machine or through a tunnel. Another site can point its own name at this
+# address (DNS rebinding), but not these names.
 _NAMES = (ADDRESS, "localhost", "::1")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -32,11 +32,11 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_SECONDS = 10  # that a client may take for its request
+_REQUEST_SECONDS = 10  # at most, to send one request
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page and ``document()``, a JSON text, below a path that only this user was told."""
+    """Serves the page and ``document()``, a JSON text, below a path that starts with a secret token."""
 
     daemon_threads = True
 
@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """The port, also where any free one was asked for."""
+        """The port in use."""
         return int(self.server_address[1])
 
     @property
@@ -60,7 +60,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = _SECONDS
+    timeout = _REQUEST_SECONDS
     server_version = "oeprov"
     sys_version = ""
 
@@ -98,4 +98,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """The terminal is for the address; the token would be in every line."""
+        """Log nothing: every line would contain the token."""

@@ -1,4 +1,4 @@
-"""What the dashboard shows: hosts and jobs, looked at again and again while somebody has the page open."""
+"""The dashboard's data: hosts and jobs, observed periodically while a browser has the page open."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from provision.jobs.metrics import course
 from provision.jobs.store import ACTIVE, Job
 
 Document = dict[str, Any]
-HOSTS_SECONDS, JOBS_SECONDS = 30.0, 2.0  # between looks
-IDLE_SECONDS = 20.0  # after the last request nobody looks any more, and no host is asked
+HOSTS_SECONDS, JOBS_SECONDS = 30.0, 2.0  # between observations
+IDLE_SECONDS = 20.0  # after the last request, observing pauses
 MOST_JOBS = 20
 
 
 class Watch:
-    """Looks in the background from ``__enter__`` to ``__exit__``."""
+    """Observes in the background from ``__enter__`` to ``__exit__``."""
 
     def __init__(self, inventory: Inventory, state_dir: Path) -> None:
         self.inventory = inventory
         self.state_dir = state_dir
-        self._ended: dict[
-            str, tuple[object, Document]
-        ] = {}  # jobs that change no more, by their files' times
+        # By job id, of ended jobs: their files' times, and what was read then.
+        self._ended: dict[str, tuple[object, Document]] = {}
         self._parts: dict[str, Document] = {
             name: {"at": None, "list": [], "trouble": ""} for name in ("hosts", "jobs")
         }
@@ -58,10 +57,10 @@ class Watch:
         with self._wake:
             self._over = True
             self._wake.notify_all()
-        # A look at a host that does not answer takes its time; nobody waits for it.
+        # Not joined: a host that does not answer would delay the exit.
 
     def document(self) -> bytes:
-        """The newest of everything as JSON; the request counts as somebody looking."""
+        """The newest data as JSON. Each request keeps the observing going for ``IDLE_SECONDS``."""
         with self._wake:
             self._wanted = time.monotonic()
             self._wake.notify_all()
@@ -81,22 +80,22 @@ class Watch:
                 part = {"at": time.time(), "list": ask(), "trouble": ""}
             except OeprovError as error:
                 part = {**self._parts[name], "trouble": str(error)}
-            except Exception as error:  # the page says so; else it would show old numbers for ever
+            except Exception as error:  # shown on the page, which would else show old numbers for ever
                 part = {**self._parts[name], "trouble": f"{type(error).__name__}: {error}"}
             with self._wake:
                 self._parts[name] = part
-                # Never busy with it for most of the time, however slow hosts are.
+                # With slow hosts, pause for as long as the observation took.
                 self._wake.wait_for(lambda: self._over, max(seconds, time.monotonic() - begun))
                 self._wake.wait_for(lambda: self._over or time.monotonic() - self._wanted < IDLE_SECONDS)
                 if self._over:
                     return
 
     def hosts(self) -> list[Document]:
-        """Every host, seen now."""
+        """Observe every host."""
         return hostview.hosts(self.inventory, survey(self.inventory))
 
     def jobs(self) -> list[Document]:
-        """The last jobs, the newest first; ``detailed``: shown with processes and curves."""
+        """The last jobs, newest first; ``detailed``: the page shows processes and curves."""
         found = [self._job(job) for job in store.all_jobs(self.state_dir)[-MOST_JOBS:]]
         names = [item["job"] for item in jobview.detailed(found)]
         for item in found:

@@ -1,4 +1,4 @@
-"""One errand of ``provision/node/job.py`` on a host over SSH: one round trip, nothing installed there."""
+"""Runs one errand of ``provision/node/job.py`` on a host over SSH, in one round trip."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from provision.hosts import payload, remote
 from provision.node.job import MARKER
 
 Errand = Literal["observe", "stop", "start", "send", "remove_pools", "remove", "check_data", "deliver_script"]
-CONNECT_TIMEOUT = 10
 MOST_AT_ONCE = 64
 
 
 def run(host: Host, errand: Errand, args: Mapping[str, Any], timeout: int) -> dict[str, Any]:
-    """What the function gave; HostError when the host cannot be reached, refuses, or the errand failed."""
+    """The errand's result; HostError when the host cannot be reached or refuses, or the errand fails."""
     command = remote.elevated(host, shlex.join(payload.command(host.python)))
     given = payload.pack("job", {"errand": errand, "args": args})
-    # Ctrl-C reaches all that runs in the terminal: a stop that it asks for must not be broken off by it too.
+    # Ctrl-C reaches every process of the terminal; it must not end the ssh that carries out the stop.
     apart = errand not in ("observe", "check_data")
-    code, out, err = remote.run(host, command, given, CONNECT_TIMEOUT, timeout, apart=apart)
+    code, out, err = remote.run(host, command, given, remote.CONNECT_TIMEOUT, timeout, apart=apart)
     for line in reversed(out.splitlines()):
         if line.startswith(MARKER):
             answer = json.loads(line[len(MARKER) :])
@@ -32,14 +31,14 @@ def run(host: Host, errand: Errand, args: Mapping[str, Any], timeout: int) -> di
                 raise HostError(host.name, str(answer["error"]))
             found: dict[str, Any] = answer["ok"]
             return found
-    said = [line.strip() for line in (err or out).splitlines() if line.strip()]
-    raise HostError(host.name, f"{host.python} failed there: {said[-1] if said else f'exit status {code}'}")
+    said = remote.last_line(err or out) or f"exit status {code}"
+    raise HostError(host.name, f"{host.python} failed there: {said}")
 
 
 def on_all(
     hosts: Mapping[str, Host], errand: Errand, args: Mapping[str, Any], timeout: int
 ) -> dict[str, dict[str, Any] | HostError]:
-    """The same errand on every host at once; a host where it failed has the error."""
+    """Run the same errand on all hosts at once; returns the result or the error of each."""
 
     def one(host: Host) -> dict[str, Any] | HostError:
         try:

@@ -1,4 +1,4 @@
-"""What hosts were before they were changed: written into the journal, read by ``oeprov rollback``."""
+"""The state of hosts before each change: written to the journal, read by ``oeprov rollback``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.node.state import State
 
 
 def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
-    """Write down what a host is, before anything is done to it."""
+    """Record a host's kernel, mode and boot settings before it is changed."""
     journal.write(
         "before",
         cluster=cluster,
@@ -24,7 +24,7 @@ def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -
 
 
 def first(journal: Journal, cluster: str) -> dict[str, tuple[tuple[str, ...] | None, str | None]]:
-    """Host → the kernel's arguments and GRUB_DEFAULT before its first change; None: that entry lacks it."""
+    """Host → kernel arguments and GRUB_DEFAULT before its first change; None: not recorded."""
     found: dict[str, tuple[tuple[str, ...] | None, str | None]] = {}
     for entry in journal.read():
         if entry.get("event") == "before" and entry.get("cluster") == cluster:
@@ -35,7 +35,7 @@ def first(journal: Journal, cluster: str) -> dict[str, tuple[tuple[str, ...] | N
 
 
 def last(journal: Journal, cluster: str, key: str, now: Mapping[str, str]) -> dict[str, str]:
-    """Host → the last value of ``key`` (kernel, mode) in the journal that is not the one of ``now``."""
+    """Host → the last recorded value of ``key`` (kernel, mode) that differs from ``now``."""
     found: dict[str, str] = {}
     for entry in journal.read():
         host, value = str(entry.get("host", "")), str(entry.get(key, ""))

@@ -1,7 +1,6 @@
-"""What was done on which host: one JSON object a line, on disk before a step begins and after it ends.
+"""The journal of changes: one JSON object per line, written before a step begins and after it ends.
 
-A run that was killed leaves a step that began and did not end. The next run plans from what it observes, and
-says which step that was.
+A killed run leaves a step without an end. The next run names that step and plans from the observed state.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from provision.node.command import flush_directory
 
 
 @dataclass(frozen=True)
-class Interrupted:
-    """A step that began on a host in an earlier run and has no end."""
+class OpenStep:
+    """A step of an earlier run that began on a host and has no end."""
 
     run: str
     host: str
     step: str
     what: str
-    time: str
 
 
 class Journal:
@@ -41,7 +39,7 @@ class Journal:
         self.run = run
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one line; it is on disk when this returns."""
+        """Append one line and flush it to disk."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "run": self.run, "event": event, **fields})
         line = vault.hide(line) + "\n"
@@ -49,7 +47,7 @@ class Journal:
         new = not self.path.exists()
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # A run that was killed in the middle of a line must not spoil this one.
+            # A killed run may have left a partial line: do not append to it.
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 line = "\n" + line
@@ -61,17 +59,17 @@ class Journal:
             flush_directory(str(self.path.parent))
 
     def begin(self, host: str, step: str, what: str) -> None:
-        """A step is about to be done."""
+        """Record that a step begins."""
         self.write("begin", host=host, step=step, what=what)
 
     def end(self, host: str, step: str, *, ok: bool, message: str = "") -> None:
-        """A step is done, or failed with ``message``."""
+        """Record that a step is done, or failed with ``message``."""
         self.write("end", host=host, step=step, ok=ok, message=message)
 
-    def interrupted(self, cluster: str) -> list[Interrupted]:
-        """Steps of the cluster's last run that began and never ended; none after a run that finished."""
+    def interrupted(self, cluster: str) -> list[OpenStep]:
+        """Steps of the cluster's last run that have no end; none if that run finished."""
         last = ""
-        open_steps: dict[tuple[str, str], Interrupted] = {}
+        open_steps: dict[tuple[str, str], OpenStep] = {}
         for entry in self.read():
             event, run = entry.get("event"), str(entry.get("run", ""))
             if event == "run" and entry.get("cluster") == cluster:
@@ -81,8 +79,7 @@ class Journal:
                 continue
             key = (str(entry.get("host", "")), str(entry.get("step", "")))
             if event == "begin":
-                what, time = str(entry.get("what", "")), str(entry.get("time", ""))
-                open_steps[key] = Interrupted(run, *key, what, time)
+                open_steps[key] = OpenStep(run, *key, str(entry.get("what", "")))
             elif event == "end":
                 open_steps.pop(key, None)
             elif event == "finished":
@@ -90,7 +87,7 @@ class Journal:
         return list(open_steps.values())
 
     def unsettled(self, cluster: str) -> dict[str, str]:
-        """Host → run: hosts whose last change failed or was interrupted, and that no run has seen since."""
+        """Host → run that failed or was interrupted there, if no later run reached the host."""
         last = ""
         found: dict[str, str] = {}
         for entry in self.read():
@@ -106,7 +103,7 @@ class Journal:
         return found
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Every whole entry, oldest first; a line that a crash cut off is left out."""
+        """Every entry, oldest first; skips lines that a crash cut off."""
         try:
             text = self.path.read_text(errors="replace")
         except FileNotFoundError:
@@ -129,7 +126,7 @@ def _unwritable(state_dir: Path, error: OSError) -> ConvergeError:
 
 @contextmanager
 def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
-    """Hold the cluster for this process; ConvergeError names who holds it already.
+    """Lock the cluster for this process; ConvergeError names the process that holds the lock.
 
     The kernel drops the lock when the process ends, however it ends. The lock file is removed on release.
     """
@@ -161,7 +158,7 @@ def _locked(state_dir: Path, path: Path, cluster: str) -> TextIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_nlink:
                 return file
-            file.close()  # the last holder has removed this file: the next one to open it gets a new one
+            file.close()  # the last holder removed this file meanwhile: open a new one
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"

@@ -1,6 +1,6 @@
-"""Looks at every host at once, one round trip a host.
+"""Observes all hosts at once, in one round trip per host.
 
-This machine is looked at in the same way as the others, by a child process.
+This machine is observed in the same way, by a child process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from provision.node.__main__ import MARKER
 from provision.node.state import State
 
 COMMAND_TIMEOUT = 120
-# Hosts that are looked at at once, and after how many seconds one no longer counts: enough to keep a few
-# cores busy, and hosts that hang do not keep the others waiting.
+# At most so many hosts at once, which keeps a few cores busy. After PATIENCE seconds a host no longer counts,
+# so that hosts that hang do not block the others.
 MOST_AT_ONCE = 64
 PATIENCE = 2.0
 _PYTHON = "; ".join(f"{item.name}: {item.get_python}" for item in families.known() if item.get_python)
@@ -38,7 +38,7 @@ def parse(host: str, text: str) -> State:
 
 
 def answer(host: str, text: str) -> dict[str, Any]:
-    """All that the payload's output says; HostError when it says nothing, or what failed."""
+    """The answer in the payload's output; HostError when there is none or it reports an error."""
     for line in reversed(text.splitlines()):
         if line.startswith(MARKER):
             try:
@@ -53,10 +53,10 @@ def answer(host: str, text: str) -> dict[str, Any]:
 
 
 def observe(inventory: Inventory) -> dict[str, State | HostError]:
-    """The state of every host, or why it could not be seen; in the inventory's order."""
+    """The state of every host, or why it could not be observed; in the inventory's order."""
     found: dict[str, Future[State | HostError]] = {}
     begun: dict[Future[State | HostError], float] = {}
-    # What is the same for all is made once, and not by every thread at the same time.
+    # Fill the payload's cache once, before the threads need it.
     payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict())
     with ThreadPoolExecutor(max_workers=len(inventory.hosts)) as pool:
         for name, host in inventory.hosts.items():
@@ -78,12 +78,12 @@ def _try_host(host: Host) -> State | HostError:
 
 
 def observe_host(host: Host) -> State:
-    """The state of one host; HostError says why it could not be seen and what to do."""
+    """The state of one host; HostError says why it could not be observed and what to do."""
     return parse(host.name, text_of(host, payload.pack("__main__", host.desired().to_dict())))
 
 
 def text_of(host: Host, given: bytes) -> str:
-    """What a payload printed on the host; HostError says why it could not and what to do."""
+    """Run a payload on the host and return its output; HostError says why it failed and what to do."""
     return _here(host, given) if host.connection == "local" else _there(host, given)
 
 
@@ -99,7 +99,8 @@ def _here(host: Host, given: bytes) -> str:
     except subprocess.TimeoutExpired:
         raise HostError(host.name, f"did not answer within {COMMAND_TIMEOUT} s") from None
     if done.returncode:
-        raise HostError(host.name, f"cannot be observed: {_last_line(done.stderr.decode(errors='replace'))}")
+        said = remote.last_line(done.stderr.decode(errors="replace"))
+        raise HostError(host.name, f"cannot be observed: {said}")
     return done.stdout.decode(errors="replace")
 
 
@@ -122,12 +123,7 @@ def _there(host: Host, given: bytes) -> str:
             "set ansible_python_interpreter to its path",
         )
     if code and host.become and "sudo:" in err:
-        raise HostError(host.name, f"sudo refused ({_last_line(err)}); it must work without a password")
+        raise HostError(host.name, f"sudo refused ({remote.last_line(err)}); it must work without a password")
     if code:
-        raise HostError(host.name, f"cannot be observed: {_last_line(err) or f'exit status {code}'}")
+        raise HostError(host.name, f"cannot be observed: {remote.last_line(err) or f'exit status {code}'}")
     return out
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -1,6 +1,6 @@
-"""Carries the node package to a host: on the standard input of a short Python program.
+"""Sends the node package to a host, on the standard input of a short Python program.
 
-Nothing is installed on the host and nothing is written there.
+Nothing is installed or written on the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from provision.cluster import share
 
-# Nodes with the Python of this machine are sent its bytecode too: compiling takes longer than all else.
+# Hosts with this machine's Python version use bytecode, since compiling takes most of the time.
 _BYTECODE = f"{sys.implementation.cache_tag} {sys.version_info[3]}"
 _FORMAT = 2  # of marshal: known to every Python 3
 # The node package's imports of its own modules: `from .state import …`, `from . import (…)`.
@@ -57,15 +57,13 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 import_module("oeprov_node." + sent["module"]).main(wanted)
 sys.stdout.flush()
-os._exit(0)  # tidying up takes longer than much of the above
+os._exit(0)  # skips the interpreter's cleanup, which takes longer
 """
 
 
 @cache
 def _package(module: str) -> bytes:
-    """What a module of the node package needs of it, importable as ``oeprov_node``: text, and bytecode for
-    Pythons like this one.
-    """
+    """A module of the node package with its imports, as ``oeprov_node``: source text and bytecode."""
     there = {path.stem: path for path in share.node_package().glob("*.py")}
     text, code, missing = {}, {}, {"__init__", module}
     while missing:
@@ -73,7 +71,7 @@ def _package(module: str) -> bytes:
         name = "oeprov_node" if stem == "__init__" else f"oeprov_node.{stem}"
         source = there[stem].read_bytes()
         text[name] = zlib.compress(source, 1)
-        # Not compiled here each time: the loader knows where Python keeps its bytecode.
+        # The loader uses Python's cached bytecode.
         compiled = SourceFileLoader(name, str(there[stem])).get_code(name)
         code[name] = zlib.compress(marshal.dumps(compiled), 1)
         for dotted, names in _IMPORT.findall(source.decode()):
@@ -85,10 +83,10 @@ def _package(module: str) -> bytes:
 
 def command(python: str) -> list[str]:
     """The command that, given ``payload`` on its standard input, runs it."""
-    # -I and -S: what the node's users put into its Python is neither needed nor wanted, and takes time.
+    # -I and -S: start fast, without the site packages and settings of the host's users.
     return [python, "-I", "-S", "-c", _LOADER]
 
 
 def pack(module: str, wanted: Mapping[str, Any]) -> bytes:
-    """What ``command`` reads: it calls ``main(wanted)`` of that module of the node package."""
+    """The standard input of ``command``, which calls ``main(wanted)`` of that module."""
     return _package(module) + marshal.dumps(json.dumps(wanted), _FORMAT)

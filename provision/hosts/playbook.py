@@ -1,4 +1,4 @@
-"""Runs our playbooks through ansible-runner: results as they come, Ansible's own words in a log file."""
+"""Runs our playbooks through ansible-runner: reports results live and keeps Ansible's output in a log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TaskResult:
 
     @property
     def message(self) -> str:
-        """What the module said, in one line where it can be."""
+        """The module's message, without secrets."""
         words = self.result.get("msg") or self.result.get("stderr") or self.result.get("module_stderr") or ""
         return vault.hide(str(words).strip())
 
@@ -72,7 +72,7 @@ def run(
 
     With ``tags`` only roles with one of these tags run. ``on_start(host, role, task)`` and ``on_result`` are
     called as Ansible reports. The hosts' variables are the inventory's final values and ``host_variables``.
-    Nothing of the run stays behind but the log.
+    Only the log stays.
     """
     import ansible_runner  # slow to import, and most commands never change a host
 
@@ -106,7 +106,7 @@ def run(
         words, passwords, answers = vault.for_run()
         result = ansible_runner.run(
             private_data_dir=str(private),
-            playbook=str(share.playbook(name)),
+            playbook=str(share.root() / "playbooks" / f"{name}.yml"),
             inventory=[str(inventory.path.absolute()), str(values)],
             limit=",".join(inventory.hosts),
             extravars=dict(variables),
@@ -133,20 +133,20 @@ def run(
             raise ConvergeError(f"ansible-playbook could not be run; is {sys.prefix} complete?")
         return PlaybookRun("ok" if result.rc == 0 else "failed", log, failures)
     finally:
-        # The private directory holds a copy of the whole environment: it must not stay.
+        # The private directory has a copy of the whole environment.
         shutil.rmtree(private, ignore_errors=True)
 
 
 def _collections(private: Path) -> str:
-    """The run's collections path: our collection, made of links to where it lies, then the user's own."""
+    """The run's collections path: our collection, made of links, then the user's own."""
     collection = private / "collections" / "ansible_collections" / "oeprov" / "oeprov"
     plugins = collection / "plugins"
     plugins.mkdir(parents=True)
     for name in ("action", "inventory", "modules"):
-        (plugins / name).symlink_to(share.plugins() / name)
+        (plugins / name).symlink_to(share.root() / "plugins" / name)
     (plugins / "module_utils").mkdir()
     (plugins / "module_utils" / "node").symlink_to(share.node_package())
-    (collection / "roles").symlink_to(share.roles())
+    (collection / "roles").symlink_to(share.root() / "roles")
     users = os.environ.get("ANSIBLE_COLLECTIONS_PATH") or _USERS_COLLECTIONS
     return f"{private / 'collections'}:{users}"
 
@@ -154,17 +154,17 @@ def _collections(private: Path) -> str:
 def _interpreter(host: Host) -> dict[str, str]:
     """The Python that Ansible uses on the host.
 
-    This machine's is known; discovery, which also costs a round trip, may find a shim that does not run.
+    On this machine it is ours: discovery costs a round trip and may find a shim that does not run.
     """
     python = sys.executable if host.connection == "local" and host.python == "python3" else host.python
     return {"ansible_python_interpreter": python}
 
 
 def _environment() -> dict[str, str]:
-    """What Ansible needs to find our configuration and inventory plugin from any working directory."""
+    """Environment variables by which Ansible finds our configuration and plugin from any directory."""
     return {
-        "ANSIBLE_CONFIG": str(share.ansible_config()),
-        "ANSIBLE_INVENTORY_PLUGINS": str(share.plugins() / "inventory"),
+        "ANSIBLE_CONFIG": str(share.root() / "ansible.cfg"),
+        "ANSIBLE_INVENTORY_PLUGINS": str(share.root() / "plugins/inventory"),
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",

@@ -1,4 +1,4 @@
-"""One command on one host over SSH, through OpenSSH's client, with every way it can fail said in words.
+"""Runs one command on one host through OpenSSH's client, and explains every failure in words.
 
 It uses the same client, configuration, agents, jump hosts and known_hosts as Ansible.
 """
@@ -33,13 +33,13 @@ exit "$code"
 
 
 def argv(host: Host, connect_timeout: int = CONNECT_TIMEOUT) -> list[str]:
-    """The ``ssh`` command line up to, not with, what is to run on the host; never asks for anything."""
+    """The ``ssh`` command line without the remote command; it never prompts."""
     own = ("-oBatchMode=yes", f"-oConnectTimeout={connect_timeout}")
     return ["ssh", "-F", str(_CONFIG), "-T", *own, *host.ssh_arguments, "--", host.address]
 
 
 def elevated(host: Host, command: str) -> str:
-    """The shell command with root's rights, as ``ansible_become`` asks."""
+    """The shell command, with sudo if ``ansible_become`` is set."""
     return f"sudo -n {command}" if host.become else command
 
 
@@ -49,8 +49,8 @@ def run(
     """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
 
     ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
-    HostError when the host cannot be reached, refuses us, or is not the host that it was. ``apart``: it is
-    not ended by Ctrl-C at the terminal.
+    HostError when the host cannot be reached, refuses the login, or has another host key. ``apart``: Ctrl-C
+    at the terminal does not end it.
     """
     given = text.encode() if isinstance(text, str) else text
     process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
@@ -70,7 +70,7 @@ def run(
 
 @contextlib.contextmanager
 def stream(host: Host, command: str) -> Iterator[Iterator[str]]:
-    """The lines that ``command`` prints, as they come; leaving the context ends it on the host too.
+    """The lines that ``command`` prints, live; leaving the context ends the command on the host too.
 
     HostError when the connection fails or the command ends with an error.
     """
@@ -87,8 +87,8 @@ def stream(host: Host, command: str) -> Iterator[Iterator[str]]:
 def pipe(host: Host, command: str, given: bytes) -> Iterator[IO[bytes]]:
     """The standard output of ``command``, which reads ``given`` first; leaving the context ends it here.
 
-    HostError when the connection fails or the command ends with an error, in place of what the reader then
-    says of a stream that is cut.
+    HostError when the connection fails or the command ends with an error; it replaces the reader's own error
+    about a cut stream.
     """
     with tempfile.TemporaryFile() as errors:
         process = _start(host, [*argv(host), command], stderr=errors)
@@ -101,7 +101,7 @@ def pipe(host: Host, command: str, given: bytes) -> Iterator[IO[bytes]]:
             try:
                 yield process.stdout
             except Exception:
-                if process.stdout.read(1) == b"":  # it has ended: why, says more
+                if process.stdout.read(1) == b"":  # it has ended: report why, which says more
                     _check(host, process, errors)
                 raise
             process.stdout.read()  # to its end
@@ -117,14 +117,14 @@ def _lines(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> I
 
 
 def _check(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
-    """HostError when the command that has ended did not end well."""
+    """Raise HostError when the command failed."""
     code = process.wait()
     errors.seek(0)
     said = errors.read().decode("utf-8", "replace")
     if code == 255:
         raise HostError(host.name, reason(host, said, CONNECT_TIMEOUT))
     if code:
-        raise HostError(host.name, f"the command ended with {_last_line(said) or f'exit status {code}'}")
+        raise HostError(host.name, f"the command ended with {last_line(said) or f'exit status {code}'}")
 
 
 def _start(
@@ -145,7 +145,7 @@ def _start(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End ssh: the end of its input is what a tethered command ends on."""
+    """End ssh. Closing its input ends a tethered command on the host."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):
@@ -179,12 +179,12 @@ _BROKE = re.compile(
 
 
 def reason(host: Host, said: str, connect_timeout: int) -> str:
-    """Why ssh ended with 255, from what it said on standard error, and what to do; one line."""
+    """Why ssh ended with 255, from its standard error, and what to do; one line."""
     where = f"{host.address} port {host.port}"
     if _CHANGED in said:
         return (
-            f"{where} shows another host key than the one in known_hosts: it was installed again, or "
-            f"someone is in between; when you know which, `ssh-keygen -R {_known_as(host)}`"
+            f"{where} has another host key than known_hosts says: it was reinstalled, or someone intercepts "
+            f"the connection; if it was reinstalled, `ssh-keygen -R {_known_as(host)}`"
         )
     if _UNKNOWN in said:
         return (
@@ -213,7 +213,7 @@ def reason(host: Host, said: str, connect_timeout: int) -> str:
         )
     if not said.strip() or _BROKE.search(said):
         return f"the connection to {where} broke before the command ended"
-    return f"SSH to {where} failed: {_last_line(said)}"
+    return f"SSH to {where} failed: {last_line(said)}"
 
 
 def _denied(host: Host, where: str, said: str, denied: re.Match[str]) -> str:
@@ -232,10 +232,11 @@ def _denied(host: Host, where: str, said: str, denied: re.Match[str]) -> str:
 
 
 def _known_as(host: Host) -> str:
-    """The host as known_hosts writes it."""
+    """The host's name in known_hosts."""
     return host.address if host.port == 22 else shlex.quote(f"[{host.address}]:{host.port}")
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """The last line of a text that is not blank, or nothing."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""

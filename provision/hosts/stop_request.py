@@ -1,4 +1,4 @@
-"""A stop request: Ctrl-C, SIGTERM or a closed terminal, seen by whatever waits."""
+"""A stop request: Ctrl-C, SIGTERM or a closed terminal, which wakes waiting code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TICK = 0.1  # seconds between looks at what is waited for
+TICK = 0.1  # seconds between two checks while waiting
 
 
 class StopRequest:
@@ -24,7 +24,7 @@ class StopRequest:
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep, but wake when asked to stop; True when that was ever asked."""
+        """Sleep, but wake at a stop request; True if there was ever one."""
         if self._event.is_set():
             time.sleep(min(seconds, TICK))
             return True
@@ -32,7 +32,7 @@ class StopRequest:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Ctrl-C, SIGTERM and a closed terminal ask this to stop (main thread only)."""
+        """Count Ctrl-C, SIGTERM and a closed terminal as requests inside (main thread only)."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         previous = {number: signal.signal(number, self.ask) for number in numbers}
         try:

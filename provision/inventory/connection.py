@@ -1,4 +1,4 @@
-"""What Ansible's connection variables of a host mean for oeprov, which runs the same OpenSSH client."""
+"""Ansible's connection variables of a host, as options of the OpenSSH client that oeprov runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
+
 _PASSWORD = "oeprov logs in with keys only: ssh-copy-id puts one on the host; remove this line"  # noqa: S105
 _SUDO = "oeprov becomes root by `sudo -n`, without a password; allow that to the user and remove this line"
 _ONLY_SSH = "oeprov runs the `ssh` that is on the PATH; remove this line"
-# Values that change nothing; None: any value is refused.
+# Variable → values that are accepted because they change nothing (None: no value is), and what to do.
 _REFUSED: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "ansible_password": (None, _PASSWORD),
     "ansible_ssh_pass": (None, _PASSWORD),
@@ -47,11 +49,11 @@ KEYS = (
     *_KEY_CHECKING,
     *_REFUSED,
 )
-"""All variables that are read; others of Ansible's have no meaning for a command over ssh."""
+"""All connection variables that oeprov reads."""
 
 
 def refusals(variables: Mapping[str, Any]) -> dict[str, str]:
-    """Variable → why oeprov cannot do what it asks; values are not repeated, they may be secret."""
+    """Variable → why oeprov refuses it. The values are not repeated, since they may be secret."""
     found = {}
     for key, (harmless, why) in _REFUSED.items():
         value = variables.get(key)
@@ -66,10 +68,13 @@ def refusals(variables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ssh_arguments(variables: Mapping[str, Any]) -> tuple[str, ...]:
-    """Options for ``ssh`` in Ansible's order, of which the first counts; what is not set is left to ssh."""
+    """Options for ``ssh`` in Ansible's order; the first of a kind wins. Unset variables give none."""
     common = [shlex.split(str(variables.get(key) or "")) for key in _ARGUMENTS]
     given = list(common[0])
-    if any(variables.get(key) is not None and not boolean(variables[key]) for key in _KEY_CHECKING):
+    if any(
+        variables.get(key) is not None and not boolean(str(variables[key]), strict=False)
+        for key in _KEY_CHECKING
+    ):
         given.append("-oStrictHostKeyChecking=no")
     if variables.get("ansible_port"):
         given.append(f"-oPort={variables['ansible_port']}")
@@ -78,8 +83,3 @@ def ssh_arguments(variables: Mapping[str, Any]) -> tuple[str, ...]:
     if variables.get("ansible_user"):
         given.append(f'-oUser="{variables["ansible_user"]}"')
     return (*given, *common[1], *common[2])
-
-
-def boolean(value: Any) -> bool:
-    """Ansible's idea of true."""
-    return value is True or str(value).lower() in ("true", "yes", "on", "1", "y", "t")

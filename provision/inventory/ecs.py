@@ -1,4 +1,4 @@
-"""Hosts from Alibaba Cloud: ECS instances by tag, through the official SDK.
+"""Hosts from Alibaba Cloud: ECS instances with given tags, through the official SDK.
 
 A file such as ``ecs.yml`` names plugin ``oeprov_ecs`` and what to look for; it stands wherever an inventory
 does, for Ansible too (``plugins/inventory/oeprov_ecs.py``). Credentials are found by the SDK alone:
@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provision.cluster.errors import InventoryError
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import Kind
 from provision.node import platforms
 
@@ -31,7 +32,7 @@ _SECRETS = re.compile(r"(AccessKey\w*(%3D|=)|LTAI|STS\.)[^\s&,;'\"]+", re.IGNORE
 
 
 class Query(BaseModel):
-    """What ``ecs.yml`` may say."""
+    """The keys of ``ecs.yml``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,25 +59,25 @@ class Found:
 
 
 def is_query(content: Any) -> bool:
-    """Whether a parsed file asks a plugin, and is no inventory itself."""
+    """Whether a parsed file names an inventory plugin, so that it lists no hosts itself."""
     return isinstance(content, dict) and "plugin" in content
 
 
 def read_query(path: Path) -> Query:
-    """The file, checked; InventoryError names its keys that are wrong."""
+    """The checked file; InventoryError names each wrong key."""
     with _named(path):
         return _parse(path)
 
 
 def find(path: Path) -> tuple[Found, ...]:
-    """The hosts that the file asks for, asked for once in this process; InventoryError in one line."""
+    """The hosts that the query finds, cached for this process; InventoryError says why there are none."""
     with _named(path):
         return _ask(path.absolute())
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors begin with the file, as the user wrote it."""
+    """Put the file in front of every InventoryError."""
     try:
         yield
     except InventoryError as error:
@@ -102,10 +103,7 @@ def _explain(item: Mapping[str, Any]) -> str:
                 "ALIBABA_CLOUD_ACCESS_KEY_SECRET, use a profile of `aliyun configure`, or a RAM role"
             )
         return f"{key}: unknown key; known are {', '.join(Query.model_fields)}"
-    if item["type"] == "missing":
-        return f"{key} is missing"
-    message = str(item["msg"]).removeprefix("Input ")
-    return f"{key}: found {item['input']!r}; {message[0].lower()}{message[1:]}"
+    return f"{key}: {explain(item)}"
 
 
 @cache
@@ -126,7 +124,7 @@ def _ask(path: Path) -> tuple[Found, ...]:
 
 
 def _found(query: Query, item: Any, names: list[str]) -> Found:
-    """An instance as a host: by its name where that is one, else by its id."""
+    """An instance as a host, named by its name if that is unique and valid, else by its id."""
     name = str(item.instance_name or "")
     if names.count(name) != 1 or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         name = str(item.instance_id)
@@ -147,7 +145,7 @@ def _found(query: Query, item: Any, names: list[str]) -> Found:
 
 
 def kind_of(query: Query, family: str, gpus: int) -> Kind:
-    """The kind of an instance type family such as ``ecs.re6p``; what the file says goes first."""
+    """The kind of an instance type family such as ``ecs.re6p``; the file's ``kinds`` win."""
     short = family.removeprefix("ecs.")
     known = [(item, Kind(kind)) for kind in platforms.kinds() for item in platforms.get(kind).instance_types]
     for pattern, kind in (*query.kinds.items(), *known):
@@ -157,7 +155,7 @@ def kind_of(query: Query, family: str, gpus: int) -> Kind:
 
 
 def _groups(query: Query, item: Any, name: str, kind: Kind) -> tuple[str, ...]:
-    """What the instance's own tag says, else what it has."""
+    """The groups in the instance's tag; without one, by its hardware."""
     tags = {tag.tag_key: tag.tag_value for tag in (item.tags.tag if item.tags else None) or []}
     said = str(tags.get(query.group_tag) or "")
     if not said:
@@ -235,7 +233,7 @@ def _instances(query: Query, region: str) -> Iterator[Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """What the service, or the way to it, said: code and first sentence, never a key."""
+    """Code and first sentence of a service or network error, without keys."""
     code = str(getattr(error, "code", None) or "")
     text = str(getattr(error, "message", None) or error).strip() or type(error).__name__
     # "code: 403, …" is said twice; a wrong signature is shown with all that was signed.

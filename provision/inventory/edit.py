@@ -1,8 +1,8 @@
-"""Sets a variable of some hosts in the inventory's files, and nothing else: no comment, no other host.
+"""Sets one variable of some hosts in the inventory's files; comments and other hosts stay as they are.
 
-A value that stands for these hosts alone is replaced where it stands; else each host gets a line of its own.
-Only the characters of the value change, so that comments and layout stay. Before one is written, the new
-files are read as YAML and by Ansible: all else in them must mean what it did.
+A value that only these hosts have is replaced in place; else each host gets a line of its own.
+Only the characters of the value change, so that comments and layout stay. Before writing, the new files
+are read as YAML and by Ansible: everything else in them must have the same meaning as before.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import yaml
 from provision.cluster.errors import InventoryError
 from provision.inventory import file
 from provision.inventory.file import RawHost, RawInventory
+from provision.inventory.vault import is_vaulted_file
 
 _SUFFIXES = ("", ".yml", ".yaml", ".json")  # of files with variables, as Ansible looks for them
 
 
 class _Unclear(Exception):
-    """A place that cannot be edited with certainty; the message says why."""
+    """A place that cannot be edited safely; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class Edit:
         return list(lines)
 
     def write(self) -> None:
-        """Replace the file in one piece; InventoryError if it was changed meanwhile or cannot be written."""
+        """Replace the file atomically; InventoryError if it changed meanwhile or cannot be written."""
         path = self.path.resolve()  # a link stays a link
         new = path.with_name(f".{path.name}.oeprov-{os.getpid()}")
         try:
             if _read(path) != self.old:
-                raise InventoryError(f"{self.path}: was changed meanwhile; it was left as it is")
+                raise InventoryError(f"{self.path}: was changed meanwhile, so it was not written")
             with new.open("x", encoding="utf-8", newline="") as file:
                 shutil.copystat(path, new)
                 if os.geteuid() == 0:
@@ -68,11 +69,11 @@ class Edit:
 def edits_for(
     path: Path, hosts: Collection[str], key: str, value: str, *, alike: Collection[str] = ()
 ) -> list[Edit]:
-    """The files that change so that ``key`` is ``value`` on ``hosts``; none when it is that already.
+    """The edits that make ``key`` be ``value`` on ``hosts``; none when it is so already.
 
-    ``alike`` are hosts that have it in another way: what they share with ``hosts`` may change too.
+    A place shared with hosts of ``alike`` may change too.
 
-    InventoryError says why no file can be edited with certainty, and where to set it by hand.
+    InventoryError says why no file can be edited safely, and where to set the variable by hand.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="oeprov-") as shadow:
@@ -92,7 +93,7 @@ def _edits(files: _Files, hosts: set[str], alike: set[str], key: str, value: str
     for places in (files.host_places, files.group_places):
         left = {name for name in hosts if _value(found, name, key) != value}
         for place in places(before, key) if left else ():
-            # What other hosts have too is not theirs to change.
+            # A place that other hosts use too must not change.
             if place.hosts <= hosts | alike and place.hosts & left:
                 with suppress(_Unclear):
                     place.replace(key, value)
@@ -110,12 +111,12 @@ def _value(found: RawInventory, name: str, key: str) -> Any:
 
 @dataclass
 class _Text:
-    """A YAML file that is being edited: what it says, and what it is to say."""
+    """A YAML file that is being edited."""
 
     path: Path
     old: str
     new: str
-    want: Any  # what ``new`` is to mean
+    want: Any  # the meaning that ``new`` must have
 
     @classmethod
     def of(cls, path: Path) -> _Text:
@@ -137,7 +138,7 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Place:
-    """A mapping of variables in a file, and the hosts that it is for."""
+    """A mapping of variables in a file, and the hosts that it applies to."""
 
     text: _Text
     keys: tuple[str, ...]
@@ -213,9 +214,9 @@ class _Files:
             path = self.path.parent / folder / (name + suffix)
             inside = sorted(path.rglob("*")) if path.is_dir() else [path]
             for item in inside:
-                if not item.is_file() or item.suffix not in _SUFFIXES or _is_encrypted(item):
+                if not item.is_file() or item.suffix not in _SUFFIXES or is_vaulted_file(str(item)):
                     continue
-                with suppress(_Unclear):  # a file that Ansible does not read as YAML either
+                with suppress(_Unclear):  # Ansible does not read it as YAML either
                     if _has(_compose(self.text(item).new), key):
                         yield _Place(self.text(item), (), hosts)
 
@@ -229,12 +230,12 @@ class _Files:
         _Place(text, full[0] if full else entries[-1][0], frozenset([name])).add(key, value)
 
     def edits(self) -> list[Edit]:
-        """What changed."""
+        """The files that changed."""
         return [Edit(text.path, text.old, text.new) for text in self.texts.values() if text.new != text.old]
 
     def load(self) -> RawInventory:
         """The inventory as Ansible reads it with the new texts; the files themselves are not touched."""
-        # Always in the same place, so that what templates say of it is the same before and after.
+        # Always the same path, so that templates which use it give the same value before and after.
         place = self.shadow / "inventory"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -245,7 +246,7 @@ class _Files:
             raise _Unclear(str(error).replace(str(place), str(self.path.parent))) from None
 
     def check(self, before: RawInventory, hosts: set[str], key: str, value: str) -> None:
-        """The new files mean what the old ones did but for the variable of these hosts; else _Unclear."""
+        """Raise _Unclear unless the new files differ in meaning only in the variable of these hosts."""
         for text in self.texts.values():
             if _meaning(_compose(text.new)) != text.want:
                 raise _Unclear(f"{text.path}: {key} cannot be changed alone")
@@ -259,7 +260,7 @@ class _Files:
 
 
 def _plain(host: RawHost) -> RawHost:
-    """The host without the lines that values come from, which may move."""
+    """The host without the origins of its values, whose lines may move."""
     return replace(host, origins={}, variables=dict(sorted(host.variables.items())))
 
 
@@ -270,11 +271,6 @@ def _members(found: RawInventory, group: str) -> frozenset[str]:
 def _read(path: Path) -> str:
     with path.open(encoding="utf-8", newline="") as file:
         return file.read()
-
-
-def _is_encrypted(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(14) == b"$ANSIBLE_VAULT"
 
 
 def _shadow(source: Path, target: Path, texts: dict[Path, str]) -> None:
@@ -302,7 +298,7 @@ def _compose(text: str) -> yaml.Node:
 
 
 def _meaning(node: yaml.Node) -> Any:
-    """What a document says, order and tags too; encrypted values as they stand."""
+    """The meaning of a document, with order and tags; encrypted values stay encrypted."""
     if isinstance(node, yaml.MappingNode):
         return [[_meaning(key), _meaning(value)] for key, value in node.value]
     if isinstance(node, yaml.SequenceNode):
@@ -311,7 +307,7 @@ def _meaning(node: yaml.Node) -> Any:
 
 
 def _set(want: Any, keys: tuple[str, ...], key: str, value: str) -> None:
-    """Change what a document is to say: ``key`` of the mapping below ``keys``."""
+    """Set ``key`` of the mapping below ``keys`` in the wanted meaning."""
     for name in keys:
         pair = next(pair for pair in want if pair[0][1] == name)
         if not isinstance(pair[1], list):  # empty so far
@@ -326,7 +322,7 @@ def _set(want: Any, keys: tuple[str, ...], key: str, value: str) -> None:
 
 
 def _child(node: yaml.Node, name: str) -> tuple[yaml.Node, yaml.Node]:
-    """Key and value of a mapping's entry, which must be there once."""
+    """Key and value nodes of a mapping's entry; _Unclear unless it is there once."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     found = [(key, value) for key, value in pairs if key.value == name]
     if len(found) != 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from ansible.template import Templar
 from ansible.vars.manager import VariableManager
 
 from provision.cluster import settings, share
-from provision.cluster.errors import InventoryError
+from provision.cluster.errors import InventoryError, did_you_mean
 from provision.inventory import connection, ecs, vault
 
 try:  # ansible-core 2.19 remembers the line that each value came from; older ones do not.
@@ -80,8 +79,7 @@ class RawInventory:
             name = part.strip().lstrip("!&")
             known = [*self.groups, "all", *(host.name for host in self.hosts)]
             if name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name not in known:
-                close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                hint = did_you_mean(name, known, cutoff=0.5)
                 raise InventoryError(f"{self.path}: --limit {name!r} is no host or group{hint}")
         self._manager.subset(pattern)
         names = [str(host.name) for host in self._manager.get_hosts()]
@@ -115,8 +113,8 @@ def read(path: Path) -> RawInventory:
     except (AnsibleError, OSError) as error:
         raise _unreadable(error, path) from None
     if ecs.is_query(content):
-        ecs.find(path)  # says in one line what is wrong; the plugin gets the same answer
-        inventory_loader.add_directory(str(share.plugins() / "inventory"))
+        ecs.find(path)  # fails with one line; the plugin then uses the cached answer
+        inventory_loader.add_directory(str(share.root() / "plugins/inventory"))
     else:
         _check_structure(path, content)
     try:
@@ -152,7 +150,7 @@ def _unreadable(error: BaseException, path: Path) -> InventoryError:
         return InventoryError(f"{shown}: {vault.refusal()}")
     if _NO_MAPPING.search(str(cause)):
         return InventoryError(f"{shown}: expected `key: value` lines, found something else")
-    words = _one_line(cause, path).removeprefix("YAML parsing failed: ")
+    words = _one_line(cause).removeprefix("YAML parsing failed: ")
     if not position:
         return InventoryError(f"{shown}: {words}")
     words = "; ".join(piece[:1].lower() + piece[1:] for piece in words.rstrip(".").split(". "))
@@ -160,14 +158,14 @@ def _unreadable(error: BaseException, path: Path) -> InventoryError:
 
 
 def _shown(file: Path, path: Path) -> Path:
-    """A file beside the inventory, named as that is."""
+    """A file beside the inventory, relative or absolute as the inventory is."""
     try:
         return path.parent / file.relative_to(path.parent.absolute())
     except ValueError:
         return file
 
 
-def _one_line(error: BaseException, path: Path) -> str:
+def _one_line(error: BaseException) -> str:
     text = str(getattr(error, "message", "") or error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     message = " ".join(lines[:2]) if lines else type(error).__name__
@@ -179,7 +177,7 @@ def _one_line(error: BaseException, path: Path) -> str:
 
 
 def _check_structure(path: Path, content: Any) -> None:
-    """What Ansible only warns about or takes for another format: the shape of groups."""
+    """Check the shape of groups, about which Ansible only warns or which it takes for another format."""
     if content is None:
         raise InventoryError(f"{path}: is empty")
     if not isinstance(content, dict):
@@ -197,8 +195,7 @@ def _check_group(path: Path, name: str, group: Any) -> None:
     parts = ("vars", "children", "hosts")
     for key, value in group.items():
         if key not in parts:
-            close = difflib.get_close_matches(str(key), parts, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(str(key), parts, cutoff=0.5)
             raise InventoryError(f"{where}: {key}: a group has vars, children and hosts only{hint}")
         if value is not None and not isinstance(value, dict):
             example = "`name:` lines" if key != "vars" else "`key: value` lines"
@@ -211,7 +208,7 @@ def _check_group(path: Path, name: str, group: Any) -> None:
 
 
 def _raw_host(path: Path, host: Any, merged: dict[str, Any], loader: DataLoader) -> RawHost:
-    """Templates only what oeprov reads; other users' variables may need facts that are not there."""
+    """Template only what oeprov reads; other variables may need Ansible's facts, which are missing here."""
     templar = Templar(loader=loader, variables=merged)
     variables: dict[str, Any] = {}
     failed: dict[str, str] = {}
@@ -219,24 +216,21 @@ def _raw_host(path: Path, host: Any, merged: dict[str, Any], loader: DataLoader)
     for key, value in merged.items():
         if key not in _MAGIC:
             _keep_secret(key, value)
-        ours = key.startswith(settings.PREFIXES)
-        if not ours and key not in connection.KEYS:
-            variables[key] = None
-            origins[key] = _origin(path, host, key, value)
-            continue
         origins[key] = _origin(path, host, key, value)
+        if not key.startswith(settings.PREFIXES) and key not in connection.KEYS:
+            variables[key] = None
+            continue
         try:
             variables[key] = _plain(templar.template(value))
         except AnsibleError as error:
-            failed[key] = f"cannot be templated: {_one_line(error, path)}"
-            if vault.is_failure(error):
-                failed[key] = vault.refusal()
+            why = f"cannot be templated: {_one_line(error)}"
+            failed[key] = vault.refusal() if vault.is_failure(error) else why
     groups = tuple(str(group.name) for group in host.get_groups() if group.name != "all")
     return RawHost(str(host.name), groups, variables, failed, origins)
 
 
 def _keep_secret(key: str, value: Any) -> None:
-    """Remember vaulted texts, and all that a vaulted file sets but words that everybody knows."""
+    """Remember vaulted texts, and every value of a vaulted file except public words such as fsdax."""
     if isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             _keep_secret(key, item)
@@ -245,11 +239,11 @@ def _keep_secret(key: str, value: Any) -> None:
             vault.remember(str(value))
     elif isinstance(value, str) and key not in _PUBLIC:
         tag = Origin.get_tag(value) if Origin is not None else None
-        if tag is not None and tag.path and _whole_file(tag.path) and value not in _choices():
+        if tag is not None and tag.path and vault.is_vaulted_file(tag.path) and value not in _choices():
             vault.remember(str(value))
 
 
-_MAGIC = ("groups", "group_names", "inventory_hostname", "inventory_hostname_short")  # names, of every host
+_MAGIC = ("groups", "group_names", "inventory_hostname", "inventory_hostname_short")  # every host has them
 _PUBLIC = (
     *settings.OeprovSettings.variables(),
     "ansible_user",
@@ -259,13 +253,8 @@ _PUBLIC = (
 
 
 @cache
-def _whole_file(path: str) -> bool:
-    return vault.is_vaulted_file(path)
-
-
-@cache
 def _choices() -> frozenset[str]:
-    """Words that settings take, such as fsdax."""
+    """Every choice of a setting, such as fsdax."""
     from provision.inventory.schema import inventory_schema
 
     known = inventory_schema()["definitions"]["variables"]["properties"].values()
@@ -285,7 +274,7 @@ def _plain(value: Any) -> Any:
 
 
 def _origin(path: Path, host: Any, key: str, value: Any) -> str:
-    """Where ``key`` of ``host`` comes from: file, line, and the host or group that sets it."""
+    """Where ``key`` of ``host`` is set: file, line, and host or group."""
     owner = f"host {host.name}"
     if key not in host.vars:
         for group in sorted(host.get_groups(), key=lambda item: -item.depth):
@@ -296,6 +285,5 @@ def _origin(path: Path, host: Any, key: str, value: Any) -> str:
     if tag is None or not tag.path:
         return f"{path}: {owner}"
     source = Path(tag.path)
-    if source.name != path.name or source.absolute() != path.absolute():
-        return f"{source}:{tag.line_num}: {owner}"
-    return f"{path}:{tag.line_num}: {owner}"
+    shown = path if source.absolute() == path.absolute() else source
+    return f"{shown}:{tag.line_num}: {owner}"

@@ -1,6 +1,6 @@
 """From an inventory file to its hosts: Ansible's own loader reads it, pydantic checks it.
 
-``load`` is the one way in; all that is wrong is found in one go.
+``load`` finds all mistakes in one pass.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from pydantic import ValidationError
 
 from provision.cluster import flavor_facts, settings
 from provision.cluster.container_settings import ContainerSettings
-from provision.cluster.errors import InventoryError
+from provision.cluster.errors import InventoryError, did_you_mean
 from provision.cluster.inventory import PARAMETER_SERVERS, WORKERS, Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.runtime_settings import RuntimeSettings
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import (
     GpuSettings,
     KernelSettings,
@@ -31,7 +33,7 @@ from provision.cluster.settings import (
     WorkerSettings,
 )
 from provision.cluster.training_settings import TrainingSettings
-from provision.inventory.connection import KEYS, boolean, refusals, ssh_arguments
+from provision.inventory.connection import KEYS, refusals, ssh_arguments
 from provision.inventory.file import RawHost, RawInventory, read
 from provision.node import platforms
 
@@ -86,22 +88,22 @@ def host_of(
 
 
 @cache
-def _meant(key: str) -> tuple[str, bool]:
-    """The known name nearest to ``key`` (may be empty), and whether it is so near that ``key`` is a slip."""
+def _nearest_name(key: str) -> tuple[str, bool]:
+    """The known name nearest to ``key`` (may be empty), and whether it is so near that ``key`` is a typo."""
     close = difflib.get_close_matches(key, settings.KNOWN, n=1, cutoff=0.6)
     near = bool(close) and difflib.SequenceMatcher(None, key, close[0]).ratio() >= 0.88
     return (close[0] if close else "", near)
 
 
 class _Given(RawInventory):
-    """Stands for the file when there is none to name."""
+    """Takes the place of an inventory file that is not there."""
 
     def __init__(self) -> None:
         self.path, self.groups, self.hosts = Path("inventory"), [], []
 
 
 class _Problems:
-    """Collects what is wrong, each once, in the order found."""
+    """Collects problems, each once, in the order found."""
 
     def __init__(self, raw: RawInventory) -> None:
         self.raw = raw
@@ -118,11 +120,11 @@ class _Problems:
             raise InventoryError.of(list(self.lines))
 
     def check_names(self) -> None:
-        """Unknown names with one of our prefixes, or so close to a known name that it is a slip."""
+        """Report unknown names that have one of our prefixes or are a typo of a known name."""
         for where, key in self.raw.names():
             if key in settings.KNOWN:
                 continue
-            meant, slip = _meant(key)
+            meant, slip = _nearest_name(key)
             if key.startswith(settings.PREFIXES):
                 hint = f"; did you mean {meant}?" if meant else "; `oeprov inventory schema` lists all keys"
                 self.add(where, f"{key}: unknown key{hint}")
@@ -132,8 +134,7 @@ class _Problems:
     def check_groups(self) -> None:
         for group in (PARAMETER_SERVERS, WORKERS):
             if group not in self.raw.groups:
-                close = difflib.get_close_matches(group, self.raw.groups, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
+                hint = did_you_mean(group, self.raw.groups)
                 self.add(str(self.raw.path), f"group {group} is missing{hint}")
             elif not any(group in host.groups for host in self.raw.hosts):
                 self.add(self.raw.where_group(group), "has no hosts; a cluster needs at least one")
@@ -143,7 +144,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
     found = len(problems.lines)
     parts = {model: _part(model, raw, problems) for model in settings.HOST_MODELS}
     connection = _connection(raw, problems)
-    port = _number(raw, "ansible_port", 22, problems)
+    port = _port(raw, problems)
     if connection == "ssh":
         unread = {key: raw.failed[key] for key in KEYS if key in raw.failed}
         for key, why in {**refusals(raw.variables), **unread}.items():
@@ -171,7 +172,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         connection=connection,
         private_key=str(variables.get("ansible_ssh_private_key_file") or ""),
         ssh_arguments=ssh_arguments(variables),
-        become=boolean(variables.get("ansible_become", False)),
+        become=boolean(str(variables.get("ansible_become")), strict=False),
         python=str(variables.get("ansible_python_interpreter") or "python3"),
         groups=raw.groups,
         kind=kind,
@@ -192,7 +193,7 @@ _FIELD: dict[type[Any], str] = {
 
 
 def _final(host: Host, state_dir: Path) -> Host:
-    """Replaces ``auto`` and empty defaults by what they mean for this host."""
+    """Replace ``auto`` and empty values by what they mean for this host."""
     local = not host.platform.managed
     mode = host.platform.modes[0] if host.pmem.mode == "auto" else host.pmem.mode
     directory = host.pmem.directory
@@ -202,7 +203,7 @@ def _final(host: Host, state_dir: Path) -> Host:
     if extra == "auto":
         framework = "tensorflow-gpu" if host.platform.has_gpus else "tensorflow"
         extra = framework if host.is_worker else "none"
-    flavor = flavor_facts.of(host.runtime.flavor)
+    flavor = flavor_facts.get(host.runtime.flavor)
     storage: str = host.server.storage
     if storage == "auto":
         storage = flavor.storage(mode, host.runtime)
@@ -222,7 +223,7 @@ def _final(host: Host, state_dir: Path) -> Host:
 
 
 def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
-    """The model's settings of one host, or None when something was wrong with them."""
+    """The model's settings of one host, or None when a problem was found."""
     values = {}
     for name in model.model_fields:
         key = model.prefix + name
@@ -237,28 +238,17 @@ def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
         return model(**values)
     except ValidationError as error:
         for item in error.errors():
-            key = model.prefix + str(item["loc"][0])
+            name, *inside = item["loc"]
+            key, value = f"{model.prefix}{name}", values.get(name)
             if item["type"] == "missing":
                 kinds = ", ".join(kind.value for kind in Kind)
                 problems.add(raw.label(problems.raw.path), f"{key} is missing; one of {kinds}")
+            elif inside:
+                entry = f"{inside[0]}: " if isinstance(value, dict) else ""
+                problems.at(raw, key, entry + explain(item))
             else:
-                problems.at(raw, key, explain(item))
+                problems.at(raw, key, explain({**item, "input": value}))  # a size as it is written
         return None
-
-
-def explain(item: Mapping[str, Any]) -> str:
-    """One pydantic error as words: what was found, what is allowed, what was probably meant."""
-    found, context = item.get("input"), item.get("ctx") or {}
-    text = f"found {found!r}"
-    if item["type"] in ("enum", "literal_error"):
-        allowed = [word.strip().strip("'") for word in context["expected"].replace(" or ", ", ").split(",")]
-        close = difflib.get_close_matches(str(found), allowed, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"{text}; allowed: {', '.join(allowed)}{hint}"
-    if item["type"] == "string_pattern_mismatch":
-        return f"{text}; it must match {context['pattern']}"
-    message = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    return f"{text}; {message[0].lower()}{message[1:]}"
 
 
 def _connection(raw: RawHost, problems: _Problems) -> str:
@@ -271,7 +261,8 @@ def _connection(raw: RawHost, problems: _Problems) -> str:
     return name
 
 
-def _number(raw: RawHost, key: str, default: int, problems: _Problems) -> int:
+def _port(raw: RawHost, problems: _Problems) -> int:
+    key, default = "ansible_port", 22
     value = raw.variables.get(key, default)
     try:
         number = int(value)
@@ -284,7 +275,7 @@ def _number(raw: RawHost, key: str, default: int, problems: _Problems) -> int:
 
 
 def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:
-    """Two names for one machine would be provisioned twice, at the same time."""
+    """Refuse two names for one machine, which would be changed twice at the same time."""
     seen: dict[tuple[str, int], str] = {}
     for host in hosts:
         if host.connection == "local":
@@ -307,7 +298,7 @@ _JOBS: dict[str, type[Any]] = {
 
 
 def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, dict[str, Any]]:
-    """The cluster's name and the settings of jobs, which must not differ between hosts."""
+    """The cluster's name and the job-wide settings, which must be the same on all hosts."""
     members = [host for host in raw.hosts if {PARAMETER_SERVERS, WORKERS} & set(host.groups)]
     for host in members[1:]:
         first = members[0]

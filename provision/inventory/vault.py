@@ -1,4 +1,4 @@
-"""Vaulted inventories: where their passwords come from, and that what they hold stays secret.
+"""Vaulted inventories: finding their passwords, and keeping their values out of all output.
 
 Passwords are Ansible's: ``ANSIBLE_VAULT_PASSWORD_FILE``, ``ANSIBLE_VAULT_IDENTITY_LIST`` or ansible.cfg, and
 ``--vault-id LABEL@SOURCE`` and ``--ask-vault-pass`` of our commands.
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ HOW = "name a file in ANSIBLE_VAULT_PASSWORD_FILE, or add --vault-id LABEL@FILE 
 HIDDEN = "(vaulted)"
 _HEADER = b"$ANSIBLE_VAULT"
 _PROMPTS = ("prompt", "prompt_ask_vault_pass")
-_SHORTEST = 4  # shorter words are in every text
+_SHORTEST = 4  # characters; hiding shorter words would spoil every text
 _FAILURE = re.compile(r"vault|undecryptable", re.IGNORECASE)
 
 
@@ -37,7 +38,7 @@ _values: set[str] = set()  # vaulted texts that were read
 
 
 def want(ids: Sequence[str], ask: bool) -> None:
-    """What the command line says; it takes the place of what it said before."""
+    """Set the sources that the command line names; replaces those of an earlier call."""
     _wanted[:] = [_source(text) for text in ids] + [_source("prompt")] * ask
 
 
@@ -48,7 +49,7 @@ def _source(text: str) -> Source:
 
 
 def sources() -> list[Source]:
-    """All passwords that are there, in Ansible's order."""
+    """All known sources of passwords, in Ansible's order."""
     from ansible import constants
 
     listed = constants.config.get_config_value("DEFAULT_VAULT_IDENTITY_LIST") or []
@@ -58,7 +59,7 @@ def sources() -> list[Source]:
 
 
 def unlock(loader: Any) -> None:
-    """Give Ansible's loader the passwords; InventoryError when one cannot be had."""
+    """Give Ansible's loader the passwords; InventoryError when one cannot be read."""
     secrets = [(item.label, _password(item, loader)) for item in sources()]
     loader.set_vault_secrets(secrets)
     try:
@@ -108,13 +109,13 @@ def _prompt(source: Source) -> str:
 
 
 def for_run() -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """What ansible-playbook is given: words, variables, and what it is answered when it asks (by pattern)."""
+    """For ansible-playbook: arguments, environment variables, and answers by the prompt's pattern."""
     found = sources()
     asked = [item for item in found if item.place in _PROMPTS]
     words = [word for item in asked for word in ("--vault-id", f"{item.label}@prompt")]
     answers = {rf"{re.escape(_prompt(item))}\s*?$": _passwords[item].bytes.decode() for item in asked}
     files = ",".join(f"{item.label}@{item.place}" for item in found if item not in asked)
-    # By absolute paths: Ansible runs in another directory.
+    # Absolute paths, since Ansible runs in another directory.
     environment = {"ANSIBLE_VAULT_IDENTITY_LIST": files} if files else {}
     if file := _default_file():
         environment["ANSIBLE_VAULT_PASSWORD_FILE"] = file
@@ -129,12 +130,12 @@ def _default_file() -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether something could not be decrypted."""
+    """Whether an error means that something could not be decrypted."""
     return any(_FAILURE.search(f"{type(item).__name__} {item}") for item in chain(error))
 
 
 def chain(error: BaseException | None) -> Iterable[BaseException]:
-    """An error and what led to it."""
+    """An error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -143,10 +144,11 @@ def chain(error: BaseException | None) -> Iterable[BaseException]:
 def refusal() -> str:
     """Why something vaulted cannot be read."""
     if not sources():
-        return f"is vaulted, and there is no password: {HOW}"
+        return f"is vaulted, and no password is known: {HOW}"
     return f"is vaulted, and none of the {len(sources())} password(s) opens it: {HOW}"
 
 
+@cache
 def is_vaulted_file(path: str) -> bool:
     """Whether all of a file is vaulted."""
     try:
@@ -161,26 +163,19 @@ def is_vaulted(value: Any) -> bool:
     return type(value).__name__ in ("EncryptedString", "AnsibleVaultEncryptedUnicode")
 
 
-def remember(value: Any) -> None:
-    """Keep a vaulted value out of all that is written from now on."""
-    if isinstance(value, dict):
-        for item in value.values():
-            remember(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            remember(item)
-    elif isinstance(value, str):
-        _values.update(line for line in str(value).splitlines() if len(line) >= _SHORTEST)
+def remember(text: str) -> None:
+    """Hide a vaulted text in all later output."""
+    _values.update(line for line in text.splitlines() if len(line) >= _SHORTEST)
 
 
 class Guarded:
-    """A text stream that vaulted values do not get into; all else is the stream's own."""
+    """A text stream that hides vaulted values; everything else is the wrapped stream's."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without them."""
+        """Write the text without vaulted values."""
         return int(self._stream.write(hide(text) if isinstance(text, str) else text))
 
     def __getattr__(self, name: str) -> Any:
@@ -189,7 +184,7 @@ class Guarded:
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """Whatever a command prints is without vaulted values."""
+    """Hide vaulted values in everything that is printed inside."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Guarded(before[0]), Guarded(before[1])
     try:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.table import Table
 
 from provision.cluster.errors import OeprovError
-from provision.cluster.setting_types import Size, Text
+from provision.cluster.setting_types import Size, Text, explain
 from provision.cluster.training_settings import OPTIMIZERS
 from provision.jobs.screen import make_console, say
 
@@ -177,8 +177,7 @@ def read(path: Path) -> Prices:
     except ValidationError as error:
         item = error.errors()[0]
         where = ".".join(map(str, item["loc"])) or "the file"
-        message = str(item["msg"]).removeprefix("Value error, ")
-        raise CostError(f"{path}: {where}: {message}") from None
+        raise CostError(f"{path}: {where}: {explain(item)}") from None
 
 
 def check(model: Model) -> None:

@@ -14,10 +14,9 @@ from pydantic import ValidationError
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.setting_types import parse_size
+from provision.cluster.setting_types import explain, parse_size
 from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
-from provision.inventory.loader import explain
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, flag, is_path

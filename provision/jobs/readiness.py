@@ -31,7 +31,7 @@ def _mode(host: Host, wanted: Request) -> str:
     if not host.platform.managed:
         return host.pmem.mode  # a directory that stands in for it, or none
     mode = "none"
-    keeps_rows = flavor_facts.of(host.runtime.flavor).keeps_rows
+    keeps_rows = flavor_facts.get(host.runtime.flavor).keeps_rows
     if keeps_rows(parameter_server=host.is_parameter_server, worker=host.is_worker):
         # On system-ram, servers with storage dram have all their memory on memory nodes: see ``place_of``.
         dram = "system-ram" if host.pmem.mode == "system-ram" else "none"

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
+from provision.cluster.setting_types import explain
 from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.inventory.loader import explain
 from provision.jobs import units
 from provision.jobs.store import JobSpec
 

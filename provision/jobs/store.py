@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
@@ -22,7 +21,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from provision.cluster.errors import TrainingError
+from provision.cluster.errors import TrainingError, did_you_mean
+from provision.cluster.setting_types import explain
 from provision.jobs.metrics import Event, last_end, summary
 from provision.jobs.units import job_directory
 from provision.node import process
@@ -300,7 +300,8 @@ def unreadable(file: Path, error: OSError | ValidationError) -> str:
     if isinstance(error, OSError):
         return f"{file}: {error.strerror}"
     first = error.errors()[0]
-    return ": ".join([str(file), *filter(None, [".".join(map(str, first["loc"])), first["msg"]])])
+    where = ".".join(map(str, first["loc"]))
+    return ": ".join(filter(None, [str(file), where, explain(first)]))
 
 
 def jobs_dir(state_dir: Path) -> Path:
@@ -359,8 +360,7 @@ def choose(found: list[Job], name: str | None, place: Path) -> Job:
     if meant:
         raise TrainingError(f"{name} is {len(meant)} jobs: {_listed(meant)}; give more letters of its id")
     ids = {word: job.id for job in found for word in (job.name, job.id)}
-    close = difflib.get_close_matches(name, ids, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(name, ids)
     last = f"(last jobs: {_listed(found)})"
     raise TrainingError(f"no job {name} in {place}{hint} {last}; `oeprov jobs` lists them")
 

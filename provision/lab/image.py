@@ -112,7 +112,7 @@ def build(images: Path, report: machine.Report) -> Image:
 
 
 def sources() -> list[str]:
-    """This machine's own apt sources for the suite, a line each; empty: mmdebstrap's default is used."""
+    """This machine's own apt sources for the suite, one per line; empty: mmdebstrap's default is used."""
     wanted = "$(ORIGIN)|$(CODENAME)|deb [signed-by=$(SIGNED_BY)] $(REPO_URI) $(RELEASE) $(COMPONENT)"
     try:
         text = programs.run(["apt-get", "indextargets", "--format", wanted, "Created-By: Packages"])

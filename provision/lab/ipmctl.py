@@ -76,7 +76,7 @@ def read(path: str) -> str:
 
 
 class Modules:
-    """One module a socket, for each region that the kernel shows; with its goal, over boots."""
+    """One module per socket, for each region that the kernel shows; with its goal, over boots."""
 
     def __init__(self) -> None:
         self.file = at("var/lib/ipmctl-lab/state.json")
@@ -236,7 +236,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def goal_rows(command: Command, modules: Modules) -> list[Row]:
-    """A row a module with a goal."""
+    """One row per module with a goal."""
     rows = []
     for number in command.sockets(len(modules.sizes)):
         percent = modules.sockets[number]["goal"]

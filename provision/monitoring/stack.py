@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana need to show a cluster: a configuration that scrapes it, and a dashboard.
+"""Files for Prometheus and Grafana: a configuration that scrapes the cluster, and a dashboard.
 
 The dashboard's queries name metrics of ``oe_runtime/server/metrics.py``; a test compares them.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.inventory import Host, Inventory
@@ -39,7 +38,7 @@ _PANELS: tuple[Panel, ...] = (
     (
         "Time of a pull and of a push, 99th percentile",
         "s",
-        "In which servers served them; a worker also waits for the network and in the queue.",
+        "Serving time in the server, without the network and the queue.",
         [
             ("histogram_quantile(0.99, sum by (le) (rate(oe_pull_duration_seconds_bucket{w}{r})))", "pull"),
             ("histogram_quantile(0.99, sum by (le) (rate(oe_push_duration_seconds_bucket{w}{r})))", "push"),
@@ -162,11 +161,11 @@ _PANELS: tuple[Panel, ...] = (
 
 
 class MonitoringError(OeprovError):
-    """There is nothing to monitor, or it cannot be written down."""
+    """No server has metrics, or the files cannot be written."""
 
 
 def write(inventory: Inventory, directory: Path) -> list[str]:
-    """Write both files; returns what a person should know of them, one line each."""
+    """Write both files; return notes for the user, one line each."""
     config, notes = prometheus(inventory)
     files = {
         PROMETHEUS: "# Made by oeprov from the inventory; use it as it is, or take its scrape_configs.\n"
@@ -183,22 +182,22 @@ def write(inventory: Inventory, directory: Path) -> list[str]:
 
 
 def has_metrics(inventory: Inventory) -> bool:
-    """Whether any server of the inventory shows metrics."""
+    """Whether any server of the inventory exports metrics."""
     return any(inventory.hosts[name].server.metrics_port for name in inventory.parameter_servers)
 
 
 def prometheus(inventory: Inventory) -> tuple[Document, list[str]]:
-    """Prometheus's configuration, and what would keep it from seeing servers."""
+    """Prometheus's configuration, and notes on servers that it cannot scrape."""
     static, notes = [], []
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
         if not host.server.metrics_port:
-            notes.append(f"{name}: shows no metrics; set parameter_server_metrics_port")
+            notes.append(f"{name}: exports no metrics; set parameter_server_metrics_port")
             continue
         if host.connection != "local" and _loopback(host.server.metrics_host):
             notes.append(
-                f"{name}: its metrics are for itself only; set parameter_server_metrics_host to an address "
-                "that Prometheus reaches"
+                f"{name}: its metrics are on loopback only; set parameter_server_metrics_host to an address "
+                "that Prometheus can reach"
             )
         static.append({"targets": _targets(host), "labels": {"cluster": inventory.cluster, "host": name}})
     jobs: list[Document] = []
@@ -208,7 +207,7 @@ def prometheus(inventory: Inventory) -> tuple[Document, list[str]]:
         jobs.append(_kubernetes(inventory))
     if not jobs:
         raise MonitoringError(
-            f"{inventory.path}: no server shows metrics: set parameter_server_metrics_port (7780, say)"
+            f"{inventory.path}: no server exports metrics; set parameter_server_metrics_port, such as 7780"
         )
     return {"global": {"scrape_interval": "15s"}, "scrape_configs": jobs}, notes
 
@@ -228,7 +227,7 @@ def _loopback(address: str) -> bool:
 
 
 def _kubernetes(inventory: Inventory) -> Document:
-    """Servers of `oeprov manifests`: for a Prometheus within the cluster."""
+    """The scrape job for servers on Kubernetes, for a Prometheus inside that cluster."""
 
     def keep(label: str, value: str) -> Document:
         return {"action": "keep", "source_labels": [f"__meta_kubernetes_{label}"], "regex": value}
@@ -251,7 +250,7 @@ def _kubernetes(inventory: Inventory) -> Document:
 
 
 def dashboard() -> Document:
-    """A dashboard for Grafana 9 and later; it asks for its data source and for clusters."""
+    """A dashboard for Grafana 9 and later; its user chooses data source and clusters."""
     panels = [_panel(number, panel) for number, panel in enumerate(_PANELS)]
     return {
         "uid": "oeprov-servers",
@@ -289,12 +288,7 @@ def _panel(number: int, panel: Panel) -> Document:
         "title": title,
         "description": description,
         "datasource": _SOURCE,
-        "gridPos": {
-            "x": number % 2 * _WIDTH,
-            "y": number // 2 * _HEIGHT,
-            "w": _WIDTH,
-            "h": _HEIGHT,
-        },
+        "gridPos": {"x": number % 2 * _WIDTH, "y": number // 2 * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
         "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "targets": [
@@ -307,16 +301,3 @@ def _panel(number: int, panel: Panel) -> Document:
             for place, (expression, legend) in enumerate(queries)
         ],
     }
-
-
-def monitoring(inventory: Inventory, directory: Path) -> int:
-    """Write the files and say where they are; returns 0."""
-    notes = write(inventory, directory)
-    console = Console()
-    for note in notes:
-        console.print(f"[yellow]![/] {note}", highlight=False, soft_wrap=True)
-    console.print(
-        f"Prometheus: prometheus --config.file {directory / PROMETHEUS}", highlight=False, soft_wrap=True
-    )
-    console.print(f"Grafana: import {directory / DASHBOARD}", highlight=False, soft_wrap=True)
-    return 0

@@ -15,7 +15,7 @@ def main(wanted: Dict[str, Any]) -> None:
     try:
         answer: Dict[str, Any] = {"state": observe_node(wanted)}
     except Exception as error:
-        answer = {"error": "{}: {}".format(type(error).__name__, error)}
+        answer = {"error": f"{type(error).__name__}: {error}"}
     sys.stdout.write("\n" + MARKER + json.dumps(answer) + "\n")
 
 

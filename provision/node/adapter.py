@@ -69,7 +69,7 @@ class Adapter:
                 preexec_fn=lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0),
             )
         except OSError as error:
-            return self._failed("{}: {}".format(error.filename, error.strerror))
+            return self._failed(f"{error.filename}: {error.strerror}")
         reader = threading.Thread(target=self._read, args=(program.stdout,), daemon=True)
         reader.start()
         if self.options.exit_with_parent:
@@ -173,8 +173,8 @@ class Adapter:
 
 def _how(code: int) -> str:
     if code < 0:
-        return "the program was killed by signal {}".format(-code)
-    return "the program ended with exit status {}".format(code)
+        return f"the program was killed by signal {-code}"
+    return f"the program ended with exit status {code}"
 
 
 def descendants(top: int) -> List[int]:
@@ -183,7 +183,7 @@ def descendants(top: int) -> List[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open("/proc/{}/stat".format(name)) as file:
+                with open(f"/proc/{name}/stat") as file:
                     fields = file.read().rpartition(")")[2].split()
             except OSError:
                 continue

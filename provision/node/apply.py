@@ -56,8 +56,7 @@ def apply(step: Step, system: Optional[System] = None) -> Applied:
     """Carry out one step on this host; the second time it changes nothing. Raises CommandError."""
     if not can_apply(step):
         raise CommandError(
-            "step {!r} ({}): this version of oeprov plans {!r} but does not carry it out".format(
-                step.id, step.what, step.action
-            )
+            f"step {step.id!r} ({step.what}): this version of oeprov plans {step.action!r} but does not "
+            "carry it out"
         )
     return ACTIONS[step.action](system or System(), step.args)

@@ -146,16 +146,16 @@ def trial_entry(menu: Menu, title: str, arguments: List[str], old: Menu) -> str:
     If GRUB cannot load the kernel or its initial ramdisk, it starts ``old``. (GRUB 2.06 has ``fallback``, but
     it takes entry numbers only, which depend on the firmware.)
     """
-    lines = ["menuentry '{}' --id {} {{".format(title, TRIAL), "\tset loaded=no"]
+    lines = [f"menuentry '{title}' --id {TRIAL} {{", "\tset loaded=no"]
     for line in menu.body:
         text = line.strip()
         match = _LINUX.match(line)
         if match:
             words = " ".join([match.group("command"), match.group("kernel")] + arguments)
-            lines.append("\tif {}; then set loaded=yes; fi".format(words))
+            lines.append(f"\tif {words}; then set loaded=yes; fi")
         elif text.startswith("initrd"):
             lines.append("\tif [ $loaded = yes ]; then")
-            lines.append("\t\tif {}; then set loaded=yes; else set loaded=no; fi".format(text))
+            lines.append(f"\t\tif {text}; then set loaded=yes; else set loaded=no; fi")
             lines.append("\tfi")
         elif text != "savedefault":
             lines.append("\t" + text)
@@ -180,9 +180,9 @@ def copy_bls(text: str, title: str, arguments: List[str]) -> str:
 
 def with_block(text: str, block: str) -> str:
     """Replace our block in custom.cfg; an empty block removes it."""
-    kept = re.sub(r"(?ms)^{}$.*?^{}$\n?".format(re.escape(_BEGIN), re.escape(_END)), "", text)
+    kept = re.sub(rf"(?ms)^{re.escape(_BEGIN)}$.*?^{re.escape(_END)}$\n?", "", text)
     if not block:
         return kept
     if kept and not kept.endswith("\n"):
         kept += "\n"
-    return "{}{}\n{}\n{}\n".format(kept, _BEGIN, block, _END)
+    return f"{kept}{_BEGIN}\n{block}\n{_END}\n"

@@ -121,7 +121,7 @@ def tool(loader: Bootloader, name: str) -> str:
 def trial_path(loader: Bootloader) -> str:
     """The file with the one-time entry."""
     if loader.bls:
-        return "{}/{}.conf".format(BLS, bootentry.TRIAL)
+        return f"{BLS}/{bootentry.TRIAL}.conf"
     return os.path.dirname(loader.config_path or "/boot/grub/grub.cfg") + "/custom.cfg"
 
 
@@ -265,7 +265,7 @@ def plan_saved_default(state: State, installs: bool) -> List[Step]:
             what="set GRUB_DEFAULT=saved, and the running kernel as the default",
             why="a failed trial boot must return to the running kernel",
             commands=[
-                [tool(loader, "set-default"), "<entry of {}>".format(state.kernel.running)],
+                [tool(loader, "set-default"), f"<entry of {state.kernel.running}>"],
                 ["edit", DEFAULTS, "GRUB_DEFAULT=saved"],
                 mkconfig_command(state),
             ],
@@ -289,8 +289,8 @@ def problems(state: State, change: Change) -> List[str]:
         return []
     if not state.bootloader.kind:
         return [
-            "kernel arguments ({}) cannot be changed: there is no {}; oeprov changes them through GRUB "
-            "only".format(describe(add, remove), DEFAULTS)
+            f"kernel arguments ({describe(add, remove)}) cannot be changed: there is no {DEFAULTS}; oeprov "
+            "changes them through GRUB only"
         ]
     found = grubdefaults.quoting_problems(add)
     places = grubdefaults.unreadable(defaults_of(state.bootloader))
@@ -313,11 +313,11 @@ def notes(state: State) -> List[str]:
         )
     own = grubdefaults.assignments(defaults_of(loader), grubdefaults.CMDLINE)
     if values and own and own[0].path != DEFAULTS:
-        found.append("{} sets GRUB_CMDLINE_LINUX anew, so {} does not count".format(own[0].path, DEFAULTS))
+        found.append(f"{own[0].path} sets GRUB_CMDLINE_LINUX anew, so {DEFAULTS} does not count")
     if loader.stray_config:
         found.append(
-            "GRUB reads {} on this EFI machine; {} is an unused leftover: remove it, so that nobody edits "
-            "it by mistake".format(loader.config_path, loader.stray_config)
+            f"GRUB reads {loader.config_path} on this EFI machine; {loader.stray_config} is an unused "
+            "leftover: remove it, so that nobody edits it by mistake"
         )
     return found
 
@@ -333,9 +333,7 @@ def regenerate(system: System, loader: Bootloader) -> None:
         system.check([loader.mkconfig, "-o", new], timeout=_MKCONFIG_TIMEOUT)
         text = system.read(new)
         if not bootentry.parse_menu(text):
-            raise CommandError(
-                "{} made a menu without entries; {} stays as it was".format(loader.mkconfig, path)
-            )
+            raise CommandError(f"{loader.mkconfig} made a menu without entries; {path} stays as it was")
         mode = os.stat(system.path(path)).st_mode & 0o777 if system.exists(path) else 0o600
         system.write(path, text, mode)
     finally:
@@ -345,7 +343,7 @@ def regenerate(system: System, loader: Bootloader) -> None:
 
 def _set_saved_default(system: System, args: Dict[str, Any]) -> Applied:
     running = system.read("/proc/sys/kernel/osrelease").strip()
-    return Applied(set_default(system, running), "an ordinary boot starts {}".format(running))
+    return Applied(set_default(system, running), f"an ordinary boot starts {running}")
 
 
 def set_default(system: System, release: str) -> bool:
@@ -358,9 +356,7 @@ def set_default(system: System, release: str) -> bool:
         return _set_default_by_grubby(system, release)
     entry = bootentry.find(loader.entries, release)
     if entry is None:
-        raise CommandError(
-            "{} has no entry of kernel {}; is it installed?".format(loader.config_path, release)
-        )
+        raise CommandError(f"{loader.config_path} has no entry of kernel {release}; is it installed?")
     changed = False
     if loader.saved_entry != entry.id:
         system.check([tool(loader, "set-default"), entry.id])
@@ -426,12 +422,12 @@ def edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
     said = describe(add, remove)
     loader = observe(system)
     if not loader.kind:
-        raise CommandError("kernel arguments ({}): there is no {}".format(said, DEFAULTS))
+        raise CommandError(f"kernel arguments ({said}): there is no {DEFAULTS}")
     files = defaults_of(loader)
     made = _made_from_defaults(loader)
     refused = grubdefaults.quoting_problems(add) + (grubdefaults.unreadable(files) if made else [])
     if refused:
-        raise CommandError("kernel arguments ({}): {}".format(said, "; ".join(refused)))
+        raise CommandError(f"kernel arguments ({said}): {'; '.join(refused)}")
     edited = grubdefaults.edit_arguments(files, add, remove) if made else files
     if edited == files and not _lacking(loader, add, remove):
         return Applied(False, "the boot entries are up to date: " + said)
@@ -443,7 +439,7 @@ def edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
         edit_defaults(system, loader, edited)
     left = _lacking(observe(system), add, remove)
     if left:
-        raise CommandError("kernel arguments ({}): boot entry {!r} did not get them".format(said, left[0]))
+        raise CommandError(f"kernel arguments ({said}): boot entry {left[0]!r} did not get them")
     return Applied(True, said)
 
 

@@ -49,7 +49,7 @@ def minor(version: str) -> str:
 def wheel_key(system: OsInfo, python: str) -> str:
     """The target of a compiled wheel: distribution and release, architecture, Python."""
     # EL's minor releases are compatible.
-    family = families.of(system)
+    family = families.find(system)
     release = system.version if family is None else families.release(family, system)
     words = [system.id or "linux", release or "rolling", system.architecture, "py" + minor(python)]
     return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words)
@@ -60,7 +60,7 @@ def build_of(state: State, desired: Desired) -> str:
     if not platforms.get(desired.kind).managed or not desired.runtime_wheel_digest:
         return ""
     version = state.runtime.base or _in_name(python_of(state.os, desired)) or state.os.python
-    return "{}-{}".format(wheel_key(state.os, version), desired.runtime_wheel_digest[:16])
+    return f"{wheel_key(state.os, version)}-{desired.runtime_wheel_digest[:16]}"
 
 
 def key_of(build: str) -> str:
@@ -76,7 +76,7 @@ def _in_name(python: str) -> str:
 
 def python_of(system: OsInfo, desired: Desired) -> str:
     """The interpreter that makes the environment; EL 8's own python3 is too old."""
-    family = families.of(system)
+    family = families.find(system)
     if family is not None and desired.runtime_python == "python3":
         return family.python
     return desired.runtime_python
@@ -84,7 +84,7 @@ def python_of(system: OsInfo, desired: Desired) -> str:
 
 def python_version(state: State, desired: Desired) -> str:
     """Version of that interpreter, observed or from the family's tables; empty: unknown."""
-    python, family = python_of(state.os, desired), families.of(state.os)
+    python, family = python_of(state.os, desired), families.find(state.os)
     if state.runtime.base or family is None:
         return state.runtime.base
     return family.pythons.get(families.release_of(state.os), "") if python == family.python else ""
@@ -111,9 +111,9 @@ def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, g
     is not used. Compilers and libraries come from the distribution and stay installed. CommandError has the
     last lines of a failure; all output is in ``into``/log.
     """
-    family, names = families.of(os_info), families.names(os_info, "build")
+    family, names = families.find(os_info), families.names(os_info, "build")
     if family is None or not names or not os_info.package_manager:
-        raise CommandError("the runtime cannot be built on {}".format(families.title(os_info)))
+        raise CommandError(f"the runtime cannot be built on {families.title(os_info)}")
     use = repositories.use(os_info, given, family.comes_from.get("build", []))
     install_packages(system, os_info.package_manager, names, use)
     environment = {"PATH": family.compilers + ":" + os.environ.get("PATH", "")} if family.compilers else {}
@@ -129,10 +129,10 @@ def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, g
     ):
         result = system.run(argv, timeout=7200, environment=environment)
         with open(system.path(os.path.join(into, "log")), "a") as log:
-            log.write("$ {}\n{}{}\n".format(" ".join(argv), result.out, result.err))
+            log.write(f"$ {' '.join(argv)}\n{result.out}{result.err}\n")
         if not result.ok:
             raise CommandError(result.explain())
     made = [name for name in system.list(into) if name.endswith(".whl")]
     if len(made) != 1:
-        raise CommandError("pip built {} wheels where one was expected".format(len(made)))
+        raise CommandError(f"pip built {len(made)} wheels where one was expected")
     return os.path.join(into, made[0])

@@ -35,7 +35,7 @@ class Result(NamedTuple):
         """One line: the command, its end, its last lines."""
         said = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         how = {NOT_FOUND: "is not installed", TIMED_OUT: "did not end in time"}.get(
-            self.code, "failed with exit status {}".format(self.code)
+            self.code, f"failed with exit status {self.code}"
         )
         return "`{}` {}{}".format(" ".join(self.argv), how, ": " + " / ".join(said[-3:]) if said else "")
 
@@ -84,14 +84,14 @@ class System:
                         offset = start + len(piece)
                         more = os.pread(descriptor, length - len(piece), offset)
                         if not more:
-                            raise CommandError("{} ends at byte {} of {}".format(path, offset, size))
+                            raise CommandError(f"{path} ends at byte {offset} of {size}")
                         piece += more
                     yield piece
             finally:
                 os.close(descriptor)
         except OSError as error:
-            where = " at byte {} of {}".format(offset, size) if size else ""
-            raise CommandError("{} cannot be read{}: {}".format(path, where, error.strerror))
+            where = f" at byte {offset} of {size}" if size else ""
+            raise CommandError(f"{path} cannot be read{where}: {error.strerror}")
 
     def list(self, path: str) -> List[str]:
         """Sorted names in a directory; empty if it is missing."""
@@ -147,7 +147,7 @@ class System:
         except OSError as error:
             if not in_place and os.path.exists(temporary):
                 os.unlink(temporary)
-            raise CommandError("{}: {}".format(path, error.strerror))
+            raise CommandError(f"{path}: {error.strerror}")
         return True
 
     def remove(self, path: str) -> bool:
@@ -158,7 +158,7 @@ class System:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise CommandError("{}: {}".format(path, error.strerror))
+            raise CommandError(f"{path}: {error.strerror}")
         flush_directory(os.path.dirname(real))
         return True
 
@@ -181,7 +181,7 @@ class System:
                 env=merged,
             )
         except subprocess.TimeoutExpired:
-            return Result(argv, TIMED_OUT, "", "gave up after {:.0f} s".format(timeout))
+            return Result(argv, TIMED_OUT, "", f"gave up after {timeout:.0f} s")
         except OSError as error:
             return Result(argv, 126, "", str(error))
         return Result(

@@ -39,7 +39,7 @@ def sample(system: System, path: str) -> str:
         empty = empty and piece == bytes(len(piece))
         size += len(piece)
     if not size:
-        raise CommandError("{} has no bytes to read".format(path))
+        raise CommandError(f"{path} has no bytes to read")
     return ZERO if empty else digest.hexdigest()[:16]
 
 
@@ -49,14 +49,10 @@ def why_data(state: State, found: FileSystem) -> str:
     if is_vacant(state, found.device, item) or lost_with_power(state, found):
         return ""
     for entry in _missing(state):
-        return "{} names {} for {}, and no file system is recognised there".format(
-            fstab.PATH, entry.spec, entry.where
-        )
+        return f"{fstab.PATH} names {entry.spec} for {entry.where}, and no file system is recognised there"
     for entry in state.fstab:
         if devices.is_on(entry.spec, found.device):
-            return "{} names it for {}, and no file system is recognised there".format(
-                fstab.PATH, entry.where
-            )
+            return f"{fstab.PATH} names it for {entry.where}, and no file system is recognised there"
     if found.sample != ZERO:
         return "no file system is recognised there, and its blocks are not all zero"
     if item and owned.is_ours(state.owned, item):

@@ -1,10 +1,9 @@
 """Check whether foreign scripts can read data: ``python -c TEXT KIND PATH …``, on the host that reads it.
 
 KIND is ``header`` (HINT COLUMN …: a .csv whose first line names the columns), ``records`` (HINT: a directory
-of TFRecords with a file ``meta``), ``tables`` (NUMBER FILE …: a directory with the files, of so many columns
-with commas), ``any`` (something is there) or ``match`` (the same,
-also for a pattern). Ends with 0, or with 1 and one line ``error: PATH …``. It is one file for any Python 3.6
-and later.
+of TFRecords with a file ``meta``), ``tables`` (NUMBER FILE …: a directory with the files, of NUMBER columns
+with commas), ``any`` (something is there) or ``match`` (the same, also for a pattern). Ends with 0, or with 1
+and one line ``error: PATH …``. It is one file for any Python 3.6 and later.
 """
 
 import glob
@@ -21,45 +20,41 @@ def problem(kind: str, path: str, *more: str) -> str:
         if kind == "header":
             return header(path, more[0], list(more[1:]))
         if kind == "match" and glob.has_magic(path) and not os.path.exists(path):
-            return "" if glob.glob(path, recursive=True) else "no file matches {}".format(path)
+            return "" if glob.glob(path, recursive=True) else f"no file matches {path}"
         os.stat(path)
         if kind in ("any", "match") or (kind == "records" and os.path.isfile(os.path.join(path, "meta"))):
             return ""
         if kind == "records":
-            return "{}: neither a .csv nor a directory of TFRecords with a file `meta`; {}".format(
-                path, more[0]
-            )
+            return f"{path}: neither a .csv nor a directory of TFRecords with a file `meta`; {more[0]}"
         return tables(path, int(more[0]), list(more[1:]))
     except OSError as error:
-        return "{}: {}".format(error.filename or path, error.strerror)
+        return f"{error.filename or path}: {error.strerror}"
 
 
 def header(path: str, hint: str, columns: List[str]) -> str:
     """Whether the first line of a .csv names the columns."""
     line = first_line(path)
     if not line:
-        return "{} is empty".format(path)
+        return f"{path} is empty"
     names = [name.strip() for name in line.split(",")]
     missing = [name for name in columns if name not in names]
     if not missing:
         return ""
-    return "{}: its first line does not name column {}; {}".format(path, missing[0], hint)
+    return f"{path}: its first line does not name column {missing[0]}; {hint}"
 
 
 def tables(path: str, number: int, files: List[str]) -> str:
-    """Whether a directory has the files, each with so many columns and without a header."""
+    """Whether a directory has the files, each with ``number`` columns and without a header."""
     for name in files:
         file = os.path.join(path, name)
         if not os.path.isfile(file):
-            return "{} has no {}; DeepRec's scripts read {}".format(path, name, " and ".join(files))
+            return f"{path} has no {name}; DeepRec's scripts read {' and '.join(files)}"
         line = first_line(file)
         found = line.count(",") + 1
         if not line:
-            return "{} is empty".format(file)
+            return f"{file} is empty"
         if found != number:
-            return "{} has {} comma-separated columns in its first line, expected {}".format(
-                file, found, number
-            )
+            return f"{file} has {found} comma-separated columns in its first line, expected {number}"
     return ""
 
 
@@ -73,7 +68,7 @@ def main(argv: List[str]) -> int:
     """Say what is wrong; the exit status."""
     found = problem(*argv)
     if found:
-        sys.stderr.write("error: {}\n".format(found))
+        sys.stderr.write(f"error: {found}\n")
     return 1 if found else 0
 
 

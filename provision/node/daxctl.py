@@ -82,9 +82,7 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
         '{{ echo "$name: ${{block##*/}} is $(cat "$block/state"), zone $zone"; failed=1; }}; '
         "done;; esac; done; exit $failed"
     ).format(
-        patterns="|".join(
-            ['"{} "*'.format(uuid) for uuid in uuids] + ['*" {}"'.format(name) for name in names]
-        ),
+        patterns="|".join([f'"{uuid} "*' for uuid in uuids] + [f'*" {name}"' for name in names]),
         option="" if movable else " --no-movable",
         wanted=wanted,
         state=state,
@@ -104,7 +102,7 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
             "RemainAfterExit=yes",
             # The kernel retries a block with pinned pages until a signal comes.
             "TimeoutStartSec=600",
-            "ExecStart=/bin/sh -c '{}'".format(script),
+            f"ExecStart=/bin/sh -c '{script}'",
             "ExecStopPost=-/bin/sh -c 'udevadm control --start-exec-queue'",
             "",
             "[Install]",
@@ -123,8 +121,8 @@ def _device(system: System, name: str) -> DaxDevice:
     found = devices.wait_for(look)
     if not found:
         raise CommandError(
-            "there is no dax device {}: is the kernel module device_dax there, and the namespace in mode "
-            "devdax?".format(name)
+            f"there is no dax device {name}: is the kernel module device_dax there, and the namespace in "
+            "mode devdax?"
         )
     return found[0]
 
@@ -133,14 +131,12 @@ def target_problem(name: str, target: int, nodes: List[Any]) -> List[str]:
     """Why a device cannot become a node of its own."""
     if target < 0:
         return [
-            "{} has no target node: the firmware's tables give it no proximity domain, so it cannot become a "
-            "memory node; use fsdax".format(name)
+            f"{name} has no target node: the firmware's tables give it no proximity domain, so it cannot "
+            "become a memory node; use fsdax"
         ]
     if any(node.id == target and node.cpus for node in nodes):
         return [
-            "{} would join node {}, which has CPUs and DRAM: the two could not be distinguished".format(
-                name, target
-            )
+            f"{name} would join node {target}, which has CPUs and DRAM: the two could not be distinguished"
         ]
     return []
 
@@ -162,13 +158,12 @@ def _to_system_ram(system: System, item: DaxDevice, movable: bool) -> Applied:
     for problem in target_problem(name, item.target_node, numa.observe_nodes(system)):
         raise CommandError(problem)
     if in_place(item, movable):
-        return Applied(False, "{} is node {}".format(name, item.target_node))
+        return Applied(False, f"{name} is node {item.target_node}")
     policy = system.read(numa.AUTO_ONLINE).strip()
     if movable and policy not in ("", "offline"):
         raise CommandError(
-            "{} says {}: the kernel would bring the memory online by itself, and not as movable".format(
-                numa.AUTO_ONLINE, policy
-            )
+            f"{numa.AUTO_ONLINE} says {policy}: the kernel would bring the memory online by itself, and not "
+            "as movable"
         )
     before, command, last = held(reconfigure_command(name, "system-ram", movable))
     system.run(before)
@@ -178,24 +173,24 @@ def _to_system_ram(system: System, item: DaxDevice, movable: bool) -> Applied:
         system.run(last)
     after = _device(system, name)
     if after.mode != "system-ram":
-        raise CommandError("{} is still a device: {}".format(name, result.explain()))
+        raise CommandError(f"{name} is still a device: {result.explain()}")
     if not in_place(after, movable):
         return _bring_online(system, after, movable)
-    return Applied(True, "{} is node {}".format(name, after.target_node))
+    return Applied(True, f"{name} is node {after.target_node}")
 
 
 def _to_devdax(system: System, item: DaxDevice) -> Applied:
     name = item.chardev
     if item.mode == "devdax":
-        return Applied(False, "{} is a device".format(name))
+        return Applied(False, f"{name} is a device")
     for _ in range(_ATTEMPTS):
         result = system.run(reconfigure_command(name, "devdax", movable=True), timeout=TIMEOUT)
         after = _device(system, name)
         if after.mode == "devdax":
-            return Applied(True, "{} is a device".format(name))
+            return Applied(True, f"{name} is a device")
     raise CommandError(
-        "the memory of {} (node {}) does not go offline ({}): end what uses that node, or reboot and run "
-        "this again".format(name, item.target_node, result.explain())
+        f"the memory of {name} (node {item.target_node}) does not go offline ({result.explain()}): end what "
+        "uses that node, or reboot and run this again"
     )
 
 
@@ -228,7 +223,7 @@ def _bring_online(system: System, item: DaxDevice, movable: bool) -> Applied:
 def _online_dax(system: System, args: Dict[str, Any]) -> Applied:
     item = _device(system, args["device"])
     if item.mode != "system-ram":
-        raise CommandError("{} is not in mode system-ram: plan again".format(args["device"]))
+        raise CommandError(f"{args['device']} is not in mode system-ram: plan again")
     return _bring_online(system, item, args["movable"])
 
 
@@ -246,7 +241,7 @@ def _keep_system_ram(system: System, args: Dict[str, Any]) -> Applied:
         if item and item.uuid:
             uuids.append(item.uuid)
         elif item or name not in [dax.chardev for dax in devices.dax_devices(system)]:
-            raise CommandError("{} has no namespace with a UUID that could be kept".format(name))
+            raise CommandError(f"{name} has no namespace with a UUID that could be kept")
         else:
             names.append(name)
     text = unit_text(uuids, names, args["movable"])
@@ -256,17 +251,17 @@ def _keep_system_ram(system: System, args: Dict[str, Any]) -> Applied:
     enabled = system.exists(ENABLED)
     if not enabled:
         system.check(["systemctl", "enable", "--quiet", UNIT_NAME])
-    return Applied(changed or not enabled, "{} brings it back at boot".format(UNIT_NAME))
+    return Applied(changed or not enabled, f"{UNIT_NAME} brings it back at boot")
 
 
 def _forget_system_ram(system: System, args: Dict[str, Any]) -> Applied:
     if not system.exists(UNIT) and not system.exists(ENABLED):
-        return Applied(False, "there is no {}".format(UNIT_NAME))
+        return Applied(False, f"there is no {UNIT_NAME}")
     system.run(["systemctl", "disable", "--now", "--quiet", UNIT_NAME])
     system.remove(ENABLED)
     system.remove(UNIT)
     system.check(["systemctl", "daemon-reload"])
-    return Applied(True, "{} is gone".format(UNIT_NAME))
+    return Applied(True, f"{UNIT_NAME} is gone")
 
 
 ACTIONS: Dict[str, Action] = {

@@ -51,7 +51,7 @@ def image_of(desired: Desired) -> str:
 def python_in(image: str) -> str:
     """``3.6`` of an image with ``py36`` in its name; empty for others."""
     match = re.search(r"py(\d)(\d+)", image)
-    return "{}.{}".format(match.group(1), match.group(2)) if match else ""
+    return f"{match.group(1)}.{match.group(2)}" if match else ""
 
 
 def build_name(desired: Desired) -> str:
@@ -59,7 +59,7 @@ def build_name(desired: Desired) -> str:
     inputs = [repository(desired), revision(desired), image_of(desired), memory(desired), MEMKIND]
     digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16]
     plain = re.sub(r"[^\w.]+", "_", revision(desired))
-    return "deeprec-{}-{}-{}".format(plain, memory(desired), digest)
+    return f"deeprec-{plain}-{memory(desired)}-{digest}"
 
 
 def repository(desired: Desired) -> str:
@@ -76,7 +76,7 @@ def wanted(desired: Desired) -> foreign.Wanted:
     """The environment of this host."""
     build = "" if desired.runtime_package else build_name(desired)
     return foreign.Wanted(
-        title="DeepRec ({})".format(desired.runtime_package or revision(desired)),
+        title=f"DeepRec ({desired.runtime_package or revision(desired)})",
         requirements=["tensorflow<2"],
         package=desired.runtime_package or build,
         pip=[["--upgrade", "pip", "setuptools<60", "wheel"], ["pandas", foreign.WHEEL]],
@@ -121,25 +121,22 @@ def problems(state: State, desired: Desired) -> List[str]:
     right = python_in(desired.runtime_package or image)
     if python and right and python != right:
         found.append(
-            "runtime_python {} is Python {}, and DeepRec's wheel is for {}: set runtime_python to the "
-            "path of a "
-            "Python {}, or runtime_image to a developer image with py{}".format(
-                desired.runtime_python, python, right, right, python.replace(".", "")
-            )
+            f"runtime_python {desired.runtime_python} is Python {python}, and DeepRec's wheel is for "
+            f"{right}: set runtime_python to the path of a Python {right}, or runtime_image to a "
+            f"developer image with py{python.replace('.', '')}"
         )
     own = families.glibc(state.os)
     needed = next((version for name, version in _IMAGES.items() if name in image), 0)
     if 0 < own < needed and not desired.runtime_package:
         found.append(
-            "{} has C library 2.{}, and what is built in {} wants 2.{}: use a newer system or an older "
-            "runtime_image, or name a wheel for this one as runtime_package".format(
-                families.title(state.os), own, image, needed
-            )
+            f"{families.title(state.os)} has C library 2.{own}, and what is built in {image} wants "
+            f"2.{needed}: use a newer system or an older runtime_image, or name a wheel for this one as "
+            "runtime_package"
         )
     if state.runtime.image:
         found.append(
-            "runtime_image {}: is not available ({}): name an image that the registry has, or a wheel as "
-            "runtime_package; runtime_image_check: false skips this check".format(image, state.runtime.image)
+            f"runtime_image {image}: is not available ({state.runtime.image}): name an image that the "
+            "registry has, or a wheel as runtime_package; runtime_image_check: false skips this check"
         )
     return found
 
@@ -149,8 +146,8 @@ def notes(state: State, desired: Desired) -> List[str]:
     if desired.runtime_package or (state.runtime.exists and state.runtime.wheel == build_name(desired)):
         return []
     return [
-        "DeepRec's wheel is built once, on one of the hosts, in a container of {}: that takes an hour and "
-        "more, and 20 GB".format(image_of(desired))
+        f"DeepRec's wheel is built once, on one of the hosts, in a container of {image_of(desired)}: that "
+        "takes an hour and more, and 20 GB"
     ]
 
 
@@ -160,7 +157,7 @@ def commands(desired: Desired, into: str, nodes: List[int]) -> List[List[str]]:
     mounts = ["-v", into + ":/work"]
     if desired.pmem_mode == "fsdax":
         mount = desired.pmem_mount_prefix + "0"
-        mounts += ["-v", "{}:{}".format(mount, mount)]
+        mounts += ["-v", f"{mount}:{mount}"]
     return [
         ["docker", "pull", image],
         ["git", "clone", repository(desired), source],
@@ -210,7 +207,7 @@ def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     install_packages(system, os_info.package_manager, names, use)
     why = missing_image(system, image_of(desired)) if desired.runtime_image_check else ""
     if why:
-        raise CommandError("runtime_image {}: is not available ({})".format(image_of(desired), why))
+        raise CommandError(f"runtime_image {image_of(desired)}: is not available ({why})")
     shutil.rmtree(system.path(into), ignore_errors=True)
     os.makedirs(system.path(into))
     log = os.path.join(into, "log")
@@ -218,11 +215,11 @@ def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     for argv in commands(desired, into, nodes):
         result = system.run(argv, timeout=_HOURS)
         with open(system.path(log), "a") as file:
-            file.write("$ {}\n{}{}".format(" ".join(argv), result.out, result.err))
+            file.write(f"$ {' '.join(argv)}\n{result.out}{result.err}")
         if not result.ok:
             raise CommandError(result.explain())
     wheels = os.path.join(into, "wheels")
     found = [name for name in system.list(wheels) if name.endswith(".whl")]
     if not found:
-        raise CommandError("the build succeeded, but {} has no wheel".format(wheels))
+        raise CommandError(f"the build succeeded, but {wheels} has no wheel")
     return os.path.join(wheels, found[0])

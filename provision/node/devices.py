@@ -62,7 +62,7 @@ def regions(system: System) -> List[Region]:
     """Regions of the nvdimm bus, and volatile CXL regions, which that bus does not have."""
     found = []
     for name in sorted((item for item in system.list(ND) if re.fullmatch(r"region\d+", item)), key=order):
-        base = "{}/{}/".format(ND, name)
+        base = f"{ND}/{name}/"
         provider = system.read(base + "../provider").strip()
         found.append(
             Region(
@@ -78,7 +78,7 @@ def regions(system: System) -> List[Region]:
             )
         )
     for name in sorted((item for item in system.list(CXL) if re.fullmatch(r"region\d+", item)), key=order):
-        base = "{}/{}/".format(CXL, name)
+        base = f"{CXL}/{name}/"
         if system.read(base + "mode").strip() == "ram":
             found.append(Region(name, number(system.read(base + "size")), type="ram", bus="cxl"))
     return found
@@ -90,13 +90,13 @@ def namespaces(system: System) -> List[Namespace]:
     dax = [(item.chardev, _dax_path(system, item.chardev)) for item in _dax_names(system)]
     found = []
     for name in sorted(names, key=order):
-        base = "{}/{}/".format(ND, name)
+        base = f"{ND}/{name}/"
         size = number(system.read(base + "size"))
         if not size:
             continue
         # A pfn, dax or btt device on the namespace has the block or dax device, and a UUID of its own.
         holder = system.read(base + "holder").strip()
-        held = "{}/{}/".format(ND, holder) if holder else base
+        held = f"{ND}/{holder}/" if holder else base
         mode = _MODES.get(system.read(base + "mode").strip(), "raw")
         raw_uuid = _uuid(system.read(base + "uuid"))
         location = system.read(held + "mode").strip() if holder else ""
@@ -110,7 +110,7 @@ def namespaces(system: System) -> List[Namespace]:
                 name=system.read(base + "alt_name").strip(),
                 blockdev="".join(system.list(held + "block")[:1]),
                 chardev="".join([item for item, path in dax if holder and "/" + holder + "/" in path][:1]),
-                region="region{}".format(order(name)[0]),
+                region=f"region{order(name)[0]}",
                 numa_node=_node(system.read(base + "numa_node")),
                 labels=bool(raw_uuid),
                 enabled=system.exists(base + "driver") or system.exists(held + "driver"),
@@ -131,12 +131,12 @@ def _dax_names(system: System) -> List[_DaxName]:
     for base in (DAX, DAX_CLASS):
         for name in system.list(base):
             if re.fullmatch(r"dax\d+\.\d+", name) and name not in [item.chardev for item in found]:
-                found.append(_DaxName(name, "{}/{}/".format(base, name)))
+                found.append(_DaxName(name, f"{base}/{name}/"))
     return sorted(found, key=lambda item: order(item.chardev))
 
 
 def _dax_path(system: System, name: str) -> str:
-    return system.link("{}/{}".format(DAX, name)) or system.link("{}/{}".format(DAX_CLASS, name))
+    return system.link(f"{DAX}/{name}") or system.link(f"{DAX_CLASS}/{name}")
 
 
 class Block(NamedTuple):
@@ -149,18 +149,18 @@ class Block(NamedTuple):
 
 def memory_blocks(system: System, chardev: str) -> List[Block]:
     """The memory blocks of a dax device in mode system-ram."""
-    base = "{}/{}/".format(DAX, chardev)
+    base = f"{DAX}/{chardev}/"
     block = int(system.read(MEMORY + "/block_size_bytes").strip() or "0", 16)
     start, size = number(system.read(base + "resource")), number(system.read(base + "size"))
     if block and start:
         paths = [
-            "{}/memory{}".format(MEMORY, item)
+            f"{MEMORY}/memory{item}"
             for item in range(-(-start // block), (start + size) // block)
-            if system.exists("{}/memory{}".format(MEMORY, item))
+            if system.exists(f"{MEMORY}/memory{item}")
         ]
     else:  # older kernels do not show its address, but its node has no other memory
         node = "/sys/devices/system/node/node" + system.read(base + "target_node").strip()
-        paths = ["{}/{}".format(node, item) for item in system.list(node) if re.fullmatch(r"memory\d+", item)]
+        paths = [f"{node}/{item}" for item in system.list(node) if re.fullmatch(r"memory\d+", item)]
     return [
         Block(
             path,

@@ -52,7 +52,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     return [
         Step(
             id="directory",
-            what="make {}".format(path),
+            what=f"make {path}",
             why="a directory stands in for persistent memory here; it is not persistent memory",
             commands=[["mkdir", "-p", "-m", "0700", path]],
             action="make_directory",
@@ -67,16 +67,15 @@ def problems(state: State, desired: Desired) -> List[str]:
     path = desired.pmem_directory
     seen = find(state, path)
     if seen.exists and not seen.is_directory:
-        return ["pmem_directory {}: is a file, not a directory".format(path)]
+        return [f"pmem_directory {path}: is a file, not a directory"]
     if not seen.writable:
-        where = "" if seen.blocked_by == path else " ({})".format(seen.blocked_by)
-        return ["pmem_directory {}: is not writable by this user{}".format(path, where)]
+        where = "" if seen.blocked_by == path else f" ({seen.blocked_by})"
+        return [f"pmem_directory {path}: is not writable by this user{where}"]
     # An existing directory passes: the rows of a running job take space of their own directory.
     if not seen.exists and desired.pmem_size and seen.free < desired.pmem_size:
         return [
-            "pmem_directory {}: has {} free, pmem_size asks for {}".format(
-                path, human(seen.free), human(desired.pmem_size)
-            )
+            f"pmem_directory {path}: has {human(seen.free)} free, pmem_size asks for "
+            f"{human(desired.pmem_size)}"
         ]
     return []
 
@@ -89,7 +88,7 @@ def human(size: int) -> str:
         value /= 1024
         del units[0]
     unit = units[0]
-    return "{:.0f} {}".format(value, unit) if value == int(value) else "{:.1f} {}".format(value, unit)
+    return f"{value:.0f} {unit}" if value == int(value) else f"{value:.1f} {unit}"
 
 
 def apply(system: System, path: str, size: int) -> bool:
@@ -104,17 +103,17 @@ def apply(system: System, path: str, size: int) -> bool:
         with tempfile.TemporaryFile(dir=real):
             pass
     except OSError as error:
-        raise CommandError("{}: {}".format(path, error.strerror)) from None
+        raise CommandError(f"{path}: {error.strerror}") from None
     free = observe(system, path).free
     if new and size and free < size:
         os.rmdir(real)
-        raise CommandError("{}: has {} free, {} are asked for".format(path, human(free), human(size)))
+        raise CommandError(f"{path}: has {human(free)} free, {human(size)} are asked for")
     return new
 
 
 def _make_directory(system: System, args: Dict[str, Any]) -> Applied:
     new = apply(system, args["path"], args["size"])
-    return Applied(new, "made {}".format(args["path"]) if new else "{} is there".format(args["path"]))
+    return Applied(new, f"made {args['path']}" if new else f"{args['path']} is there")
 
 
 ACTIONS: Dict[str, Action] = {"make_directory": _make_directory}

@@ -50,16 +50,13 @@ def known() -> List[Family]:
 def known_names() -> str:
     """The families for messages, with the IDs of os-release that each is for."""
     return ", ".join(
-        item.name + (" ({})".format(", ".join(item.ids)) if len(item.ids) > 1 else "")
-        for item in sorted(known())
+        item.name + (f" ({', '.join(item.ids)})" if len(item.ids) > 1 else "") for item in sorted(known())
     )
 
 
 def known_systems() -> List[str]:
     """ID and release of each known system, such as debian-12."""
-    return sorted(
-        "{}-{}".format(name, item) for family in known() for name in family.ids for item in family.releases
-    )
+    return sorted(f"{name}-{item}" for family in known() for name in family.ids for item in family.releases)
 
 
 def lineage(name: str, like: List[str]) -> str:
@@ -69,7 +66,7 @@ def lineage(name: str, like: List[str]) -> str:
     return next((lineages[word] for word in [name] + like if word in lineages), "other")
 
 
-def of(os: OsInfo) -> Optional[Family]:
+def find(os: OsInfo) -> Optional[Family]:
     """The family of a system or of its base; None if none fits."""
     return _like(os)[0]
 
@@ -116,7 +113,7 @@ def release(family: Family, os: OsInfo) -> str:
 
 def is_known(os: OsInfo) -> bool:
     """The release itself is in a family's tables, not only its base."""
-    found = of(os)
+    found = find(os)
     return found is not None and os.id in found.ids and release(found, os) in found.releases
 
 
@@ -128,7 +125,7 @@ def lacks(os: OsInfo, need: str) -> bool:
 
 def names(os: OsInfo, need: str) -> List[str]:
     """Packages of a need; empty if there are none."""
-    found = of(os)
+    found = find(os)
     return [] if found is None or lacks(os, need) else found.packages.get(need, "").split()
 
 
@@ -137,8 +134,8 @@ def treated_as(os: OsInfo) -> str:
     found, number = _like(os)
     if found is None or found.by_major:
         return found.name if found else ""
-    newest = "{}, the newest that is known".format(max(found.releases, key=_number))
-    return "{} {}".format(found.name, number or newest)
+    newest = f"{max(found.releases, key=_number)}, the newest that is known"
+    return f"{found.name} {number or newest}"
 
 
 def title(os: OsInfo) -> str:

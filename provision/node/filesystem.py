@@ -43,8 +43,8 @@ def probe(system: System, device: str) -> FileSystem:
     """
     path = "/dev/" + device
     result = system.run(["blkid", "-p", "-o", "export", path])
-    holders = system.list("/sys/class/block/{}/holders".format(device))
-    bad = devices.bad_blocks(system.read("/sys/class/block/{}/badblocks".format(device)))
+    holders = system.list(f"/sys/class/block/{device}/holders")
+    bad = devices.bad_blocks(system.read(f"/sys/class/block/{device}/badblocks"))
     if result.code == _AMBIVALENT:
         return FileSystem(device, "ambivalent", holders=holders, bad_blocks=bad)
     # blkid says 2 for a device without a signature and for one that it cannot open.
@@ -65,7 +65,7 @@ def observe(system: System, names: List[str], trouble: List[str]) -> List[FileSy
             found.append(probe(system, device))
         except CommandError as error:
             trouble.append(str(error))
-            bad = devices.bad_blocks(system.read("/sys/class/block/{}/badblocks".format(device)))
+            bad = devices.bad_blocks(system.read(f"/sys/class/block/{device}/badblocks"))
             found.append(FileSystem(device, UNREADABLE, error=str(error), bad_blocks=bad))
     return found
 
@@ -83,7 +83,7 @@ def recognised(state: State, device: str) -> Optional[FileSystem]:
 def consent_name(found: FileSystem) -> str:
     """The name of a device's content for consent; data without a signature is named by its digest."""
     if not found.type:
-        return "{}/data/{}".format(found.device, found.sample)
+        return f"{found.device}/data/{found.sample}"
     return "{}/{}/{}".format(found.device, found.type, found.uuid or "no-uuid")
 
 
@@ -98,7 +98,7 @@ def data_on(state: State, device: str) -> List[str]:
     return [consent_name(found)]
 
 
-def suits(state: State, desired: Desired, device: str, at_home: bool) -> bool:
+def is_usable(state: State, desired: Desired, device: str, at_home: bool) -> bool:
     """The device holds a file system that can be used as it is: ours, or one mounted in our place."""
     found = recognised(state, device)
     return (
@@ -117,7 +117,7 @@ def mkfs_command(args: Dict[str, Any], identity: str) -> List[str]:
     features = "uuid=" + identity
     if not args["reflink"]:
         features += ",reflink=0"  # before 6.0, XFS has either reflink or DAX
-    return ["mkfs.xfs", "-q", "-b", "size={}".format(args["block_size"]), "-m", features, path]
+    return ["mkfs.xfs", "-q", "-b", f"size={args['block_size']}", "-m", features, path]
 
 
 def _kernel_before_6(state: State) -> bool:
@@ -137,7 +137,7 @@ def make_step(state: State, desired: Desired, device: str, size: int, why: str, 
     commands = [["wipefs", "-a", "/dev/" + device]] if lost else []
     return Step(
         id="mkfs-" + device,
-        what="make {} on {}".format(desired.pmem_filesystem, sized(device, size)),
+        what=f"make {desired.pmem_filesystem} on {sized(device, size)}",
         why=why,
         destroys=lost,
         commands=commands + [mkfs_command(args, "<new>")],
@@ -162,9 +162,8 @@ def wipe(system: System, device: str, lose: List[str]) -> bool:
     if [name for name in data if name not in lose]:
         words = [found.type, found.label, found.uuid] if found.type else ["data", found.sample]
         raise CommandError(
-            "{} holds {}, which appeared after the plan was made; nothing was changed: plan again".format(
-                device, " ".join(word for word in words if word)
-            )
+            f"{device} holds {' '.join(word for word in words if word)}, which appeared after the plan was "
+            "made; nothing was changed: plan again"
         )
     if not data:
         return False
@@ -195,18 +194,18 @@ def _read_state(system: System, found: FileSystem) -> State:
 def _unsound(found: FileSystem, where: str) -> List[str]:
     """Why a device must not be written; ``where`` is its namespace."""
     if found.type == UNREADABLE:
-        what = "{}; its content is unknown".format(found.error)
+        what = f"{found.error}; its content is unknown"
     elif found.bad_blocks:
-        what = "/dev/{} has {} blocks of 512 bytes that cannot be read".format(found.device, found.bad_blocks)
+        what = f"/dev/{found.device} has {found.bad_blocks} blocks of 512 bytes that cannot be read"
     else:
         return []
     cure = "mend that"
     if found.bad_blocks or os.strerror(errno.EIO) in found.error:
         cure = (
-            "`ndctl list -NM` shows media errors. Save what you need first: `ndctl clear-errors {}` removes "
-            "them and loses the data in those blocks".format(where)
+            f"`ndctl list -NM` shows media errors. Save what you need first: `ndctl clear-errors {where}` "
+            "removes them and loses the data in those blocks"
         )
-    return ["{}, so nothing is made there: {}; or set pmem_namespaces without {}".format(what, cure, where)]
+    return [f"{what}, so nothing is made there: {cure}; or set pmem_namespaces without {where}"]
 
 
 def problems(state: State, steps: List[Step]) -> List[str]:
@@ -230,8 +229,8 @@ def notes(state: State, steps: List[Step], names: List[str]) -> List[str]:
     """Media errors of the namespaces in ``names`` that stay as they are."""
     written = _written(state, steps)
     return [
-        "/dev/{} has {} blocks of 512 bytes that cannot be read, and files there may be damaged: `ndctl list "
-        "-NM -n {}` shows where".format(seen.device, seen.bad_blocks, item.dev)
+        f"/dev/{seen.device} has {seen.bad_blocks} blocks of 512 bytes that cannot be read, and files there "
+        f"may be damaged: `ndctl list -NM -n {item.dev}` shows where"
         for item in state.namespaces
         for seen in [observed(state, item.blockdev)]
         if item.dev in names and item not in written and seen and seen.bad_blocks
@@ -250,7 +249,7 @@ def _written(state: State, steps: List[Step]) -> List[Namespace]:
 
 def sized(name: str, size: int) -> str:
     """A device with its size, as plans show it: ``pmem0 (1008 GiB)``."""
-    return "{} ({})".format(name, human(size)) if size else name
+    return f"{name} ({human(size)})" if size else name
 
 
 def check_unused(system: System, found: FileSystem) -> None:
@@ -258,23 +257,21 @@ def check_unused(system: System, found: FileSystem) -> None:
     mounts = [line.split() for line in system.read("/proc/mounts").splitlines()]
     where = [row[1] for row in mounts if len(row) > 1 and devices.is_on(row[0], found.device)]
     if where:
-        raise CommandError("{} is mounted at {}: unmount it first".format(found.device, ", ".join(where)))
+        raise CommandError(f"{found.device} is mounted at {', '.join(where)}: unmount it first")
     if found.holders:
-        raise CommandError(
-            "{} is in use by {}: take that apart first".format(found.device, ", ".join(found.holders))
-        )
+        raise CommandError(f"{found.device} is in use by {', '.join(found.holders)}: take that apart first")
 
 
 def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
     device = args["device"]
     if not devices.wait_for(lambda: system.exists("/dev/" + device)):
-        raise CommandError("there is no /dev/{}: an earlier step should have made it".format(device))
+        raise CommandError(f"there is no /dev/{device}: an earlier step should have made it")
     devices.settle(system)
     owned.adopt(system)
     found = probe(system, device)
     ours = found.uuid in owned.observe(system) and found.type == args["type"]
     if ours and found.block_size in (0, args["block_size"]) and consent_name(found) not in args["lose"]:
-        return Applied(False, "{} holds our {} {}".format(device, found.type, found.uuid))
+        return Applied(False, f"{device} holds our {found.type} {found.uuid}")
     wipe(system, device, args["lose"])
     # Registered before it exists: after a power cut it is not taken for foreign data.
     identity = str(uuid.uuid4())
@@ -288,7 +285,7 @@ def _make_filesystem(system: System, args: Dict[str, Any]) -> Applied:
                 device, args["type"], identity, " ".join([made.type, made.uuid]).strip() or "nothing"
             )
         )
-    return Applied(True, "made {} {} on {}".format(made.type, identity, device))
+    return Applied(True, f"made {made.type} {identity} on {device}")
 
 
 ACTIONS: Dict[str, Action] = {"make_filesystem": _make_filesystem}

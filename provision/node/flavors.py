@@ -33,7 +33,7 @@ def _make(system: System, os: OsInfo, args: Dict[str, Any]) -> str:
 
 
 def _makes_none(_system: System, _os: OsInfo, args: Dict[str, Any]) -> str:
-    raise CommandError("flavor {} has no wheel of its own".format(args["desired"]["runtime_flavor"]))
+    raise CommandError(f"flavor {args['desired']['runtime_flavor']} has no wheel of its own")
 
 
 def _our_framework(state: State, desired: Desired) -> Tuple[List[str], str]:
@@ -65,6 +65,6 @@ _FLAVORS: Dict[str, Flavor] = {
 }
 
 
-def of(desired: Desired) -> Flavor:
+def get(desired: Desired) -> Flavor:
     """The inventory's flavor."""
     return _FLAVORS[desired.runtime_flavor]

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple
 from . import families
 from .build import minor, wheel_file
 from .command import CommandError, System
-from .runtime import Stamp, bare, empty, interpreter, observe, why_again, write_stamp
+from .runtime import Stamp, bare, empty, interpreter, observe, remake_reason, write_stamp
 from .state import OsInfo, Runtime, State
 from .step import Action, Applied, Desired, Step
 
@@ -54,7 +54,7 @@ def look(system: System, os_info: OsInfo, desired: Desired, wanted: Wanted) -> R
 def version_of(state: State, desired: Desired) -> str:
     """``3.8`` of the environment's present or future Python; empty: unknown."""
     runtime = state.runtime
-    if runtime.exists and runtime.python and not why_again(runtime):
+    if runtime.exists and runtime.python and not remake_reason(runtime):
         return minor(runtime.python)
     if runtime.base:
         return minor(runtime.base)
@@ -67,7 +67,7 @@ def version_of(state: State, desired: Desired) -> str:
 def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
     """A step for the environment and one for the sources, if they are missing."""
     steps, runtime, venv = [], state.runtime, desired.runtime_venv
-    family = families.of(state.os)
+    family = families.find(state.os)
     why = _why(runtime, venv, wanted)
     if why:
         create = _again(runtime, wanted.package)
@@ -82,7 +82,7 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
         steps.append(
             Step(
                 id="runtime",
-                what="install {} in {}".format(wanted.title, venv),
+                what=f"install {wanted.title} in {venv}",
                 why=why,
                 commands=([["rm", "-rf", venv]] if create and runtime.exists else []) + _commands(args),
                 action="install_foreign",
@@ -102,10 +102,10 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
         steps.append(
             Step(
                 id="sources",
-                what="get {} of {}".format(wanted.revision, wanted.repository),
+                what=f"get {wanted.revision} of {wanted.repository}",
                 why="its scripts are what training runs"
                 if not runtime.sources
-                else "{} is there".format(runtime.sources),
+                else f"{runtime.sources} is there",
                 commands=_clone(args),
                 action="get_sources",
                 role="runtime",
@@ -121,28 +121,24 @@ def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
     """Why the environment or the sources cannot be installed."""
     runtime, found = state.runtime, []
     if runtime.error and not runtime.made:
-        found.append("runtime_venv {}: cannot be used: {}".format(desired.runtime_venv, runtime.error))
+        found.append(f"runtime_venv {desired.runtime_venv}: cannot be used: {runtime.error}")
     elif not runtime.exists and not runtime.base and not state.assumed and not _comes(state, desired):
-        found.append(
-            "runtime_python {}: is not on the host, or does not start".format(desired.runtime_python)
-        )
+        found.append(f"runtime_python {desired.runtime_python}: is not on the host, or does not start")
     elif runtime.exists and not runtime.made and _why(runtime, desired.runtime_venv, wanted):
         found.append(
-            "runtime_venv {}: oeprov did not make it, and it lacks {}; install that there, or name a "
-            "directory "
-            "that is not there yet".format(desired.runtime_venv, ", ".join(map(bare, runtime.missing)))
+            f"runtime_venv {desired.runtime_venv}: oeprov did not make it, and it lacks "
+            f"{', '.join(map(bare, runtime.missing))}; install that there, or name a directory that is "
+            "not there yet"
         )
     if state.os.architecture not in ("", "x86_64"):
         found.append(
-            "{} is {}: {} is built for x86-64 only; flavor oe_runtime builds here".format(
-                families.title(state.os), state.os.architecture, wanted.title
-            )
+            f"{families.title(state.os)} is {state.os.architecture}: {wanted.title} is built for x86-64 "
+            "only; flavor oe_runtime builds here"
         )
     if desired.runtime_sources and not runtime.sources and not state.assumed:
         found.append(
-            "runtime_sources {}: has no {}; name a checkout of {}, or leave it out".format(
-                desired.runtime_sources, wanted.script, wanted.repository
-            )
+            f"runtime_sources {desired.runtime_sources}: has no {wanted.script}; name a checkout of "
+            f"{wanted.repository}, or leave it out"
         )
     return found
 
@@ -154,19 +150,19 @@ def _comes(state: State, desired: Desired) -> bool:
 
 def _why(runtime: Runtime, venv: str, wanted: Wanted) -> str:
     if not runtime.exists:
-        return "there is no Python environment at {}".format(venv)
-    if runtime.made and why_again(runtime):
-        return why_again(runtime)
+        return f"there is no Python environment at {venv}"
+    if runtime.made and remake_reason(runtime):
+        return remake_reason(runtime)
     if runtime.made and runtime.wheel != wanted.package:
         return "{} has {} instead".format(venv, runtime.wheel or "something else")
     if runtime.missing:
-        return "{} lacks {}".format(venv, ", ".join(map(bare, runtime.missing)))
+        return f"{venv} lacks {', '.join(map(bare, runtime.missing))}"
     return ""
 
 
 def _again(runtime: Runtime, package: str) -> bool:
     """The environment must be made again; otherwise pip adds what is missing."""
-    return not runtime.exists or bool(why_again(runtime)) or (runtime.made and runtime.wheel != package)
+    return not runtime.exists or bool(remake_reason(runtime)) or (runtime.made and runtime.wheel != package)
 
 
 def _commands(args: Dict[str, Any]) -> List[List[str]]:
@@ -182,9 +178,7 @@ def _commands(args: Dict[str, Any]) -> List[List[str]]:
             commands.append(["/bin/bash", "-ec", args["compile"]])
             continue
         given = [word for word in words if "=" in word and word.split("=")[0].isupper()]
-        package = args.get("wheel") or (
-            "<wheel of {}>".format(args["title"]) if args["build"] else args["package"]
-        )
+        package = args.get("wheel") or (f"<wheel of {args['title']}>" if args["build"] else args["package"])
         rest = [package if word == WHEEL else word for word in words if word not in given]
         commands.append((["env"] + given if given else []) + pip + rest)
     return commands
@@ -205,9 +199,9 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
     venv = args["venv"]
     before = observe(system, venv, args["requirements"], args["python"])
     if (before.exists or before.error) and not before.made:
-        raise CommandError("{}: oeprov did not make it".format(venv))
+        raise CommandError(f"{venv}: oeprov did not make it")
     if not _why(before, venv, Wanted(**{name: args[name] for name in Wanted._fields})):
-        return Applied(False, "{} has all that is needed".format(venv))
+        return Applied(False, f"{venv} has all that is needed")
     wheel = wheel_file(system, args["build"]) if args["build"] else ""
     # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
     write_stamp(system, venv, Stamp("", True, False))
@@ -224,7 +218,7 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
     write_stamp(system, venv, Stamp(args["package"], True, True))
     if wheel:
         shutil.rmtree(system.path(os.path.dirname(wheel)), ignore_errors=True)
-    return Applied(True, "installed {} in {}".format(args["title"], venv))
+    return Applied(True, f"installed {args['title']} in {venv}")
 
 
 def _get_sources(system: System, args: Dict[str, Any]) -> Applied:
@@ -233,7 +227,7 @@ def _get_sources(system: System, args: Dict[str, Any]) -> Applied:
     if system.read(mark).strip() == args["revision"]:
         return Applied(False, "the sources are there")
     if system.exists(into) and not system.exists(mark):
-        raise CommandError("{}: is there, and oeprov did not make it; move it away".format(into))
+        raise CommandError(f"{into}: is there, and oeprov did not make it; move it away")
     fresh = into + ".oeprov-new"  # leftovers of an interrupted run are useless
     system.check(["rm", "-rf", fresh])
     for argv in _clone(dict(args, into=fresh)):
@@ -241,7 +235,7 @@ def _get_sources(system: System, args: Dict[str, Any]) -> Applied:
     system.write(os.path.join(fresh, REVISION), args["revision"] + "\n")
     system.check(["rm", "-rf", into])
     system.check(["mv", fresh, into])
-    return Applied(True, "got {}".format(args["revision"]))
+    return Applied(True, f"got {args['revision']}")
 
 
 ACTIONS: Dict[str, Action] = {"install_foreign": _install, "get_sources": _get_sources}

@@ -75,7 +75,7 @@ def observe(system: System, whole: bool = True) -> Gpu:
 
 def _names(system: System, devices: List[str]) -> List[str]:
     """Models by the driver; empty without it."""
-    texts = [system.read("/proc/driver/nvidia/gpus/{}/information".format(name)) for name in devices]
+    texts = [system.read(f"/proc/driver/nvidia/gpus/{name}/information") for name in devices]
     models = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
     return [match.group(1).strip() for match in models if match]
 
@@ -86,7 +86,7 @@ def _installed(system: System, release: str = "") -> str:
     return found.out.strip() if found.ok else ""
 
 
-def concerned(state: State, desired: Desired) -> bool:
+def is_used(state: State, desired: Desired) -> bool:
     """The host is to train on its GPUs, and has some."""
     return platforms.get(desired.kind).has_gpus and bool(state.gpu.devices)
 
@@ -96,7 +96,7 @@ def source(state: State, desired: Desired) -> Tuple[Optional[GpuDriver], str]:
 
     If there is a choice, it is the last branch that supports the GPUs.
     """
-    family = families.of(state.os)
+    family = families.find(state.os)
     if family is None:
         return None, ""
     last = last_branch(state)
@@ -129,7 +129,7 @@ def fits(state: State, desired: Desired, version: str, least: str) -> bool:
 
 def changes(state: State, desired: Desired) -> bool:
     """Another driver is to be installed."""
-    if not desired.gpu_driver or not concerned(state, desired):
+    if not desired.gpu_driver or not is_used(state, desired):
         return False
     build = gpucheck.build(state, desired)
     there = state.gpu.installed or state.gpu.driver
@@ -146,7 +146,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     where, _ = source(state, desired)
     use = repositories.use(state.os, given, where.repositories if where else [])
     there = state.gpu.driver or state.gpu.installed
-    why = "version {} is there".format(there) if there else "no driver is there"
+    why = f"version {there} is there" if there else "no driver is there"
     if state.gpu.nouveau:
         why += "; nouveau drives the GPU, and a display on it ends with its programs"
     install = packages.install_command(state.os, names, use.options)
@@ -155,7 +155,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
         Step(
             id="gpu-driver",
             what="install NVIDIA driver " + (branch_of(state, desired) or desired.gpu_driver),
-            why="{} NVIDIA device(s), {}".format(len(state.gpu.devices), why),
+            why=f"{len(state.gpu.devices)} NVIDIA device(s), {why}",
             destroys=[NOUVEAU] if state.gpu.nouveau else [],
             commands=use.commands + refresh + streams + [install],
             action="install_gpu_driver",
@@ -218,14 +218,14 @@ def builds_modules(state: State, desired: Desired) -> bool:
 
 def arguments(state: State, desired: Desired) -> List[str]:
     """Kernel arguments that keep nouveau from the GPU."""
-    if not desired.gpu_driver or not concerned(state, desired):
+    if not desired.gpu_driver or not is_used(state, desired):
         return []
     return [word for word in _WITHOUT_NOUVEAU if state.gpu.nouveau or word in state.kernel.cmdline]
 
 
 def reboot_reasons(state: State, desired: Desired) -> List[str]:
     """Why the host must reboot for its driver."""
-    if not desired.gpu_driver or not concerned(state, desired):
+    if not desired.gpu_driver or not is_used(state, desired):
         return []
     found = []
     if state.gpu.nouveau:
@@ -233,15 +233,13 @@ def reboot_reasons(state: State, desired: Desired) -> List[str]:
     if state.gpu.driver and changes(state, desired):
         found.append("the loaded NVIDIA driver changes")
     elif state.gpu.driver and state.gpu.installed not in ("", state.gpu.driver):
-        found.append(
-            "NVIDIA driver {} is installed and {} loaded".format(state.gpu.installed, state.gpu.driver)
-        )
+        found.append(f"NVIDIA driver {state.gpu.installed} is installed and {state.gpu.driver} loaded")
     return found
 
 
 def after(state: State, desired: Desired) -> List[Step]:
     """Steps that load the driver without a reboot, keep it loaded, and test it."""
-    if not concerned(state, desired):
+    if not is_used(state, desired):
         return []
     coming = changes(state, desired) and packages_of(state, desired) is not None
     if not (coming or state.gpu.driver or (desired.gpu_driver and state.gpu.installed)):
@@ -275,7 +273,7 @@ class BundledDriver(NamedTuple):
 
 def kernel_packages(os: OsInfo) -> List[str]:
     """How the names of packages begin that a driver needs for one kernel."""
-    family = families.of(os)
+    family = families.find(os)
     return family.gpu.per_kernel if family else []
 
 
@@ -328,9 +326,9 @@ def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:
     for release in args["kernels"]:
         if not _installed(system, release):
             raise CommandError(
-                "the packages of the driver are installed, but kernel {0} has no module nvidia: if it is "
-                "built here, see /var/lib/dkms/nvidia/*/build/make.log; if its headers or modules are no "
-                "longer available, take a newer kernel (kernel_version: newest)".format(release)
+                f"the packages of the driver are installed, but kernel {release} has no module nvidia: if it "
+                "is built here, see /var/lib/dkms/nvidia/*/build/make.log; if its headers or modules are no "
+                "longer available, take a newer kernel (kernel_version: newest)"
             )
     return Applied(bool(installed), "installed " + ", ".join(installed) if installed else "all are installed")
 

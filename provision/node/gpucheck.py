@@ -97,7 +97,7 @@ def parse_smi(text: str) -> List[Smi]:
 def _bus(text: str) -> str:
     """00000000:3B:00.0, as nvidia-smi writes it → 0000:3b:00.0, as sysfs does."""
     domain, _, rest = text.strip().lower().partition(":")
-    return "{:04x}:{}".format(int(domain, 16), rest)
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def is_persistent(system: System) -> bool:
@@ -109,12 +109,12 @@ def python_of(state: State, desired: Desired) -> str:
     """Version of the environment's present or future Python; empty: unknown."""
     if state.runtime.exists and state.runtime.python:
         return state.runtime.python
-    return flavors.of(desired).framework(state, desired)[1]
+    return flavors.get(desired).framework(state, desired)[1]
 
 
 def bounds_of(state: State, desired: Desired) -> Optional[List[Tuple[str, cuda.Version]]]:
     """Version bounds of the TensorFlow for the GPUs; None without one."""
-    return cuda.clauses(flavors.of(desired).framework(state, desired)[0])
+    return cuda.clauses(flavors.get(desired).framework(state, desired)[0])
 
 
 def build(state: State, desired: Desired) -> Optional[cuda.Build]:
@@ -206,7 +206,7 @@ def _keep(system: System, args: Dict[str, Any]) -> Applied:
     off = [item.bus for item in ask(system) if not item.persistence]
     if off:
         raise CommandError(
-            "persistence mode is still off on {}: see journalctl -u {}".format(", ".join(off), UNIT_NAME)
+            f"persistence mode is still off on {', '.join(off)}: see journalctl -u {UNIT_NAME}"
         )
     return Applied(changed, "persistence mode is on, at the next boot too")
 
@@ -232,15 +232,14 @@ def _check(system: System, args: Dict[str, Any]) -> Applied:
     lost = [name for name in devices if name not in [item.bus for item in seen]]
     if lost:
         raise CommandError(
-            "nvidia-smi does not see {} of {} GPUs: {}; see dmesg (NVRM, Xid)".format(
-                len(lost), len(devices), ", ".join(lost)
-            )
+            f"nvidia-smi does not see {len(lost)} of {len(devices)} GPUs: {', '.join(lost)}; see dmesg "
+            "(NVRM, Xid)"
         )
     tensorflow = _train(system, args["python"], len(seen)) if args["python"] else ""
     changed = system.write(CHECKED, _key(seen[0].driver, tensorflow, devices) + "\n")
-    models = ", ".join("{} ({} MiB)".format(item.name, item.memory) for item in seen)
-    done = "TensorFlow {} trained a step on each".format(tensorflow) if tensorflow else "nvidia-smi sees all"
-    return Applied(changed, "{}: {}".format(models, done))
+    models = ", ".join(f"{item.name} ({item.memory} MiB)" for item in seen)
+    done = f"TensorFlow {tensorflow} trained a step on each" if tensorflow else "nvidia-smi sees all"
+    return Applied(changed, f"{models}: {done}")
 
 
 def _train(system: System, python: str, count: int) -> str:
@@ -252,7 +251,7 @@ def _train(system: System, python: str, count: int) -> str:
     found: Dict[str, Any] = json.loads(lines[-1].split(" ", 1)[1])
     problem = judge(found, count)
     if problem:
-        raise CommandError("TensorFlow {}: {}".format(found["tensorflow"], problem))
+        raise CommandError(f"TensorFlow {found['tensorflow']}: {problem}")
     named = system.run(
         [python, "-I", "-c", "import importlib.metadata as m; print(m.version('tensorflow'))"], timeout=60
     )
@@ -264,18 +263,18 @@ def judge(found: Dict[str, Any], count: int) -> str:
     steps = found["steps"]
     if len(steps) < count:
         return (
-            "it uses {} of {} GPUs: libraries of CUDA or cuDNN were not found, or not those that it was "
-            "built with".format(len(steps), count)
+            f"it uses {len(steps)} of {count} GPUs: libraries of CUDA or cuDNN were not found, or not those "
+            "that it was built with"
         )
     for number, item in enumerate(steps):
         losses = item["losses"]
         if "GPU" not in item["device"]:
-            return "the step for GPU {} ran on {}".format(number, item["device"])
+            return f"the step for GPU {number} ran on {item['device']}"
         # This catches NaN too.
         if not losses[-1] < losses[0]:
-            return "training on GPU {} does not learn: losses {}".format(number, losses)
+            return f"training on GPU {number} does not learn: losses {losses}"
     if found["sum"] != len(steps):
-        return "the sum over {} GPUs (NCCL) is {}".format(len(steps), found["sum"])
+        return f"the sum over {len(steps)} GPUs (NCCL) is {found['sum']}"
     return ""
 
 

@@ -28,9 +28,8 @@ def problems(state: State, desired: Desired) -> List[str]:
         newer = cuda.numbers(python)[:2] > cuda.numbers(cuda.BUILDS[-1].last_python)
         if there and not (newer and there[-1] == cuda.BUILDS[-1]):  # one newer than the table may have it
             found.append(
-                "TensorFlow {} has no build for Python {}: set runtime_python to a Python {} to {}".format(
-                    _span(there), python, there[0].first_python, there[-1].last_python
-                )
+                f"TensorFlow {_span(there)} has no build for Python {python}: set runtime_python to a Python "
+                f"{there[0].first_python} to {there[-1].last_python}"
             )
         return found
     return (
@@ -43,7 +42,7 @@ def problems(state: State, desired: Desired) -> List[str]:
 
 def _span(builds: List[cuda.Build]) -> str:
     first, last = builds[0].tensorflow, builds[-1].tensorflow
-    return first if first == last else "{} to {}".format(first, last)
+    return first if first == last else f"{first} to {last}"
 
 
 def _branch_problems(state: State, desired: Desired) -> List[str]:
@@ -51,22 +50,21 @@ def _branch_problems(state: State, desired: Desired) -> List[str]:
     where, newest = gpu.source(state, desired)
     if where is None or not desired.gpu_driver:
         return []
-    found, family = [], families.of(state.os)
+    found, family = [], families.find(state.os)
     if desired.gpu_driver.isdigit() and not where.proprietary.branch:
         found.append(
             "gpu_driver {}: {} has one driver branch only{}; use newest, or {}".format(
                 desired.gpu_driver,
                 family.name if family else "this system",
-                " ({})".format(newest) if newest else "",
+                f" ({newest})" if newest else "",
                 _vendor(state),
             )
         )
     branch, last = gpu.branch_of(state, desired), gpu.last_branch(state)
     if branch and last and int(branch) > int(last):
         found.append(
-            'gpu_driver {}: {} GPUs are driven up to branch {} only; set gpu_driver: "{}"'.format(
-                desired.gpu_driver, _ended(state, last), last, last
-            )
+            f"gpu_driver {desired.gpu_driver}: {_ended(state, last)} GPUs are driven up to branch {last} "
+            f'only; set gpu_driver: "{last}"'
         )
     return found
 
@@ -78,8 +76,9 @@ def _ended(state: State, last: str) -> str:
 def _vendor(state: State) -> str:
     """How to use NVIDIA's own repository."""
     name = state.os.id + state.os.version.replace(".", "")
-    return "NVIDIA's repository (its key in place, runtime_repositories: {{{}: {!r}}})".format(
-        gpu.REPOSITORY, _APT_LINE.format(name)
+    return (
+        f"NVIDIA's repository (its key in place, runtime_repositories: {{{gpu.REPOSITORY}: "
+        f"{_APT_LINE.format(name)!r}}})"
     )
 
 
@@ -103,16 +102,15 @@ def _driver(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     version = gpu.will_run(state, desired)
     if not version:
         return []
-    least, what = build.driver, "TensorFlow {} (CUDA {})".format(build.tensorflow, build.cuda)
+    least, what = build.driver, f"TensorFlow {build.tensorflow} (CUDA {build.cuda})"
     for item in cuda.architectures(state.gpu.ids):
         if cuda.numbers(item.driver) > cuda.numbers(least):
             least, what = item.driver, item.name + " GPUs"
     if _reaches(version, least):
         return []
     return [
-        "NVIDIA driver {} is too old for {}; the oldest for that is {}: {}".format(
-            version, what, least, _newer(state, desired, least, version)
-        )
+        f"NVIDIA driver {version} is too old for {what}; the oldest for that is {least}: "
+        f"{_newer(state, desired, least, version)}"
     ]
 
 
@@ -128,34 +126,33 @@ def _newer(state: State, desired: Desired, least: str, version: str) -> str:
     if last and not _reaches(last, least):
         fit = [item for item in cuda.BUILDS if _reaches(last, item.driver)]
         return (
-            "{} GPUs have no newer driver; the newest TensorFlow for them is {}, on Python {} to {}".format(
-                _ended(state, last), fit[-1].tensorflow, fit[-1].first_python, fit[-1].last_python
-            )
+            f"{_ended(state, last)} GPUs have no newer driver; the newest TensorFlow for them is "
+            f"{fit[-1].tensorflow}, on Python {fit[-1].first_python} to {fit[-1].last_python}"
         )
     if where is not None and newest and not _reaches(newest, least):
-        family = families.of(state.os)
+        family = families.find(state.os)
         if state.os.package_manager == "apt":
             return "{}'s own is of branch {}; take {} and gpu_driver: newest".format(
                 family.name if family else "this system", newest, _vendor(state)
             )
-        return "{} has none newer than branch {}; take a newer release of the system".format(
-            families.title(state.os), newest
+        return (
+            f"{families.title(state.os)} has none newer than branch {newest}; take a newer release of the "
+            "system"
         )
     bounds = gpucheck.bounds_of(state, desired) or []
     fit = cuda.candidates(bounds, gpucheck.python_of(state, desired))
     usable = [item for item in fit if _reaches(version, item.driver) and item.driver != least]
     if any(cuda.numbers(item.driver) > cuda.numbers(version) for item in cuda.architectures(state.gpu.ids)):
         usable = []  # it is the GPU that the driver does not know
-    other = ", or TensorFlow {}".format(usable[-1].tensorflow) if usable else ""
+    other = f", or TensorFlow {usable[-1].tensorflow}" if usable else ""
     return "set gpu_driver: newest" + other
 
 
 def _architecture(state: State, build: cuda.Build) -> List[str]:
     """GPUs newer than this CUDA; within a major version its code is compiled for them at first use."""
     return [
-        "TensorFlow {} uses CUDA {}, without code for {} GPUs (from CUDA {} on): take {} or newer".format(
-            build.tensorflow, build.cuda, item.name, item.cuda, _first_for(item)
-        )
+        f"TensorFlow {build.tensorflow} uses CUDA {build.cuda}, without code for {item.name} GPUs (from CUDA "
+        f"{item.cuda} on): take {_first_for(item)} or newer"
         for item in cuda.architectures(state.gpu.ids)
         if cuda.numbers(item.cuda)[0] > cuda.numbers(build.cuda)[0]
     ]
@@ -171,7 +168,7 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
     coming = any(name.startswith(cuda.PACKAGES) for name in desired.runtime_packages)
     if build.wheels or build.cuda in state.gpu.toolkits or coming:
         return []
-    family = families.of(state.os)
+    family = families.find(state.os)
     return [
         "TensorFlow {} has no wheels of CUDA: CUDA {} must be in /usr/local/cuda-{} with cuDNN {}: "
         "runtime_packages: [cuda-libraries-{}, libcudnn{}], from {}".format(
@@ -188,17 +185,16 @@ def _libraries(state: State, desired: Desired, build: cuda.Build) -> List[str]:
 
 def notes(state: State, desired: Desired) -> List[str]:
     """Notes on GPUs that cannot be used, or not at once."""
-    if not gpu.concerned(state, desired):
+    if not gpu.is_used(state, desired):
         return []
     found = []
     if not desired.gpu_driver and not state.gpu.driver:
         why = "nouveau drives the GPU" if state.gpu.nouveau else "no NVIDIA driver is loaded"
-        found.append("{} and gpu_driver is keep: training would run on the CPUs".format(why))
+        found.append(f"{why} and gpu_driver is keep: training would run on the CPUs")
     elif not desired.gpu_driver and state.gpu.installed not in ("", state.gpu.driver):
         found.append(
-            "NVIDIA driver {} is installed and {} loaded: CUDA fails until the host is rebooted".format(
-                state.gpu.installed, state.gpu.driver
-            )
+            f"NVIDIA driver {state.gpu.installed} is installed and {state.gpu.driver} loaded: CUDA fails "
+            "until the host is rebooted"
         )
     build = gpucheck.build(state, desired)
     for item in cuda.architectures(state.gpu.ids) if build else []:

@@ -42,7 +42,7 @@ def _exactly(manager: str, name: str, version: str) -> str:
     """The package of a version, or of any version if only the branch is known."""
     if "." not in version:
         return name
-    return "{}={}*".format(name, version) if manager == "apt" else "{}-{}".format(name, version)
+    return f"{name}={version}*" if manager == "apt" else f"{name}-{version}"
 
 
 def plan(state: State, desired: Desired, where: GpuDriver, driver: str) -> List[Step]:
@@ -59,13 +59,13 @@ def plan(state: State, desired: Desired, where: GpuDriver, driver: str) -> List[
     use = repositories.use(state.os, packages.given(desired), where.repositories)
     install = packages.install_command(state.os, [_exactly(manager, name, driver)], use.options)
     start = ["systemctl", "enable", "--now", SERVICE]
-    there = "{} is there".format(gpu.fabric) if gpu.fabric else "it is not installed"
+    there = f"{gpu.fabric} is there" if gpu.fabric else "it is not installed"
     return [
         Step(
             id="gpu-fabric",
             what="start nvidia-fabricmanager"
             if right
-            else "install nvidia-fabricmanager of driver {} and start it".format(driver),
+            else f"install nvidia-fabricmanager of driver {driver} and start it",
             why="CUDA does not start behind {} NVSwitches without it; {}".format(
                 gpu.switches, "it does not run" if right else there
             ),
@@ -82,11 +82,11 @@ def notes(state: State, desired: Desired, where: GpuDriver, driver: str) -> List
     gpu = state.gpu
     if not gpu.switches or not driver or gpu.fabric == driver:
         return []
-    said = "{} NVSwitch(es): CUDA needs nvidia-fabricmanager {} with them".format(gpu.switches, driver)
+    said = f"{gpu.switches} NVSwitch(es): CUDA needs nvidia-fabricmanager {driver} with them"
     if not desired.gpu_fabric_manager:
-        return ["{}, and gpu_fabric_manager is false".format(said)]
+        return [f"{said}, and gpu_fabric_manager is false"]
     if not where.fabric:
-        return ["{}, of which {} has no package".format(said, families.title(state.os))]
+        return [f"{said}, of which {families.title(state.os)} has no package"]
     return []
 
 
@@ -100,8 +100,8 @@ def _run(system: System, args: Dict[str, Any]) -> Applied:
     system.check(["systemctl", "enable", "--quiet", SERVICE])
     system.check(["systemctl", "start" if there == driver else "restart", SERVICE], timeout=600)
     if not system.run(["systemctl", "is-active", "--quiet", SERVICE]).ok:
-        raise CommandError("{0} does not stay up: see journalctl -u {0}".format(SERVICE))
-    return Applied(True, "nvidia-fabricmanager {} runs, at the next boot too".format(driver))
+        raise CommandError(f"{SERVICE} does not stay up: see journalctl -u {SERVICE}")
+    return Applied(True, f"nvidia-fabricmanager {driver} runs, at the next boot too")
 
 
 def _install(system: System, args: Dict[str, Any], driver: str) -> None:
@@ -115,14 +115,13 @@ def _install(system: System, args: Dict[str, Any], driver: str) -> None:
     result = packages.run_install(system, manager, command, use.options)
     if not result.ok:
         raise CommandError(
-            "{}: it must have exactly the driver's version, {}: if no repository has that, update the driver "
-            "(gpu_driver: newest)".format(packages.first_errors(result), driver)
+            f"{packages.first_errors(result)}: it must have exactly the driver's version, {driver}: if no "
+            "repository has that, update the driver (gpu_driver: newest)"
         )
     if _version(system) != driver:
         raise CommandError(
-            "{} said that it installed {} {}, but {} --version says {!r}".format(
-                manager, name, driver, _PROGRAM, _version(system)
-            )
+            f"{manager} said that it installed {name} {driver}, but {_PROGRAM} --version says "
+            f"{_version(system)!r}"
         )
 
 

@@ -49,7 +49,7 @@ def assignments(files: Dict[str, str], name: str) -> List[Assignment]:
 def unreadable(files: Dict[str, str]) -> List[str]:
     """Places (file:line) that set kernel arguments so that oeprov cannot edit them: over two lines, say."""
     return [
-        "{}:{}".format(path, number + 1)
+        f"{path}:{number + 1}"
         for path, text in files.items()
         for number, line in enumerate(text.splitlines())
         if _STARTS.match(line) and (not _LINE.match(line) or line.rstrip().endswith("\\"))
@@ -137,7 +137,7 @@ def default_of(files: Dict[str, str]) -> str:
 def quoting_problems(words: List[str]) -> List[str]:
     """Arguments with characters that GRUB or the shell would interpret."""
     return [
-        "kernel argument {!r}: GRUB would need it quoted; write it into {} by hand".format(word, DEFAULTS)
+        f"kernel argument {word!r}: GRUB would need it quoted; write it into {DEFAULTS} by hand"
         for word in words
         if not _PLAIN.fullmatch(word)
     ]

@@ -53,7 +53,7 @@ def observe_health(system: System, ports: List[int], services: List[str], places
     names = system.list(_BUS)
     found = modules.observe(system)
     regions = [name for name in names if re.match(r"region\d+$", name)]
-    bad = {name: devices.bad_blocks(system.read("{}/{}/badblocks".format(_BUS, name))) for name in regions}
+    bad = {name: devices.bad_blocks(system.read(f"{_BUS}/{name}/badblocks")) for name in regions}
     taken = {str(number): port.holder(system, number) for number in ports}
     on, lets_in = observe_firewall(system, ports)
     return Health(
@@ -126,7 +126,7 @@ def _firewalld(system: System, number: int) -> bool:
     ]
     for zone in zones:
         ask = ["firewall-cmd", "--zone=" + zone]
-        if zone == "trusted" or system.run(ask + ["--query-port={}/tcp".format(number)]).ok:
+        if zone == "trusted" or system.run(ask + [f"--query-port={number}/tcp"]).ok:
             return True
         if system.run(ask + ["--list-rich-rules"]).out.strip():
             return True
@@ -159,5 +159,5 @@ def main(wanted: Dict[str, Any]) -> None:
         health = observe_health(system, wanted["ports"], wanted["services"], _places(desired, state))
         answer: Dict[str, Any] = {"state": state.to_dict(), "health": health.to_dict()}
     except Exception as error:
-        answer = {"error": "{}: {}".format(type(error).__name__, error)}
+        answer = {"error": f"{type(error).__name__}: {error}"}
     sys.stdout.write("\n" + MARKER + json.dumps(answer) + "\n")

@@ -28,9 +28,9 @@ def observe_users(system: System, where: str) -> List[str]:
     below = where.rstrip("/") + "/"
     for pid in sorted((name for name in system.list("/proc") if name.isdigit()), key=int):
         base = "/proc/" + pid
-        links = [system.link("{}/{}".format(base, name)) for name in ("cwd", "root", "exe")]
+        links = [system.link(f"{base}/{name}") for name in ("cwd", "root", "exe")]
         links += [
-            system.link("{}/fd/{}".format(base, name))
+            system.link(f"{base}/fd/{name}")
             for name in system.list(base + "/fd")  # empty if the process has just ended
         ]
         open_there = any(link == where or link.startswith(below) for link in links)
@@ -47,7 +47,7 @@ def unmounted_by(steps: List[Step]) -> List[str]:
 def describe(users: List[str]) -> str:
     """At most five processes, in words: 812 (python3), 900 (sh)."""
     shown = ["{} ({})".format(*item.split(" ", 1)) for item in users[:5]]
-    more = ["and {} more".format(len(users) - 5)] if len(users) > 5 else []
+    more = [f"and {len(users) - 5} more"] if len(users) > 5 else []
     return ", ".join(shown + more)
 
 
@@ -56,8 +56,8 @@ def problems(state: State, steps: List[Step]) -> List[str]:
     found = []
     if any(step.disturbs for step in steps):
         found = [
-            "training job {0} runs on this host and would lose its memory or files; stop it first: "
-            "oeprov stop {0}".format(job)
+            f"training job {job} runs on this host and would lose its memory or files; stop it first: "
+            f"oeprov stop {job}"
             for job in state.jobs
         ]
     users: Dict[str, List[str]] = {
@@ -66,7 +66,7 @@ def problems(state: State, steps: List[Step]) -> List[str]:
     # A job's own processes are named by the job already.
     if not found:
         found += [
-            "{} is in use and cannot be unmounted: process {}; stop it first".format(where, describe(items))
+            f"{where} is in use and cannot be unmounted: process {describe(items)}; stop it first"
             for where, items in users.items()
         ]
     return found

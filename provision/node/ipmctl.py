@@ -11,7 +11,7 @@ from .step import Action, Applied, Desired, Part, Step
 
 BROKEN = "02.00.00.3809"  # accepts goals and never applies them
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_LOSES = 0.05  # modules reserve a little: so much Inaccessible is normal
+_LOSES = 0.05  # share of the capacity that modules reserve, and report as Inaccessible
 _MEMORY_MODE = "memorymode=100"
 _APP_DIRECT = "persistentmemorytype=appdirect"
 _KINDS = {_MEMORY_MODE: "memorymode", _APP_DIRECT: "appdirect"}
@@ -95,7 +95,7 @@ def needs_app_direct(state: State) -> bool:
 def problems(state: State) -> List[str]:
     """Why goals cannot be trusted on this host."""
     if state.dimms.ipmctl == BROKEN:
-        return ["ipmctl {} accepts goals but does not apply them; install another version".format(BROKEN)]
+        return [f"ipmctl {BROKEN} accepts goals but does not apply them; install another version"]
     return []
 
 
@@ -117,12 +117,13 @@ def _not_applied(state: State, argument: str) -> List[str]:
     dimms = state.dimms
     if dimms.goals or not owned.goal_of_earlier_boot(state.owned, argument, state.boot_id):
         return []
-    words = "the goal {} was set before the last boot and had no effect: {} of {} are Inaccessible".format(
-        argument, human(dimms.inaccessible), human(dimms.physical)
+    words = (
+        f"the goal {argument} was set before the last boot and had no effect: {human(dimms.inaccessible)} of "
+        f"{human(dimms.physical)} are Inaccessible"
     )
     return [
-        "{}; a firmware fixed to 1LM or App Direct does this: change its memory setting, then remove the "
-        "line goal:{}:… from {} and run this again".format(words, argument, owned.PATH)
+        f"{words}; a firmware fixed to 1LM or App Direct does this: change its memory setting, then remove "
+        f"the line goal:{argument}:… from {owned.PATH} and run this again"
     ]
 
 
@@ -169,10 +170,9 @@ def plan_memory(state: State, desired: Desired) -> Part:
         found = problems(state)
         if mostly_inaccessible(state.dimms):
             found.append(
-                "memory mode is on, but {} of {} are Inaccessible: not all modules took the goal; see "
-                "`ipmctl show -memoryresources` and `ipmctl show -dimm`".format(
-                    human(state.dimms.inaccessible), human(state.dimms.physical)
-                )
+                f"memory mode is on, but {human(state.dimms.inaccessible)} of {human(state.dimms.physical)} "
+                "are Inaccessible: not all modules took the goal; see `ipmctl show -memoryresources` and "
+                "`ipmctl show -dimm`"
             )
         return Part(before=before, problems=found)
     if state.dimms.goals and set(state.dimms.goals) == {"memorymode"}:
@@ -202,7 +202,7 @@ def predicted(state: State) -> State:
     """The state after an App Direct goal was applied: one empty region per socket."""
     count = len(state.dimms.sockets) or 1
     size = state.dimms.physical // count
-    regions = [Region("region{}".format(item), size=size, available=size) for item in range(count)]
+    regions = [Region(f"region{item}", size=size, available=size) for item in range(count)]
     # Modules reserve a little, and regions are whole GiB.
     regions = [item._replace(size=item.size >> 30 << 30) for item in regions]
     return state._replace(regions=regions)
@@ -236,7 +236,7 @@ def _create_goal(system: System, args: Dict[str, Any]) -> Applied:
     wanted = _KINDS[argument]
     version = parse_version(system.check(["ipmctl", "version"]))
     if version == BROKEN:
-        raise CommandError("ipmctl {} accepts goals but does not apply them".format(BROKEN))
+        raise CommandError(f"ipmctl {BROKEN} accepts goals but does not apply them")
     sockets = parse_sockets(system.check(["ipmctl", "show", "-d", "SocketID", "-dimm"]))
     before = _goals(system)
     changed = False
@@ -255,15 +255,15 @@ def _create_goal(system: System, args: Dict[str, Any]) -> Applied:
     old = [word for word in owned.observe(system) if word.startswith("goal:")]
     boot_id = system.read("/proc/sys/kernel/random/boot_id").strip()
     owned.change(system, [owned.goal(argument, boot_id)], old)
-    return Applied(changed, "{} sockets wait for a boot with {}".format(len(goals), wanted))
+    return Applied(changed, f"{len(goals)} sockets wait for a boot with {wanted}")
 
 
 def _explain_failure(code: int, said: str) -> str:
     if code == _NO_USABLE or re.search(r"\bError[: (]*18\b", said):
         return (
-            "{}; error 18 means that no module is usable: it is not managed, is broken, or is in the wrong "
-            "slot. `ipmctl show -topology` and `ipmctl show -dimm` show which (LockState, HealthState, "
-            "DeviceLocator); repair that, the modules' data stays".format(said)
+            f"{said}; error 18 means that no module is usable: it is not managed, is broken, or is in the "
+            "wrong slot. `ipmctl show -topology` and `ipmctl show -dimm` show which (LockState, "
+            "HealthState, DeviceLocator); repair that, the modules' data stays"
         )
     return said
 
@@ -274,7 +274,7 @@ def _delete_goal(system: System, args: Dict[str, Any]) -> Applied:
     system.check(["ipmctl", "delete", "-f", "-goal"], timeout=600)
     left = _goals(system)
     if left:
-        raise CommandError("ipmctl deleted the goals, yet {} are waiting".format(", ".join(left)))
+        raise CommandError(f"ipmctl deleted the goals, yet {', '.join(left)} are waiting")
     words = [word for word in owned.observe(system) if word.startswith("goal:")]
     owned.change(system, [], words)
     return Applied(True, "no goal is waiting")

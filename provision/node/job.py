@@ -93,9 +93,9 @@ def _check_place(system: System, args: Dict[str, Any]) -> None:
     for item in args["units"]:
         for path in item["needs"]:
             if not system.exists(path):
-                raise CommandError("{} is missing; run: oeprov bootstrap".format(path))
+                raise CommandError(f"{path} is missing; run: oeprov bootstrap")
         if item["mount"] and not os.path.ismount(system.path(item["mount"])):
-            raise CommandError("{} is not mounted; run: oeprov bootstrap".format(item["mount"]))
+            raise CommandError(f"{item['mount']} is not mounted; run: oeprov bootstrap")
     mounts = {item["mount"] for item in args["units"] if item["mount"]}
     jobs, mine = os.path.split(args["directory"])
     for job in system.list(jobs) if mounts else []:
@@ -108,9 +108,8 @@ def _check_place(system: System, args: Dict[str, Any]) -> None:
         for item in others:
             if found[item["unit"]].up:
                 raise CommandError(
-                    "job {} runs on {} already ({}); stop it first: oeprov stop {}".format(
-                        job, item["mount"], item["name"], job
-                    )
+                    f"job {job} runs on {item['mount']} already ({item['name']}); stop it first: oeprov stop "
+                    f"{job}"
                 )
 
 
@@ -127,7 +126,7 @@ def _check_port(system: System, item: Dict[str, Any]) -> None:
                 item["name"],
                 item["port"],
                 item["address"],
-                "{} listens there".format(who) if who else why,
+                f"{who} listens there" if who else why,
                 "oeprov stop " + ours.group(1) if ours else "free it",
             )
         )
@@ -161,9 +160,7 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
                 again = True
         elif not begun.ok:
             unit = systemd.show(system, [item["unit"]])[item["unit"]]
-            raise CommandError(
-                "{} did not start: {}".format(item["name"], systemd.how_it_ended(system, unit))
-            )
+            raise CommandError(f"{item['name']} did not start: {systemd.how_it_ended(system, unit)}")
     if again:
         system.check(["systemctl", "daemon-reload"])
     return servers
@@ -181,11 +178,9 @@ def _wait_ready(
             pass
         unit = systemd.show(system, [item["unit"]])[item["unit"]]
         if not unit.up or unit.restarts or unit.failing:
-            raise CommandError(
-                "{} did not start: {}".format(item["name"], systemd.how_it_ended(system, unit))
-            )
+            raise CommandError(f"{item['name']} did not start: {systemd.how_it_ended(system, unit)}")
         if system.read(STOPPING) == os.path.basename(os.path.dirname(os.path.dirname(path))):
-            raise CommandError("{} was stopped before it was ready".format(item["name"]))
+            raise CommandError(f"{item['name']} was stopped before it was ready")
         if time.time() > deadline:
             said = systemd.last_words(systemd.journal(system, unit.name, 20, manager=False))
             raise CommandError(
@@ -271,7 +266,7 @@ def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         found = systemd.show(system, [item["unit"] for item in args["servers"]])
         for item in args["servers"]:
             if found[item["unit"]].up:
-                raise CommandError("{} still runs".format(item["name"]))
+                raise CommandError(f"{item['name']} still runs")
         for item in args["servers"]:
             jobfiles.remove_scratch(system, args["directory"], dict(item, directories=[item["pools"]]))
     return {}
@@ -289,7 +284,7 @@ def remove(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         found = systemd.show(system, [item["unit"] for item in items])
         for item in items:
             if found[item["unit"]].up or found[item["unit"]].ending:
-                raise CommandError("{} still runs".format(item["name"]))
+                raise CommandError(f"{item['name']} still runs")
         _forget(system, directory, items, True)
         jobfiles.remove(system, directory)
     return {}
@@ -334,7 +329,7 @@ def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 def send(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """Signal the main process of one unit: ``directory`` of the job, ``name`` and ``signal`` (SIGTERM)."""
     job = os.path.basename(args["directory"])
-    unit = "oeprov-{}-{}.service".format(job, args["name"])
+    unit = f"oeprov-{job}-{args['name']}.service"
     system.check(["systemctl", "kill", "--kill-who=main", "--signal=" + args["signal"], unit])
     return {}
 

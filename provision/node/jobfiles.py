@@ -55,7 +55,7 @@ def _make(system: System, path: str, mode: int, uid: int, gid: int) -> None:
     try:
         os.makedirs(system.path(path), 0o755, exist_ok=True)
     except OSError as error:
-        raise CommandError("{}: {}".format(path, error.strerror))
+        raise CommandError(f"{path}: {error.strerror}")
     _own(system, path, mode, uid, gid)
 
 
@@ -64,7 +64,7 @@ def _own(system: System, path: str, mode: int, uid: int, gid: int) -> None:
         os.chown(system.path(path), uid, gid)
         os.chmod(system.path(path), mode)
     except OSError as error:
-        raise CommandError("{}: {}".format(path, error.strerror))
+        raise CommandError(f"{path}: {error.strerror}")
 
 
 def record(system: System, directory: str, units: List[Dict[str, Any]]) -> None:
@@ -110,13 +110,13 @@ def forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bo
 def remove(system: System, directory: str) -> None:
     """Remove the directory of a job with its run; CommandError for any other directory."""
     if os.path.dirname(directory) != os.path.join(HOME, "jobs") or not os.path.basename(directory):
-        raise CommandError("{} is no job's directory".format(directory))
+        raise CommandError(f"{directory} is no job's directory")
     try:
         shutil.rmtree(system.path(directory))
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise CommandError("{}: {}".format(error.filename, error.strerror))
+        raise CommandError(f"{error.filename}: {error.strerror}")
 
 
 def remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None:

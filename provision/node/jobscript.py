@@ -72,7 +72,7 @@ def _keep(system: System, path: str, digest: str, archive: bytes) -> None:
             os.fsync(file.fileno())
         os.rename(temporary, system.path(path))
     except OSError as error:
-        raise CommandError("{}: {}".format(path, error.strerror))
+        raise CommandError(f"{path}: {error.strerror}")
 
 
 def unpack(system: System, directory: str, user: str, digest: str) -> None:
@@ -82,7 +82,7 @@ def unpack(system: System, directory: str, user: str, digest: str) -> None:
         return
     archive = archive_path(digest)
     if not system.exists(archive):
-        raise CommandError("{} is missing: launch the job again".format(archive))
+        raise CommandError(f"{archive} is missing: launch the job again")
     uid, gid = jobfiles.ensure_user(system, user)
     real = system.path(there)
     try:
@@ -130,7 +130,7 @@ def _make(system: System, wanted: Dict[str, Any], user: str) -> bool:
         _fill(system, wanted, sites, user)
     except OSError as error:
         shutil.rmtree(real, ignore_errors=True)
-        raise CommandError("{}: {}".format(error.filename or path, error.strerror))
+        raise CommandError(f"{error.filename or path}: {error.strerror}")
     except CommandError:
         shutil.rmtree(real, ignore_errors=True)
         raise
@@ -145,7 +145,7 @@ def _fill(system: System, wanted: Dict[str, Any], sites: List[str], user: str) -
         raise CommandError("no environment for the script's packages could be made: " + done.explain())
     (own,) = glob.glob(system.path(os.path.join(path, "lib", "python*", "site-packages")))
     # What the runtime has comes after what the script brings; pip leaves it alone.
-    lines = ["import site; site.addsitedir({!r})\n".format(site) for site in sites]
+    lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
     with open(os.path.join(own, "oeprov-runtime.pth"), "w") as file:
         file.writelines(lines)
     for name, text in wanted["files"].items():

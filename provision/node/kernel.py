@@ -201,7 +201,7 @@ def reboot_step(
     if trial:
         what = "boot {} once on trial".format(release or "the new kernel")
         if not new:
-            what = "boot once on trial: {}".format(bootloader.describe(add, remove))
+            what = f"boot once on trial: {bootloader.describe(add, remove)}"
         words = " ".join(["<entry of {}>".format(release or "the new kernel")] + bootloader.signed(change))
         commands.append(["write", bootloader.trial_path(state.bootloader), words])
         commands.append([bootloader.tool(state.bootloader, "reboot"), "oeprov-trial"])
@@ -251,13 +251,11 @@ def problems(state: State, desired: Desired) -> List[str]:
         found += _source_problems(state, desired) + _signature_problems(state, desired)
     if desired.kernel_repository_url and desired.kernel_version and state.os.package_manager == "apt":
         found.append(
-            "kernel_repository_url is for EL hosts; on {} add the repository to /etc/apt/sources.list.d "
-            "yourself".format(state.os.id)
+            f"kernel_repository_url is for EL hosts; on {state.os.id} add the repository to "
+            "/etc/apt/sources.list.d yourself"
         )
     if needs_boot(state, desired) and not state.bootloader.kind:
-        found.append(
-            "there is no {}: oeprov boots another kernel through GRUB only".format(grubdefaults.DEFAULTS)
-        )
+        found.append(f"there is no {grubdefaults.DEFAULTS}: oeprov boots another kernel through GRUB only")
     if needs_install(state, desired):
         problem = room_problem(state.kernel.boot_free, state.kernel.boot_need, state.kernel.installed)
         found += [problem] if problem else []
@@ -268,21 +266,20 @@ def problems(state: State, desired: Desired) -> List[str]:
 
 def _source_problems(state: State, desired: Desired) -> List[str]:
     """Why the wanted source has no kernels for this system."""
-    family, source = families.of(state.os), desired.kernel_source
+    family, source = families.find(state.os), desired.kernel_source
     if family is None:
         return []
     if source not in family.kernels:
         return [
-            "kernel_source {}: ELRepo is for EL hosts, this is {}; use one of: {}".format(
-                source, families.title(state.os), ", ".join(family.kernels)
-            )
+            f"kernel_source {source}: ELRepo is for EL hosts, this is {families.title(state.os)}; use one "
+            f"of: {', '.join(family.kernels)}"
         ]
     archived = family.kernels[source].archived
     mirrors = kernelinstall.given(desired.kernel_repository_url, "", desired.runtime_repositories)
     if archived and kernelinstall.KERNEL not in mirrors and needs_install(state, desired):
         return [
-            "kernel_source {}: {} has archived its kernels for {}; set kernel_repository_url to a mirror "
-            "of the archive, such as {}".format(source, archived, family.name, family.kernels[source].mirror)
+            f"kernel_source {source}: {archived} has archived its kernels for {family.name}; set "
+            f"kernel_repository_url to a mirror of the archive, such as {family.kernels[source].mirror}"
         ]
     return []
 
@@ -309,21 +306,19 @@ def notes(state: State, desired: Desired) -> List[str]:
     found = []
     if desired.kernel_version == "newest" and not state.kernel.available and not needs_boot(state, desired):
         found.append(
-            "kernel_version is newest, but no package list is available: kernel {} stays".format(
-                state.kernel.running
-            )
+            f"kernel_version is newest, but no package list is available: kernel {state.kernel.running} stays"
         )
     if state.kernel.secure_boot and needs_install(state, desired) and desired.kernel_repository_url:
         found.append(
-            "Secure Boot is on: a kernel of {} must be signed with a key that this machine knows; before the "
-            "boot oeprov only checks that it has a signature".format(desired.kernel_repository_url)
+            f"Secure Boot is on: a kernel of {desired.kernel_repository_url} must be signed with a key that "
+            "this machine knows; before the boot oeprov only checks that it has a signature"
         )
     need = _needed(state, desired)
     release = boots(state, desired)
     if need and needs_install(state, desired) and _is_backported(release) and series(release) < need.since:
         found.append(
-            "kernel {} may have {} as a vendor backport; oeprov checks this after installation, before the "
-            "boot".format(release, need.name)
+            f"kernel {release} may have {need.name} as a vendor backport; oeprov checks this after "
+            "installation, before the boot"
         )
     return found + (tried_again(state, desired, release) if needs_boot(state, desired) else [])
 
@@ -351,16 +346,14 @@ def _lacking(release: str, state: State, desired: Desired) -> List[str]:
         missing = [option for option in required_options(state, desired) if option not in config]
         return [
             "kernel {} was built without {}, which {} needs; set kernel_version: newest or a "
-            "release{}".format(
-                release, option, desired.pmem_mode, " from {} on".format(since) if since else ""
-            )
+            "release{}".format(release, option, desired.pmem_mode, f" from {since} on" if since else "")
             for option in missing
         ]
     if need is None or series(release) >= need.since or _is_backported(release):
         return []
     return [
-        "kernel {} is too old for {} on {} (needs {} or newer); set kernel_version: newest or a "
-        "release".format(release, desired.pmem_mode, desired.kind, since)
+        f"kernel {release} is too old for {desired.pmem_mode} on {desired.kind} (needs {since} or newer); "
+        "set kernel_version: newest or a release"
     ]
 
 
@@ -375,9 +368,10 @@ def trial_problems(state: State) -> List[str]:
     without = "set kernel_trial_boot: false to do without the trial"
     if not loader.grubenv_on:
         return [
-            "{0} cannot tell what /boot/grub*/grubenv lies on, so GRUB may be unable to clear a one-time "
-            "entry; run {0} --target=fs on it, which says why, or {1}".format(
-                bootloader.tool(loader, "probe"), without
+            (
+                f"{bootloader.tool(loader, 'probe')} cannot tell what /boot/grub*/grubenv lies on, so GRUB "
+                f"may be unable to clear a one-time entry; run {bootloader.tool(loader, 'probe')} "
+                f"--target=fs on it, which says why, or {without}"
             )
         ]
     if loader.grubenv_on == "cryptodisk":
@@ -386,10 +380,9 @@ def trial_problems(state: State) -> List[str]:
             "without you; " + without
         ]
     return [
-        "/boot/grub*/grubenv lies on {}, where GRUB cannot clear a one-time entry: a trial boot that "
-        "panics would be repeated for ever; put /boot on a plain ext4 or xfs partition, or {}".format(
-            _UNWRITABLE.get(loader.grubenv_on, loader.grubenv_on), without
-        )
+        f"/boot/grub*/grubenv lies on {_UNWRITABLE.get(loader.grubenv_on, loader.grubenv_on)}, where GRUB "
+        "cannot clear a one-time entry: a trial boot that panics would be repeated for ever; put /boot on a "
+        f"plain ext4 or xfs partition, or {without}"
     ]
 
 
@@ -409,11 +402,7 @@ def failed_before(state: State, desired: Desired, what: str) -> List[str]:
     failure = _failure(state, what)
     if not failure or desired.retry_trials:
         return []
-    return [
-        "{}; to try again, add --retry-trials (or remove its line from {} on the host)".format(
-            failure, FAILED
-        )
-    ]
+    return [f"{failure}; to try again, add --retry-trials (or remove its line from {FAILED} on the host)"]
 
 
 def tried_again(state: State, desired: Desired, what: str) -> List[str]:
@@ -425,7 +414,7 @@ def tried_again(state: State, desired: Desired, what: str) -> List[str]:
 def _set_default_kernel(system: System, args: Dict[str, Any]) -> Applied:
     release = args["release"] or running_release(system)
     changed = bootloader.set_default(system, release)
-    return Applied(changed, "an ordinary boot starts {}".format(release))
+    return Applied(changed, f"an ordinary boot starts {release}")
 
 
 ACTIONS: Dict[str, Action] = {

@@ -41,7 +41,7 @@ def running_release(system: System) -> str:
 
 def initial_ramdisks(release: str) -> List[str]:
     """Names in /boot that a kernel's initial ramdisk may have."""
-    return ["initrd.img-" + release, "initramfs-{}.img".format(release), "initrd-" + release]
+    return ["initrd.img-" + release, f"initramfs-{release}.img", "initrd-" + release]
 
 
 def installed_releases(system: System) -> List[str]:
@@ -55,7 +55,7 @@ def installed_releases(system: System) -> List[str]:
 
 def meta_package(os: OsInfo) -> str:
     """The package that depends on the distribution's newest kernel; empty for unknown systems."""
-    family = families.of(os)
+    family = families.find(os)
     return "" if family is None else _filled(family.kernels["distribution"].newest, os, "")
 
 
@@ -84,7 +84,7 @@ def given(kernel_url: str, archive_url: str, others: Dict[str, str]) -> Dict[str
 
 
 def _source(os: OsInfo, name: str) -> Optional[KernelSource]:
-    family = families.of(os)
+    family = families.find(os)
     return None if family is None else family.kernels.get(name, family.kernels["distribution"])
 
 
@@ -158,8 +158,8 @@ def room_problem(free: int, need: int, installed: List[str]) -> str:
     if free >= need:
         return ""
     return (
-        "/boot has {} MiB free and another kernel needs about {} MiB: remove one that is no longer used "
-        "(installed: {})".format(free >> 20, (need >> 20) + 1, ", ".join(installed))
+        f"/boot has {free >> 20} MiB free and another kernel needs about {(need >> 20) + 1} MiB: remove one "
+        f"that is no longer used (installed: {', '.join(installed)})"
     )
 
 
@@ -167,16 +167,16 @@ def check_installed(system: System, release: str, options: List[str]) -> None:
     """CommandError unless the kernel is complete and has the options, and a signature if it needs one."""
     names = {name: _size(system, "/boot/" + name) for name in system.list("/boot")}
     if not names.get("vmlinuz-" + release):
-        raise CommandError("kernel {}: /boot/vmlinuz-{} is missing or empty".format(release, release))
+        raise CommandError(f"kernel {release}: /boot/vmlinuz-{release} is missing or empty")
     if not any(names.get(name) for name in initial_ramdisks(release)):
-        raise CommandError("kernel {}: it has no initial ramdisk in /boot".format(release))
+        raise CommandError(f"kernel {release}: it has no initial ramdisk in /boot")
     if "config-" + release in names:
         config = parse_config(system.read("/boot/config-" + release))
         missing = [option for option in options if option not in config]
         if missing:
             raise CommandError(
-                "kernel {} was built without {}, which the wanted mode needs; it is installed but will not "
-                "be booted".format(release, ", ".join(missing))
+                f"kernel {release} was built without {', '.join(missing)}, which the wanted mode needs; "
+                "it is installed but will not be booted"
             )
 
     if secureboot.is_on(system) and secureboot.is_unsigned(system, "/boot/vmlinuz-" + release):
@@ -186,8 +186,8 @@ def check_installed(system: System, release: str, options: List[str]) -> None:
 def unsigned(release: str) -> str:
     """The message about a kernel that Secure Boot refuses."""
     return (
-        "kernel {} has no signature, and Secure Boot is on: GRUB would refuse it and wait at the console; "
-        "take a signed kernel, or turn Secure Boot off".format(release)
+        f"kernel {release} has no signature, and Secure Boot is on: GRUB would refuse it and wait at the "
+        "console; take a signed kernel, or turn Secure Boot off"
     )
 
 
@@ -217,7 +217,7 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
         bootloader.regenerate(system, loader)
         loader = bootloader.observe(system)
         if bootentry.find(loader.entries, release) is None:
-            raise CommandError("{} has no entry of kernel {}".format(loader.config_path, release))
+            raise CommandError(f"{loader.config_path} has no entry of kernel {release}")
     # The package makes its kernel the default, but a failed trial must return to the running one.
     if loader.has_grubby or (loader.kind and bootloader.default_release(loader) == release != running):
         bootloader.set_default(system, running)
@@ -227,8 +227,8 @@ def install_kernel(system: System, args: Dict[str, Any]) -> Applied:
         bootloader.edit_boot_arguments(system, {"add": [], "remove": copied})
     check_installed(system, release, args["options"])
     if not added:
-        return Applied(False, "kernel {} is installed".format(release))
-    return Applied(True, "installed kernel {}; {} stays the default".format(release, running))
+        return Applied(False, f"kernel {release} is installed")
+    return Applied(True, f"installed kernel {release}; {running} stays the default")
 
 
 def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
@@ -242,7 +242,7 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
         if argv[0] == "write":
             system.write(argv[1], argv[2])
             continue
-        extra = ["-o", "DPkg::Lock::Timeout={}".format(_LOCK_SECONDS)] if apt else []
+        extra = ["-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"] if apt else []
         result = system.run(argv[:1] + extra + argv[1:], timeout=3600, environment=_ENVIRONMENT)
         # Without network the index cannot be refreshed, but may suffice.
         if result.ok or argv[-1] == "update":
@@ -269,8 +269,8 @@ def _finish_earlier(system: System) -> None:
             return
         if not all(name.startswith("linux-") for name in broken):
             raise CommandError(
-                "dpkg has half-installed packages already: {}; repair them first (dpkg --configure "
-                "-a)".format(", ".join(broken))
+                f"dpkg has half-installed packages already: {', '.join(broken)}; repair them first (dpkg "
+                "--configure -a)"
             )
         done = system.run(["dpkg", "--configure", "-a"], timeout=3600, environment=_ENVIRONMENT)
         # The package manager of the killed run may still be running.
@@ -298,5 +298,5 @@ def _remove_half_installed(system: System) -> str:
             system.run(argv + names, timeout=1800, environment=_ENVIRONMENT)
     left = _half_installed(system)
     if left:
-        return "; half-installed packages are left: {} (dpkg --purge them)".format(", ".join(left))
+        return f"; half-installed packages are left: {', '.join(left)} (dpkg --purge them)"
     return "; half-installed packages were removed: " + ", ".join(names)

@@ -32,8 +32,8 @@ def lock(system: System, seconds: float = _WAIT) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise CommandError(
-                        "another run of oeprov is at work on this host ({}) and did not end in "
-                        "{:.0f} s".format(_holder(_read(system)), seconds)
+                        f"another run of oeprov is at work on this host ({_holder(_read(system))}) and did "
+                        f"not end in {seconds:.0f} s"
                     )
                 time.sleep(0.2)
         yield
@@ -48,8 +48,8 @@ def acquire(system: System, run: Dict[str, Any], seconds: int = SECONDS) -> None
     now = time.time()
     if found and found.get("owner") != run["owner"] and float(found.get("until", 0)) > now:
         raise CommandError(
-            "this host is being changed by {}; wait for it to end (if it was lost, its hold ends in "
-            "{:.0f} s; or remove {})".format(_holder(found), found["until"] - now, LEASE)
+            f"this host is being changed by {_holder(found)}; wait for it to end (if it was lost, its "
+            f"hold ends in {found['until'] - now:.0f} s; or remove {LEASE})"
         )
     same = found.get("id") == run["id"]
     since = found.get("since", now) if same else now

@@ -30,7 +30,7 @@ def parse(value: str) -> List[Tuple[int, int]]:
         # As the kernel reads numbers: decimal or 0x…, with a unit.
         match = re.fullmatch(r"(0x[0-9a-fA-F]+|\d+)([KMGT]?)!(0x[0-9a-fA-F]+|\d+)([KMGT]?)", part)
         if match is None:
-            raise ValueError("{!r} is not SIZE!OFFSET such as 1008G!257G".format(part))
+            raise ValueError(f"{part!r} is not SIZE!OFFSET such as 1008G!257G")
         size, offset = (
             int(match.group(1), 0) * _UNITS[match.group(2)],
             int(match.group(3), 0) * _UNITS[match.group(4)],
@@ -42,8 +42,8 @@ def parse(value: str) -> List[Tuple[int, int]]:
 def _text(size: int) -> str:
     for unit in ("G", "M", "K"):
         if size % _UNITS[unit] == 0:
-            return "{}{}".format(size // _UNITS[unit], unit)
-    raise ValueError("{} is no multiple of 1K".format(size))
+            return f"{size // _UNITS[unit]}{unit}"
+    raise ValueError(f"{size} is no multiple of 1K")
 
 
 def compute(state: State) -> str:
@@ -59,7 +59,7 @@ def compute(state: State) -> str:
         ]
         if ranges:
             whole = coalesce([MemoryRange(item.start, item.end, 0, source) for item in ranges])
-            return ",".join("{}!{}".format(_text(item.end - item.start), _text(item.start)) for item in whole)
+            return ",".join(f"{_text(item.end - item.start)}!{_text(item.start)}" for item in whole)
     return ""
 
 
@@ -73,17 +73,17 @@ def _range_problems(state: State, value: str) -> List[str]:
         end = start + size
         if start % _GRAIN or size % _GRAIN:
             found.append(
-                "memmap={}: size and offset must be multiples of {}, or the kernel makes no DAX device of "
-                "the range".format(value, human(_GRAIN))
+                f"memmap={value}: size and offset must be multiples of {human(_GRAIN)}, or the kernel makes "
+                "no DAX device of the range"
             )
         if ram and not any(item.start <= start and end <= item.end for item in ram):
             found.append(
                 "memmap={}: the range is not all RAM in this machine's firmware map ({})".format(
-                    value, ", ".join("{:#x}-{:#x}".format(item.start, item.end) for item in ram)
+                    value, ", ".join(f"{item.start:#x}-{item.end:#x}" for item in ram)
                 )
             )
         if any(item.start < end and start < item.end for item in dram):
-            found.append("memmap={}: the range takes memory of a node with CPUs".format(value))
+            found.append(f"memmap={value}: the range takes memory of a node with CPUs")
     return found
 
 
@@ -105,7 +105,7 @@ def plan(state: State, desired: Desired) -> Part:
     try:
         parse(value)
     except ValueError as error:
-        return Part(problems=["memmap={}: {}".format(value, error)])
+        return Part(problems=[f"memmap={value}: {error}"])
     return _plan_fsdax(state, desired, words, value)
 
 
@@ -128,8 +128,8 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
     if running and not devices:
         if NOKASLR in state.kernel.cmdline:
             problems.append(
-                "{} is on the command line but there is no /dev/pmem*: look for 'persistent' in the boot "
-                "log".format(wanted)
+                f"{wanted} is on the command line but there is no /dev/pmem*: look for 'persistent' in the "
+                "boot log"
             )
         add.append(NOKASLR)
         why = "the kernel may have been placed inside the range, which disables it"
@@ -144,9 +144,9 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
         for number in range(count):
             where = desired.pmem_mount_prefix + str(number)
             size = parse(value)[number][1]
-            after += mount.plan(state, desired, "pmem{}".format(number), where, True, size)
+            after += mount.plan(state, desired, f"pmem{number}", where, True, size)
             # The range is a namespace without page structures of its own.
-            notes += ndctl.map_notes(desired, "pmem{}".format(number), size, "mem", making=True)
+            notes += ndctl.map_notes(desired, f"pmem{number}", size, "mem", making=True)
     else:
         used = fsdax.use_namespaces(state, desired, devices)
         after, reboot_why = used.after, used.reboot_why
@@ -166,14 +166,14 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
 
 def _vacant_step(state: State, value: str) -> List[Step]:
     """Register the devices that the boot makes of RAM: they are not zero, but hold no data."""
-    names = ["pmem{}".format(number) for number in range(len(parse(value)))]
+    names = [f"pmem{number}" for number in range(len(parse(value)))]
     if all(owned.vacant(name) in state.owned for name in names):
         return []
     return [
         Step(
             id="range-vacant",
-            what="mark {} as empty".format(", ".join(names)),
-            why="after the reboot the range {} would look like user data and need consent".format(value),
+            what=f"mark {', '.join(names)} as empty",
+            why=f"after the reboot the range {value} would look like user data and need consent",
             commands=[["edit", owned.PATH] + ["+" + owned.vacant(name) for name in names]],
             action="mark_vacant",
             role="kernel",
@@ -184,7 +184,7 @@ def _vacant_step(state: State, value: str) -> List[Step]:
 
 def _mark_vacant(system: System, args: Dict[str, Any]) -> Applied:
     changed = owned.change(system, [owned.vacant(name) for name in args["devices"]], [])
-    return Applied(changed, "{} will be empty".format(", ".join(args["devices"])))
+    return Applied(changed, f"{', '.join(args['devices'])} will be empty")
 
 
 def leave(state: State, desired: Desired, why: str) -> List[Step]:

@@ -30,7 +30,7 @@ def observe(system: System) -> List[Module]:
     found = []
     for name in system.list(ND):
         if re.match(r"nmem\d+$", name):
-            base = "{}/{}/".format(ND, name)
+            base = f"{ND}/{name}/"
             flags = system.read(base + "nfit/flags").split()
             # The kernel sets its own flag if the firmware refuses to show the labels.
             locked = "lock" in system.read(base + "flags").split()
@@ -61,9 +61,7 @@ def complaints(state: State) -> List[str]:
         if words:
             said = ", ".join(WORDS.get(word, word) for word in words)
             cure = next((_CURES[word] for word in words if word in _CURES), _CURE.format(item.dev))
-            found.append("persistent memory module {} {}; {}".format(item.dev, said, cure))
+            found.append(f"persistent memory module {item.dev} {said}; {cure}")
     for name, said in state.dimms.unhealthy.items():
-        found.append(
-            "ipmctl says of module {}: {}; `ipmctl show -a -dimm {}` says more".format(name, said, name)
-        )
+        found.append(f"ipmctl says of module {name}: {said}; `ipmctl show -a -dimm {name}` says more")
     return found

@@ -40,7 +40,7 @@ def entry_ok(entry: FstabEntry, uuid: str, where: str, desired: Desired) -> bool
 
 def fstab_options(desired: Desired) -> List[str]:
     """Mount options for /etc/fstab."""
-    return ["dax", "nofail", "{}{}s".format(_TIMEOUT, desired.pmem_device_timeout)]
+    return ["dax", "nofail", f"{_TIMEOUT}{desired.pmem_device_timeout}s"]
 
 
 def is_place(where: str, desired: Desired) -> bool:
@@ -91,7 +91,7 @@ def unmount_step(state: State, device: str) -> List[Step]:
     return [
         Step(
             id="unmount-" + device,
-            what="unmount {} from {}".format(device, ", ".join(where)),
+            what=f"unmount {device} from {', '.join(where)}",
             why="a mounted device cannot be changed; the step fails if files are open there",
             commands=[["umount", item] for item in where],
             action="unmount",
@@ -110,7 +110,7 @@ def forget_step(state: State, desired: Desired) -> List[Step]:
     return [
         Step(
             id="fstab-forget",
-            what="remove {} from {}".format(", ".join(where), FSTAB),
+            what=f"remove {', '.join(where)} from {FSTAB}",
             why="there will be no such device any more",
             commands=[["edit", FSTAB] + ["-" + item.spec for item in entries]],
             action="edit_fstab",
@@ -127,7 +127,7 @@ def plan(state: State, desired: Desired, device: str, where: str, fresh: bool, s
     steps: List[Step] = []
     mounts = [] if fresh else mounts_of(state, device)
     at_home = any(item.where.startswith(desired.pmem_mount_prefix) for item in mounts)
-    keep = not fresh and filesystem.suits(state, desired, device, at_home)
+    keep = not fresh and filesystem.is_usable(state, desired, device, at_home)
     found = filesystem.recognised(state, device)
     if not keep:
         lost = [] if fresh else filesystem.data_on(state, device)
@@ -147,7 +147,7 @@ def plan(state: State, desired: Desired, device: str, where: str, fresh: bool, s
         steps.append(
             Step(
                 id="mount-" + device,
-                what="mount {} at {} with DAX".format(device, where),
+                what=f"mount {device} at {where} with DAX",
                 why=why + "; that DAX is on is checked afterwards",
                 commands=[["mkdir", "-p", where], ["mount", "-o", options[0], "/dev/" + device, where]],
                 action="mount",
@@ -170,7 +170,7 @@ def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
         )
     gone = content.lost_with_power(state, found)
     if gone:
-        return "file system {} on it was lost in a stop of the instance".format(gone)
+        return f"file system {gone} on it was lost in a stop of the instance"
     return content.why_data(state, found) or "the device is empty"
 
 
@@ -180,11 +180,11 @@ def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: 
     if uuid and len(entries) == 1 and entry_ok(entries[0], uuid, where, desired):
         return []
     options = fstab_options(desired)
-    line = entry_line(uuid or "<of {}>".format(device), where, desired.pmem_filesystem, options)
+    line = entry_line(uuid or f"<of {device}>", where, desired.pmem_filesystem, options)
     return [
         Step(
             id="fstab-" + device,
-            what="enter {} in {}".format(where, FSTAB),
+            what=f"enter {where} in {FSTAB}",
             why="the mount must survive a reboot, and a boot must survive a missing device",
             commands=[["edit", FSTAB] + ["-" + where for _ in entries[:1]] + ["+" + line]],
             action="edit_fstab",
@@ -205,9 +205,8 @@ def problems(state: State, device: str, where: str) -> List[str]:
         item.device for item in state.mounts if item.where == where and not devices.is_on(item.device, device)
     ]
     return [
-        "{} is to be mounted at {}, where {} is mounted; unmount that or set pmem_mount_prefix".format(
-            device, where, other
-        )
+        f"{device} is to be mounted at {where}, where {other} is mounted; unmount that or set "
+        "pmem_mount_prefix"
         for other in others
     ]
 
@@ -232,14 +231,12 @@ def _unmount(system: System, args: Dict[str, Any]) -> Applied:
                 "{} cannot be unmounted from {}: {}".format(
                     device,
                     item.where,
-                    "process {} uses it; stop it first".format(inuse.describe(users))
-                    if users
-                    else result.explain(),
+                    f"process {inuse.describe(users)} uses it; stop it first" if users else result.explain(),
                 )
             )
     left = [item.where for item in _now(system, device)]
     if left:
-        raise CommandError("{} is still mounted at {}".format(device, ", ".join(left)))
+        raise CommandError(f"{device} is still mounted at {', '.join(left)}")
     return Applied(bool(mounts), "unmounted" if mounts else "not mounted")
 
 
@@ -247,25 +244,25 @@ def _mount(system: System, args: Dict[str, Any]) -> Applied:
     device, where = args["device"], args["where"]
     mounts = _now(system, device)
     if [item.where for item in mounts if has_dax(item.options)] == [where]:
-        return Applied(False, "{} is mounted with DAX".format(where))
+        return Applied(False, f"{where} is mounted with DAX")
     if mounts:
-        raise CommandError("{} is mounted at {} already".format(device, mounts[0].where))
+        raise CommandError(f"{device} is mounted at {mounts[0].where} already")
     try:
         os.makedirs(system.path(where), exist_ok=True)
     except OSError as error:
-        raise CommandError("{}: {}".format(where, error.strerror))
+        raise CommandError(f"{where}: {error.strerror}")
     system.check(["mount", "-o", ",".join(args["options"]), "/dev/" + device, where])
     mounts = _now(system, device)
     if not mounts:
-        raise CommandError("{} was mounted at {} and disappeared: see the journal".format(device, where))
+        raise CommandError(f"{device} was mounted at {where} and disappeared: see the journal")
     if not has_dax(mounts[-1].options):
         # "DAX unsupported by block device. Turning off DAX." is no error for mount.
         system.run(["umount", where])
         raise CommandError(
-            "{} was mounted at {} without DAX (options {}), so it was unmounted again: the kernel says why "
-            "in `dmesg | grep -i dax`".format(device, where, ",".join(mounts[-1].options))
+            f"{device} was mounted at {where} without DAX (options {','.join(mounts[-1].options)}), so "
+            "it was unmounted again: the kernel says why in `dmesg | grep -i dax`"
         )
-    return Applied(True, "{} is mounted with {}".format(where, ",".join(mounts[-1].options)))
+    return Applied(True, f"{where} is mounted with {','.join(mounts[-1].options)}")
 
 
 def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
@@ -284,7 +281,7 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
     text = system.read(FSTAB)
     if "\ufffd" in text:
         raise CommandError(
-            "{} is not UTF-8, so it could not be kept byte for byte; nothing was changed".format(FSTAB)
+            f"{FSTAB} is not UTF-8, so it could not be kept byte for byte; nothing was changed"
         )
     changed = system.write(FSTAB, edit_fstab(text, args["remove"], line)) if text or line else False
     for where in args.get("empty", []):
@@ -296,7 +293,7 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
         # Otherwise systemd's mount unit waits for the old device and unmounts the new one.
         system.run(["systemctl", "daemon-reload"])
         devices.settle(system)
-    return Applied(changed, line or "removed {}".format(", ".join(args["remove"])))
+    return Applied(changed, line or f"removed {', '.join(args['remove'])}")
 
 
 ACTIONS: Dict[str, Action] = {

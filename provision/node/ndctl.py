@@ -74,13 +74,13 @@ def convert(state: State, desired: Desired, item: Namespace, mode: str) -> List[
     steps = mount.unmount_step(state, item.blockdev) if item.blockdev else []
     lost = data_in(state, item)
     location = map_of(desired, mode, item)
-    why = "it is in mode {}".format(item.mode) if item.enabled else "it is disabled"
+    why = f"it is in mode {item.mode}" if item.enabled else "it is disabled"
     if lost:
         why += " and holds data: " + ", ".join(lost)
     steps.append(
         Step(
             id="namespace-" + item.dev,
-            what="make {} a {} namespace".format(filesystem.sized(item.dev, item.size), mode),
+            what=f"make {filesystem.sized(item.dev, item.size)} a {mode} namespace",
             why=why,
             destroys=lost,
             commands=[_command(["-f", "-e", item.dev], mode, location)],
@@ -97,7 +97,7 @@ def create(state: State, desired: Desired, region: Region, mode: str, why: str) 
     location = map_of(desired, mode)
     return Step(
         id="namespace-" + region.dev,
-        what="create a {} namespace on {}".format(mode, filesystem.sized(region.dev, region.size)),
+        what=f"create a {mode} namespace on {filesystem.sized(region.dev, region.size)}",
         why=why,
         commands=[_command(["--region=" + region.dev], mode, location)],
         action="create_namespace",
@@ -119,14 +119,12 @@ def map_notes(desired: Desired, name: str, size: int, location: str, making: boo
     found = []
     if making and location == "mem" and size:
         found.append(
-            "{}: page structures take {} of DRAM (1/64 of {})".format(
-                name, human(size // PAGE_COST), human(size)
-            )
+            f"{name}: page structures take {human(size // PAGE_COST)} of DRAM (1/64 of {human(size)})"
         )
     if desired.pmem_map not in ("auto", location) and location:
         found.append(
-            "{} keeps its map {}, though pmem_map asks for {}: to change it, the namespace must be created "
-            "again, which loses its data".format(name, location, desired.pmem_map)
+            f"{name} keeps its map {location}, though pmem_map asks for {desired.pmem_map}: to change it, "
+            "the namespace must be created again, which loses its data"
         )
     return found
 
@@ -170,10 +168,9 @@ def alignment_problems(state: State, steps: List[Step]) -> List[str]:
         align = region.align or ALIGNMENT
         if region.dev in names and region.bus != "cxl" and region.size % align:
             found.append(
-                "{} is {} bytes, not a multiple of {}: the kernel refuses namespaces on it; for a virtual "
-                "NVDIMM, make the backing file a multiple of that plus its label area".format(
-                    region.dev, region.size, human(align)
-                )
+                f"{region.dev} is {region.size} bytes, not a multiple of {human(align)}: the kernel refuses "
+                "namespaces on it; for a virtual NVDIMM, make the backing file a multiple of that plus its "
+                "label area"
             )
     return found
 
@@ -183,9 +180,9 @@ def media_problems(state: State, steps: List[Step]) -> List[str]:
     names = [step.args["device"] for step in steps if step.args.get("mode") == "system-ram"]
     names = [re.sub(r"dax(\d+)\..*", r"region\1", name) for name in names]
     return [
-        "{0} has {1} unreadable blocks of 512 bytes, and a program that reads them is killed; find them "
-        "with `ndctl list -RM -r {0}`, then clear them with `ndctl clear-errors NAMESPACE` (their data is "
-        "lost)".format(region.dev, region.bad_blocks)
+        f"{region.dev} has {region.bad_blocks} unreadable blocks of 512 bytes, and a program that reads them "
+        f"is killed; find them with `ndctl list -RM -r {region.dev}`, then clear them with `ndctl "
+        "clear-errors NAMESPACE` (their data is lost)"
         for region in state.regions
         if region.bad_blocks and region.dev in names and region.bus != "cxl"
     ]
@@ -198,17 +195,16 @@ def room_notes(state: State, desired: Desired) -> List[str]:
         names = [item.dev for item in chosen(state, desired) if item.region == region.dev]
         if names and region.available >= (region.align or ALIGNMENT):
             found.append(
-                "{0}: {1} of {2} are unused beside {3}; `ndctl create-namespace --region={0}` makes a "
-                "namespace of them, which the next plan uses".format(
-                    region.dev, human(region.available), human(region.size), ", ".join(names)
-                )
+                f"{region.dev}: {human(region.available)} of {human(region.size)} are unused beside "
+                f"{', '.join(names)}; `ndctl create-namespace --region={region.dev}` makes a namespace "
+                "of them, which the next plan uses"
             )
     return found
 
 
 def label_note(item: Namespace) -> str:
     """A note on a namespace without a label."""
-    return "{} has no label: its size cannot change, and ownership is kept in {}".format(item.dev, owned.PATH)
+    return f"{item.dev} has no label: its size cannot change, and ownership is kept in {owned.PATH}"
 
 
 def _in_region(system: System, region: str) -> List[Namespace]:
@@ -222,14 +218,12 @@ def give_up(system: System, item: Namespace, lose: List[str]) -> None:
     for dax in devices.dax_devices(system):
         if dax.chardev == item.chardev and dax.mode == "system-ram":
             raise CommandError(
-                "{} ({}) is in use as system RAM: it must go offline first".format(item.dev, dax.chardev)
+                f"{item.dev} ({dax.chardev}) is in use as system RAM: it must go offline first"
             )
     state = State(namespaces=[item], owned=owned.observe(system))
     unseen = [name for name in data_in(state, item) if name not in lose]
     if unseen:
-        raise CommandError(
-            "{} appeared after the plan was made; nothing was changed: plan again".format(unseen[0])
-        )
+        raise CommandError(f"{unseen[0]} appeared after the plan was made; nothing was changed: plan again")
 
 
 def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
@@ -238,14 +232,13 @@ def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
     before = _in_region(system, region)
     old: Optional[Namespace] = next((item for item in before if item.dev == name), None)
     if old and old.mode == mode and old.enabled:
-        return Applied(False, "{} is in mode {}".format(name, mode))
+        return Applied(False, f"{name} is in mode {mode}")
     if before and not name:
         if before[0].mode == mode and before[0].enabled:
-            return Applied(False, "{} has {} in mode {}".format(region, before[0].dev, mode))
+            return Applied(False, f"{region} has {before[0].dev} in mode {mode}")
         raise CommandError(
-            "{} has {} in mode {}, which appeared after the plan was made: plan again".format(
-                region, before[0].dev, before[0].mode
-            )
+            f"{region} has {before[0].dev} in mode {before[0].mode}, which appeared after the plan was made: "
+            "plan again"
         )
     if old:
         give_up(system, old, args.get("lose", []))
@@ -272,10 +265,10 @@ def _create_namespace(system: System, args: Dict[str, Any]) -> Applied:
     owned.change(system, [item.uuid, item.raw_uuid] + empty, [word] + gone)
     if item.dev != expected:
         raise CommandError(
-            "the kernel named the new namespace {} instead of {}; nothing is lost: run it again, and the "
-            "plan goes on with that name".format(item.dev, expected)
+            f"the kernel named the new namespace {item.dev} instead of {expected}; nothing is lost: run it "
+            "again, and the plan goes on with that name"
         )
-    return Applied(True, "{} is in mode {} ({})".format(item.dev, mode, item.blockdev or item.chardev))
+    return Applied(True, f"{item.dev} is in mode {mode} ({item.blockdev or item.chardev})")
 
 
 def _destroy_namespace(system: System, args: Dict[str, Any]) -> Applied:
@@ -283,15 +276,15 @@ def _destroy_namespace(system: System, args: Dict[str, Any]) -> Applied:
     old = next((item for item in devices.namespaces(system) if item.dev == name), None)
     # One without a label stays, as raw.
     if old is None or (not old.labels and old.mode == "raw"):
-        return Applied(False, "there is no {}".format(name))
+        return Applied(False, f"there is no {name}")
     give_up(system, old, args.get("lose", []))
     result = system.run(["ndctl", "destroy-namespace", "-f", name], timeout=TIMEOUT)
     devices.settle(system)
     left = next((item for item in devices.namespaces(system) if item.dev == name), None)
     if left is not None and (left.labels or left.mode not in ("raw", "fsdax")):
-        raise CommandError("{} is still there: {}".format(name, result.explain()))
+        raise CommandError(f"{name} is still there: {result.explain()}")
     owned.change(system, [], [old.uuid, old.raw_uuid, owned.vacant(old.blockdev, old.uuid)])
-    return Applied(True, "{} is destroyed".format(name))
+    return Applied(True, f"{name} is destroyed")
 
 
 ACTIONS: Dict[str, Action] = {

@@ -37,7 +37,7 @@ def list_text(numbers: List[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else "{}-{}".format(run[0], run[-1]) for run in runs)
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def parse_meminfo(text: str) -> Tuple[int, int]:
@@ -74,7 +74,7 @@ def observe_nodes(system: System) -> List[NumaNode]:
     for name in system.list(_NODES):
         if not re.fullmatch(r"node\d+", name):
             continue
-        base = "{}/{}".format(_NODES, name)
+        base = f"{_NODES}/{name}"
         size, free = parse_meminfo(system.read(base + "/meminfo"))
         nodes.append(
             NumaNode(
@@ -99,7 +99,7 @@ def _firmware_ranges(system: System) -> List[MemoryRange]:
     return coalesce(ranges)
 
 
-def told_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
+def tell_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
     """Add the facts that distinguish nodes without CPUs; unchanged if every node has CPUs."""
     if not without_cpus(nodes):
         return nodes
@@ -107,7 +107,7 @@ def told_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
     block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
     found = []
     for node in nodes:
-        base = "{}/node{}".format(_NODES, node.id)
+        base = f"{_NODES}/node{node.id}"
         names = system.list(base)
         starts = [int(name[6:]) * block_size for name in names if re.fullmatch(r"memory\d+", name)]
         inside = [
@@ -130,7 +130,7 @@ def observe_ranges(system: System, boot_log: str) -> List[MemoryRange]:
     blocks = []
     block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
     for node in observe_nodes(system):
-        for name in system.list("{}/node{}".format(_NODES, node.id)):
+        for name in system.list(f"{_NODES}/node{node.id}"):
             if re.fullmatch(r"memory\d+", name):
                 start = int(name[6:]) * block_size
                 blocks.append(MemoryRange(start, start + block_size, node.id, "blocks"))
@@ -171,7 +171,7 @@ def parse_numa_maps(text: str) -> Dict[int, int]:
 
 def process_bytes(system: System, pid: int) -> Dict[str, int]:
     """Bytes that a process holds on each node; the keys are node numbers as text, ready for JSON."""
-    found = parse_numa_maps(system.read("/proc/{}/numa_maps".format(pid)))
+    found = parse_numa_maps(system.read(f"/proc/{pid}/numa_maps"))
     return {str(node): size for node, size in sorted(found.items())}
 
 
@@ -184,7 +184,7 @@ def other_memory(state: State, node: NumaNode) -> str:
         return "a driver added it, as for the memory of a GPU"
     dram = max([item.bandwidth for item in state.numa if item.cpus], default=0)
     if dram and node.bandwidth > dram:
-        return "it is faster than DRAM ({} MB/s to {} MB/s), as HBM".format(node.bandwidth, dram)
+        return f"it is faster than DRAM ({node.bandwidth} MB/s to {dram} MB/s), as HBM"
     return ""
 
 
@@ -229,7 +229,7 @@ ENVIRONMENT = "/etc/oeprov/memory.env"
 
 def environment_text(nodes: List[int]) -> str:
     """Text of ``ENVIRONMENT`` for these memory nodes."""
-    return "MEMKIND_DAX_KMEM_NODES={}\n".format(",".join(map(str, sorted(nodes))))
+    return f"MEMKIND_DAX_KMEM_NODES={','.join(map(str, sorted(nodes)))}\n"
 
 
 def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Step]:
@@ -288,7 +288,7 @@ def _write_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _forget_memkind_nodes(system: System, args: Dict[str, Any]) -> Applied:
-    return Applied(system.remove(ENVIRONMENT), "{} is gone".format(ENVIRONMENT))
+    return Applied(system.remove(ENVIRONMENT), f"{ENVIRONMENT} is gone")
 
 
 def _set_online_policy(system: System, args: Dict[str, Any]) -> Applied:
@@ -299,8 +299,8 @@ def _set_online_policy(system: System, args: Dict[str, Any]) -> Applied:
     )
     found = system.read(AUTO_ONLINE).strip()
     if found != args["policy"]:
-        raise CommandError("{} says {} instead of {}".format(AUTO_ONLINE, found, args["policy"]))
-    return Applied(changed, "hot-added memory stays {}".format(found))
+        raise CommandError(f"{AUTO_ONLINE} says {found} instead of {args['policy']}")
+    return Applied(changed, f"hot-added memory stays {found}")
 
 
 ACTIONS: Dict[str, Action] = {

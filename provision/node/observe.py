@@ -50,7 +50,7 @@ def observe_os(system: System) -> OsInfo:
     found = OsInfo(
         id=name, version=release.get("VERSION_ID", ""), family=lineage, name=release.get("PRETTY_NAME", name)
     )
-    family = families.of(found)
+    family = families.find(found)
     managers = [] if family is None else family.managers
     manager = next((item for item in managers if system.which(item)), "")
     return found._replace(
@@ -70,7 +70,7 @@ def observe(system: System, desired: Desired) -> State:
         boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
         os=os,
         packages=packages.observe(system, os, packages.needed(desired, os)),
-        runtime=flavors.of(desired).observe(system, os, desired),
+        runtime=flavors.get(desired).observe(system, os, desired),
     )
     platform = platforms.get(desired.kind)
     if not platform.managed:

@@ -93,7 +93,7 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
     pypi, source = bool(_PYPI.fullmatch(package)), package == SOURCE
     sources = foreign.sources_of(desired)
     pins = [item for item in stack.pins if desired.worker or not item.startswith(("pandas", "scikit"))]
-    tensorflow = "{}=={}".format(framework, stack.tensorflow)
+    tensorflow = f"{framework}=={stack.tensorflow}"
     pip = [
         ["--upgrade", "pip", "setuptools<60", "wheel"],
         [tensorflow, "pybind11", "psutil"] + pins,
@@ -115,7 +115,7 @@ def wanted(desired: Desired, python: str) -> foreign.Wanted:
         pip.append(["mpi4py"])
         needs.append("mpi4py")
     return foreign.Wanted(
-        title="OpenEmbedding ({}) for TensorFlow {}".format(package, stack.tensorflow),
+        title=f"OpenEmbedding ({package}) for TensorFlow {stack.tensorflow}",
         requirements=needs,
         package="{} {}".format(package + " " + revision if source else package, tensorflow),
         pip=pip,
@@ -137,12 +137,12 @@ def _build_script(sources: str, python: str) -> str:
 
 def _built_archive(sources: str) -> str:
     """The archive that the build makes."""
-    return os.path.join(sources, "build", "pypi", "dist", "openembedding-{}.tar.gz".format(_VERSION))
+    return os.path.join(sources, "build", "pypi", "dist", f"openembedding-{_VERSION}.tar.gz")
 
 
 def _horovod(gpus: bool) -> List[str]:
     """pip's words for Horovod with Gloo, for TensorFlow only."""
-    without = ["HOROVOD_WITHOUT_{}=1".format(name) for name in ("MPI", "PYTORCH", "MXNET")]
+    without = [f"HOROVOD_WITHOUT_{name}=1" for name in ("MPI", "PYTORCH", "MXNET")]
     gpu = ["HOROVOD_GPU_OPERATIONS=NCCL"] if gpus else []
     given = ["HOROVOD_WITH_TENSORFLOW=1", "HOROVOD_WITH_GLOO=1"]
     return given + without + gpu + ["--no-build-isolation", HOROVOD]
@@ -185,28 +185,25 @@ def _versions(state: State, desired: Desired, python: str) -> List[str]:
     asked = desired.runtime_tensorflow
     fitting = [item for item in STACKS if asked in ("", item.tensorflow)]
     known = "; ".join(
-        "TensorFlow {} (Python {} to {})".format(item.tensorflow, item.pythons[0], item.pythons[-1])
-        for item in STACKS
+        f"TensorFlow {item.tensorflow} (Python {item.pythons[0]} to {item.pythons[-1]})" for item in STACKS
     )
     if not fitting:
         return [
-            "runtime_tensorflow: found {!r}; OpenEmbedding is known to be built against: {}; with "
-            "another one, make the environment yourself and name it as runtime_venv".format(asked, known)
+            f"runtime_tensorflow: found {asked!r}; OpenEmbedding is known to be built against: {known}; with "
+            "another one, make the environment yourself and name it as runtime_venv"
         ]
     if not python or any(python in item.pythons for item in fitting):
         return []
     good = sorted({version for item in fitting for version in item.pythons})
-    why = "runtime_python {} is Python {}".format(desired.runtime_python, python)
+    why = f"runtime_python {desired.runtime_python} is Python {python}"
     others = [item.tensorflow for item in STACKS if python in item.pythons]
-    cure = "set runtime_python to the path of a Python {} to {} (pyenv, conda, your site's)".format(
-        good[0], good[-1]
-    )
+    cure = f"set runtime_python to the path of a Python {good[0]} to {good[-1]} (pyenv, conda, your site's)"
     if others:
-        cure = "set runtime_tensorflow: {!r}, or {}".format(others[-1], cure)
+        cure = f"set runtime_tensorflow: {others[-1]!r}, or {cure}"
     return [
         "{}, for which {}: {}; flavor oe_runtime runs on Python 3.10 and later".format(
             why,
-            "there is no TensorFlow {}".format(asked)
+            f"there is no TensorFlow {asked}"
             if asked
             else "there is no TensorFlow that OpenEmbedding is built against",
             cure,
@@ -236,19 +233,18 @@ def notes(state: State, desired: Desired) -> List[str]:
         headers = ", ".join(families.names(state.os, "nccl-headers"))
         found.append(
             "Horovod is compiled for NCCL, which needs nvcc and NCCL's headers: runtime_packages: "
-            "[cuda-toolkit-{}, {}]".format(build.cuda.replace(".", "-"), headers)
+            f"[cuda-toolkit-{build.cuda.replace('.', '-')}, {headers}]"
         )
     if desired.runtime_package == SOURCE and not state.runtime.exists:
         found.append(
-            "OpenEmbedding is built on this host from {} and its dependencies, with PMDK: that takes an hour "
-            "or more, 10 GB, and access to the projects' servers".format(right.repository)
+            f"OpenEmbedding is built on this host from {right.repository} and its dependencies, with PMDK: "
+            "that takes an hour or more, 10 GB, and access to the projects' servers"
         )
     if desired.parameter_server and desired.pmem_mode == "fsdax" and has_no_pmem(desired.runtime_package):
         found.append(
-            "{} from PyPI was built without persistent memory: rows stay in DRAM unless runtime_package "
-            "names an archive such as openembedding-0.1.2-pmem.tar.gz, or is source".format(
-                desired.runtime_package or PACKAGE
-            )
+            f"{desired.runtime_package or PACKAGE} from PyPI was built without persistent memory: rows stay "
+            "in DRAM unless runtime_package names an archive such as openembedding-0.1.2-pmem.tar.gz, or is "
+            "source"
         )
     return found
 

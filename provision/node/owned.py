@@ -30,12 +30,12 @@ def change(system: System, add: List[str], remove: List[str]) -> bool:
 
 def making(namespace: str, mode: str) -> str:
     """The word while ``namespace`` is created in ``mode``."""
-    return "making:{}:{}".format(namespace, mode)
+    return f"making:{namespace}:{mode}"
 
 
 def vacant(device: str, uuid: str = "") -> str:
     """The word for a block device without data; ``uuid`` is its namespace's."""
-    return "vacant:{}:{}".format(device, uuid)
+    return f"vacant:{device}:{uuid}"
 
 
 def is_ours(words: List[str], item: Namespace) -> bool:
@@ -55,11 +55,9 @@ def adopt(system: System) -> None:
 
 def goal(argument: str, boot_id: str) -> str:
     """The word for a goal of the modules that was set in this boot."""
-    return "goal:{}:{}".format(argument, boot_id)
+    return f"goal:{argument}:{boot_id}"
 
 
 def goal_of_earlier_boot(words: List[str], argument: str, boot_id: str) -> bool:
     """The goal was set before the running boot, so the firmware could have applied it."""
-    return any(
-        word.startswith("goal:{}:".format(argument)) and word != goal(argument, boot_id) for word in words
-    )
+    return any(word.startswith(f"goal:{argument}:") and word != goal(argument, boot_id) for word in words)

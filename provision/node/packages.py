@@ -44,7 +44,7 @@ def needed(desired: Desired, os: OsInfo) -> List[str]:
 
 def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
     """Repositories of the family to enable for the packages."""
-    family = families.of(os)
+    family = families.find(os)
     needs = _needs(desired) if family is not None else []
     wanted = [name for need in needs for name in (family.comes_from.get(need, []) if family else [])]
     if family is not None and desired.runtime_packages:
@@ -72,7 +72,7 @@ def parse_dpkg(text: str) -> Dict[str, str]:
 
 def installed_version(status: str, name: str) -> str:
     """Version of a package in dpkg's status file; empty if it is not installed."""
-    head, at = "\nPackage: {}\n".format(name), -1
+    head, at = f"\nPackage: {name}\n", -1
     text = "\n" + status
     while True:
         at = text.find(head, at + 1)
@@ -161,18 +161,17 @@ _WITHOUT = {
 def notes(state: State, desired: Desired) -> List[str]:
     """Notes on packages that differ on this release."""
     found = [
-        "{} has no package of {}: {}".format(families.title(state.os), need, _WITHOUT[need])
+        f"{families.title(state.os)} has no package of {need}: {_WITHOUT[need]}"
         for need in _needs(desired)
         if need in _WITHOUT and families.lacks(state.os, need)
     ]
-    family = families.of(state.os)
+    family = families.find(state.os)
     if family is None or not platforms.get(desired.kind).managed:
         return found
     if not families.is_known(state.os):
         found.append(
-            "{} is not one of the systems that oeprov knows ({}): it is treated as {}".format(
-                families.title(state.os), families.known_names(), families.treated_as(state.os)
-            )
+            f"{families.title(state.os)} is not one of the systems that oeprov knows "
+            f"({families.known_names()}): it is treated as {families.treated_as(state.os)}"
         )
     if family.gone and repositories.ARCHIVE not in given(desired) and plan(state, desired):
         found.append(
@@ -189,11 +188,11 @@ def problems(state: State, desired: Desired) -> List[str]:
     missing = [name for name in wanted if not state.packages.get(name)]
     name = families.title(state.os)
     # A host that is not managed may need no packages; its system does not matter then.
-    if families.of(state.os) is None and (_needs(desired) or desired.runtime_packages):
-        return ["{}: packages are known for {} only".format(name, families.known_names())]
+    if families.find(state.os) is None and (_needs(desired) or desired.runtime_packages):
+        return [f"{name}: packages are known for {families.known_names()} only"]
     found = repositories.problems(state.os, desired.runtime_repositories)
     if missing and not state.os.package_manager:
-        found.append("{}: {} missing, and neither apt, dnf nor yum is there".format(name, ", ".join(missing)))
+        found.append(f"{name}: {', '.join(missing)} missing, and neither apt, dnf nor yum is there")
     elif missing and not state.os.is_root and not platforms.get(desired.kind).managed:
         found.append(
             "system packages are missing and this user cannot install them; as root: {} install {}".format(
@@ -226,7 +225,7 @@ def apply(
     after = observe(system, os, absent)
     missed = [name for name in absent if not after[name]]
     if missed:
-        raise CommandError("{} said that it installed {}, but it did not".format(manager, ", ".join(missed)))
+        raise CommandError(f"{manager} said that it installed {', '.join(missed)}, but it did not")
     return absent
 
 
@@ -265,7 +264,7 @@ def _apt_install(
     if result.ok or refreshed.ok:
         return result
     # Without network the cached index may suffice; if not, both failures are reported.
-    return result._replace(err="{}\n{}".format(result.err.strip(), refreshed.explain()))
+    return result._replace(err=f"{result.err.strip()}\n{refreshed.explain()}")
 
 
 def _repair_dpkg(system: System) -> None:

@@ -32,7 +32,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
     """
     if desired.remove:
         return _removal(state, desired)
-    part, flavor = pmem.plan(state, desired), flavors.of(desired)
+    part, flavor = pmem.plan(state, desired), flavors.get(desired)
     managed = platforms.get(desired.kind).managed
     steps = packages.plan(state, desired)
     if managed:
@@ -50,9 +50,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
         notes += ["could not be observed: " + item for item in state.trouble]
     if state.assumed:
         system = families.title(state.os)
-        notes.insert(
-            0, "not observed: planned from a freshly installed host of this kind ({})".format(system)
-        )
+        notes.insert(0, f"not observed: planned from a freshly installed host of this kind ({system})")
     return Plan(
         desired.host, steps, state.digest(), list(dict.fromkeys(notes)), list(dict.fromkeys(problems))
     )

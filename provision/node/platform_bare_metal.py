@@ -15,7 +15,7 @@ class _BareMetal(Platform):
     regions = ("pmem", "volatile")
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
-        return state._replace(numa=numa.told_apart(system, state.numa), dimms=ipmctl.observe(system))
+        return state._replace(numa=numa.tell_apart(system, state.numa), dimms=ipmctl.observe(system))
 
     def plan(self, state: State, desired: Desired) -> Part:
         if desired.pmem_mode == "memory":

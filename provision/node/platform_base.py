@@ -60,10 +60,11 @@ class Platform:
         if mode in self.refusals:
             return self.refusals[mode].format(self.name)
         if mode == "directory":
-            return "directory stands in for persistent memory on kind local only; {} can do {}".format(
-                self.name, ", ".join(self.modes)
+            return (
+                f"directory stands in for persistent memory on kind local only; {self.name} can do "
+                f"{', '.join(self.modes)}"
             )
-        return "kind {} has no persistent memory; use none, or correct oeprov_kind".format(self.name)
+        return f"kind {self.name} has no persistent memory; use none, or correct oeprov_kind"
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
         """``state`` with what only this platform's plans depend on."""

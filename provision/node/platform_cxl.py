@@ -26,7 +26,7 @@ class _Cxl(Platform):
     refusals = {"memory": "CXL memory has no memory mode; use system-ram"}
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
-        return state._replace(numa=numa.told_apart(system, state.numa))
+        return state._replace(numa=numa.tell_apart(system, state.numa))
 
     def plan(self, state: State, desired: Desired) -> Part:
         if desired.pmem_mode == "system-ram" and not self.handed_out(state, desired):
@@ -62,7 +62,7 @@ def _not_taken(state: State, node: NumaNode, desired: Desired) -> str:
     why = numa.other_memory(state, node)
     if not why and desired.pmem_mode == "fsdax":
         why = "the firmware hands it out like any other memory: use pmem_mode: system-ram"
-    return "; node {} has {} and no CPUs, but {}".format(node.id, human(node.size), why) if why else ""
+    return f"; node {node.id} has {human(node.size)} and no CPUs, but {why}" if why else ""
 
 
 PLATFORM = _Cxl()

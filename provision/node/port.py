@@ -35,11 +35,10 @@ def holder(system: System, port: int) -> str:
         for line in system.read(table).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                inodes.add("socket:[{}]".format(fields[9]))
+                inodes.add(f"socket:[{fields[9]}]")
     for pid in system.list("/proc") if inodes else []:
         if pid.isdigit() and any(
-            system.link("/proc/{}/fd/{}".format(pid, name)) in inodes
-            for name in system.list("/proc/{}/fd".format(pid))
+            system.link(f"/proc/{pid}/fd/{name}") in inodes for name in system.list(f"/proc/{pid}/fd")
         ):
             return _describe(system, pid)
     return ""
@@ -47,13 +46,13 @@ def holder(system: System, port: int) -> str:
 
 def _describe(system: System, pid: str) -> str:
     unit = unit_of(system, pid)
-    program = system.read("/proc/{}/comm".format(pid)).strip() or "a process"
+    program = system.read(f"/proc/{pid}/comm").strip() or "a process"
     return "{} (pid {}{})".format(program, pid, ", " + unit if unit else "")
 
 
 def unit_of(system: System, pid: str) -> Optional[str]:
     """The systemd service that a process belongs to."""
-    for line in system.read("/proc/{}/cgroup".format(pid)).splitlines():
+    for line in system.read(f"/proc/{pid}/cgroup").splitlines():
         match = re.search(r"/([^/]+\.service)$", line)
         if match:
             return os.path.basename(match.group(1))

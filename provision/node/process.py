@@ -9,7 +9,7 @@ from typing import Optional
 def start_time(pid: int) -> int:
     """Start of a process in clock ticks since boot; 0 if there is no such process, or a zombie."""
     try:
-        with open("/proc/{}/stat".format(pid), "rb") as stat:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
             # The command name may hold spaces and brackets: the fields begin after the last bracket.
             fields = stat.read().rsplit(b")", 1)[1].split()
     except (OSError, IndexError):
@@ -48,7 +48,7 @@ def wait_gone(pid: int, started: int, seconds: float) -> bool:
 def resident_bytes(pid: int) -> Optional[int]:
     """Resident bytes of a process; None if they cannot be read."""
     try:
-        with open("/proc/{}/statm".format(pid)) as statm:
+        with open(f"/proc/{pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return None

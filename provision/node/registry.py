@@ -51,7 +51,7 @@ def missing(image: str) -> str:
     where = parse(image)
     # Engines use HTTP for this host only, too.
     scheme = "http" if re.match(r"(localhost|127\.[\d.]+)(:|$)", where.registry) else "https"
-    url = "{}://{}/v2/{}/manifests/{}".format(scheme, where.registry, where.name, where.tag)
+    url = f"{scheme}://{where.registry}/v2/{where.name}/manifests/{where.tag}"
     try:
         code, wants = _ask(url, {})
         if code == 401 and wants.lower().startswith("bearer "):
@@ -64,9 +64,9 @@ def missing(image: str) -> str:
     except (OSError, ValueError):
         return ""
     if code == 404:
-        return "{} has no {}:{}".format(where.registry, where.name, where.tag)
+        return f"{where.registry} has no {where.name}:{where.tag}"
     if code in (401, 403):
-        return "{} requires a login for {}, or does not have it".format(where.registry, where.name)
+        return f"{where.registry} requires a login for {where.name}, or does not have it"
     return ""
 
 

@@ -108,8 +108,7 @@ def _pools(system: System, roots: List[str]) -> Tuple[Dict[str, List[str]], List
 def plan(state: State, desired: Desired) -> Part:
     """Plan the removal of what oeprov made; notes list the data that was not named, and stays."""
     problems = [
-        "training job {0} runs on this host; stop it first: oeprov stop {0}".format(name)
-        for name in state.jobs
+        f"training job {name} runs on this host; stop it first: oeprov stop {name}" for name in state.jobs
     ]
     part = _jobs(state, desired)
     if not platforms.get(desired.kind).managed:
@@ -132,8 +131,8 @@ def plan(state: State, desired: Desired) -> Part:
 
 
 def _left(desired: Desired, what: str, names: List[str]) -> str:
-    flags = " ".join("--consent {}:{}".format(desired.host, name) for name in names)
-    return "left: {}; to lose that too, add: {}".format(what, flags)
+    flags = " ".join(f"--consent {desired.host}:{name}" for name in names)
+    return f"left: {what}; to lose that too, add: {flags}"
 
 
 def _jobs(state: State, desired: Desired) -> Part:
@@ -143,7 +142,7 @@ def _jobs(state: State, desired: Desired) -> Part:
             steps.append(
                 Step(
                     id="units-" + item.job,
-                    what="remove the services of job {}: {}".format(item.job, ", ".join(item.units)),
+                    what=f"remove the services of job {item.job}: {', '.join(item.units)}",
                     why="oeprov made them; none of them runs",
                     commands=[["rm", systemd.path(unit)] for unit in item.units],
                     action="remove_units",
@@ -162,13 +161,13 @@ def _jobs(state: State, desired: Desired) -> Part:
         # On a user's own machine jobs are in the user's directory.
         mine = paths if platforms.get(desired.kind).managed else item.pools
         if words and name not in desired.remove_objects:
-            notes.append(_left(desired, "job {} ({})".format(item.job, words), [name]))
+            notes.append(_left(desired, f"job {item.job} ({words})", [name]))
             continue
         steps.append(
             Step(
                 id="files-" + item.job,
                 what="remove {}{}".format(", ".join(paths), ": " + words if words else ""),
-                why="files of job {}".format(item.job),
+                why=f"files of job {item.job}",
                 destroys=[name] if words else [],
                 commands=[["rm", "-r", path] for path in paths],
                 action="remove_paths",
@@ -189,7 +188,7 @@ def _directory(state: State, desired: Desired, jobs: Part) -> List[Step]:
     return [
         Step(
             id="directory",
-            what="remove {}, which is empty".format(path),
+            what=f"remove {path}, which is empty",
             why="it stands in for persistent memory",
             commands=[["rmdir", path]],
             action="remove_paths",
@@ -215,7 +214,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
         release = system_ram.release(state, item)
         steps += release.after
         if release.reboot_why:
-            notes.append("{}: it stays system RAM until the next boot".format(release.reboot_why))
+            notes.append(f"{release.reboot_why}: it stays system RAM until the next boot")
         if item.blockdev and all(
             mount.is_place(found.where, desired) for found in mount.mounts_of(state, item.blockdev)
         ):
@@ -229,15 +228,13 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
             step = ndctl.destroy(state, item, "oeprov made it, and it was named")
             doomed.append(step._replace(destroys=[name] + data))
         else:
-            notes.append(
-                _left(desired, "{} ({}) and what is on it".format(item.dev, item.mode), [name] + data)
-            )
+            notes.append(_left(desired, f"{item.dev} ({item.mode}) and what is on it", [name] + data))
     where = [entry.where for entry in state.fstab if mount.entered_by_us(entry, desired)]
     if where:
         steps.append(
             Step(
                 id="fstab-forget",
-                what="remove {} from {}".format(", ".join(where), mount.FSTAB),
+                what=f"remove {', '.join(where)} from {mount.FSTAB}",
                 why="oeprov entered it there",
                 commands=[["edit", mount.FSTAB] + ["-" + item for item in where], ["rmdir"] + where],
                 action="edit_fstab",
@@ -266,7 +263,7 @@ def _arguments(state: State, desired: Desired) -> Part:
             "left: kernel arguments {}: the journal here does not have the arguments from before oeprov; if "
             "these are oeprov's, {}"
         )
-        way = "take them out of {} and run {}".format(DEFAULTS, " ".join(bootloader.mkconfig_command(state)))
+        way = f"take them out of {DEFAULTS} and run {' '.join(bootloader.mkconfig_command(state))}"
         if state.bootloader.has_grubby:
             way = 'grubby --update-kernel=ALL --remove-args="{}"'.format(" ".join(known))
         return Part(notes=[note.format(" ".join(known), way)])
@@ -309,7 +306,7 @@ def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]
         steps.append(
             Step(
                 id="remove-user",
-                what="remove the user {}".format(USER),
+                what=f"remove the user {USER}",
                 why="services ran as it, and it has no files left",
                 commands=[["userdel", USER]],
                 action="remove_user",
@@ -329,7 +326,7 @@ def _remove_units(system: System, args: Dict[str, Any]) -> Applied:
     found = job.stop(system, {"directory": args["directory"], "keep": True, "keep_pools": True})
     left = systemd.ours(system, os.path.basename(args["directory"]))
     if left:
-        raise CommandError("{} still in {}, though stopped".format(", ".join(left), systemd.DIRECTORY))
+        raise CommandError(f"{', '.join(left)} still in {systemd.DIRECTORY}, though stopped")
     return Applied(bool(found["stopped"]), "removed " + (", ".join(found["stopped"]) or "nothing"))
 
 
@@ -342,12 +339,12 @@ def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
                 runtime.empty(system, path)  # its stamp last: after an interruption it still counts as ours
                 shutil.rmtree(real)
             except OSError as error:
-                raise CommandError("{}: {}".format(error.filename or path, error.strerror))
+                raise CommandError(f"{error.filename or path}: {error.strerror}")
             changed = True
         elif os.path.lexists(real):
             changed = system.remove(path) or changed
         if os.path.lexists(real):
-            raise CommandError("{} is still there".format(path))
+            raise CommandError(f"{path} is still there")
     for path in args["parents"]:
         try:
             os.rmdir(system.path(path))
@@ -361,7 +358,7 @@ def _remove_user(system: System, _: Dict[str, Any]) -> Applied:
     if not _has_user():
         return Applied(False, "there is no user " + USER)
     system.check(["userdel", USER])
-    return Applied(True, "the user {} is gone".format(USER))
+    return Applied(True, f"the user {USER} is gone")
 
 
 def plan_grub_default(state: State, before: str) -> Part:
@@ -384,8 +381,8 @@ def plan_grub_default(state: State, before: str) -> Part:
         after=[
             Step(
                 id="boot-default-back",
-                what="set GRUB_DEFAULT={} again".format(before) if before else "remove GRUB_DEFAULT=saved",
-                why="oeprov set it to saved; kernel {} stays the default".format(starts),
+                what=f"set GRUB_DEFAULT={before} again" if before else "remove GRUB_DEFAULT=saved",
+                why=f"oeprov set it to saved; kernel {starts} stays the default",
                 commands=[
                     ["edit", DEFAULTS, "-GRUB_DEFAULT=saved"] + ["+GRUB_DEFAULT=" + before] * bool(before),
                     bootloader.mkconfig_command(state),
@@ -400,7 +397,7 @@ def plan_grub_default(state: State, before: str) -> Part:
 
 def _restore_grub_default(system: System, args: Dict[str, Any]) -> Applied:
     value, release = args["value"], args["release"]
-    said = "GRUB_DEFAULT={}".format(value) if value else "no GRUB_DEFAULT"
+    said = f"GRUB_DEFAULT={value}" if value else "no GRUB_DEFAULT"
     loader = bootloader.observe(system)
     if not loader.saved_default:
         return Applied(False, "GRUB_DEFAULT is not saved any more")
@@ -413,7 +410,7 @@ def _restore_grub_default(system: System, args: Dict[str, Any]) -> Applied:
                 said, now or "unknown", release
             )
         )
-    return Applied(True, "{} again; an ordinary boot starts {}".format(said, release))
+    return Applied(True, f"{said} again; an ordinary boot starts {release}")
 
 
 ACTIONS: Dict[str, Action] = {

@@ -45,7 +45,7 @@ ENABLED = Use()
 
 def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
     """Make the ``wanted`` repositories available, and those of ``given`` that the family does not know."""
-    family = families.of(os)
+    family = families.find(os)
     known = {} if family is None else family.repositories
     if os.package_manager == "apt":
         if not given:
@@ -77,10 +77,10 @@ def use(os: OsInfo, given: Dict[str, str], wanted: List[str]) -> Use:
 
 
 def _section(name: str, url: str, key: str) -> str:
-    text = "[{0}]\nname={0}\nbaseurl={1}\nenabled=0\n".format(name, url)
+    text = f"[{name}]\nname={name}\nbaseurl={url}\nenabled=0\n"
     if key in (UNSIGNED, LOCAL):
         return text + "gpgcheck=0\n" + ("metadata_expire=1\n" if key == LOCAL else "")
-    return text + ("gpgcheck=1\ngpgkey={}\n".format(key) if key else "")
+    return text + (f"gpgcheck=1\ngpgkey={key}\n" if key else "")
 
 
 def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
@@ -92,12 +92,12 @@ def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:
         line = value.startswith("deb ")
         if os.package_manager == "apt" and not line:
             found.append(
-                "runtime_repositories {}: apt needs a whole line, such as 'deb [signed-by=/path/key.gpg] "
-                "https://mirror/debian bookworm main'; found {!r}".format(name, value)
+                f"runtime_repositories {name}: apt needs a whole line, such as 'deb "
+                f"[signed-by=/path/key.gpg] https://mirror/debian bookworm main'; found {value!r}"
             )
         if os.package_manager in ("dnf", "yum") and (line or len(value.split()) > 2 or ":/" not in value):
             found.append(
-                "runtime_repositories {}: {} needs an address, then that of the key, or unsigned; "
-                "found {!r}".format(name, os.package_manager, value)
+                f"runtime_repositories {name}: {os.package_manager} needs an address, then that of the key, "
+                f"or unsigned; found {value!r}"
             )
     return found

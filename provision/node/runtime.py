@@ -148,17 +148,18 @@ def _installed(system: System, venv: str) -> Dict[str, Any]:
     return {"python": version, "oeprov": next((item.group(1) for item in found if item), "")}
 
 
-def why_again(runtime: Runtime) -> str:
+def remake_reason(runtime: Runtime) -> str:
     """Why an environment of oeprov's must be made again; empty if it need not."""
     if not runtime.exists or not runtime.made:
         return ""
     if runtime.unfinished:
-        return "an earlier installation in {} was interrupted".format(runtime.venv)
+        return f"an earlier installation in {runtime.venv} was interrupted"
     if runtime.error:
-        return "the Python in {} cannot be used: {}".format(runtime.venv, runtime.error)
+        return f"the Python in {runtime.venv} cannot be used: {runtime.error}"
     if runtime.base and minor(runtime.base) != minor(runtime.python):
-        return "{} was made by Python {}, and the system's is now {}".format(
-            runtime.venv, minor(runtime.python), minor(runtime.base)
+        return (
+            f"{runtime.venv} was made by Python {minor(runtime.python)}, and the system's is now "
+            f"{minor(runtime.base)}"
         )
     return ""
 
@@ -166,15 +167,15 @@ def why_again(runtime: Runtime) -> str:
 def _why(runtime: Runtime, build: str, needs_oeprov: bool) -> str:
     """Why the environment must change; empty if it is right."""
     if not runtime.exists:
-        return "there is no Python environment at {}".format(runtime.venv)
-    if why_again(runtime):
-        return why_again(runtime)
+        return f"there is no Python environment at {runtime.venv}"
+    if remake_reason(runtime):
+        return remake_reason(runtime)
     if needs_oeprov and runtime.oeprov and _lacks_wheel(runtime, build):
         if runtime.wheel and key_of(runtime.wheel) != key_of(build):
-            return "the runtime in {} was built for {}".format(runtime.venv, key_of(runtime.wheel))
-        return "the runtime in {} is another build than the one here".format(runtime.venv)
+            return f"the runtime in {runtime.venv} was built for {key_of(runtime.wheel)}"
+        return f"the runtime in {runtime.venv} is another build than the one here"
     if runtime.missing or (needs_oeprov and not runtime.oeprov):
-        return "{} does not have what training needs".format(runtime.venv)
+        return f"{runtime.venv} does not have what training needs"
     return ""
 
 
@@ -220,7 +221,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     if not why:
         return []
     offline = not local and not desired.runtime_requirements  # nothing comes from PyPI
-    create = not runtime.exists or bool(why_again(runtime)) or (offline and runtime.made)
+    create = not runtime.exists or bool(remake_reason(runtime)) or (offline and runtime.made)
     missing = desired.runtime_requirements if create else runtime.missing
     names = [item for item in missing if _applies(item, state.os.architecture)]
     wheel = "" if local or not (create or _lacks_wheel(runtime, build)) else "<wheel of oeprov>"
@@ -229,9 +230,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     base = runtime.base or state.os.python
     commands += _install(venv, base, wheel, names, create, offline, desired.runtime_index)
     if wheel and build and key_of(build) != desired.runtime_wheel_key:
-        why += "; if it was not built before, one host of {} builds it and gets compilers".format(
-            key_of(build)
-        )
+        why += f"; if it was not built before, one host of {key_of(build)} builds it and gets compilers"
     return [
         Step(
             id="runtime",
@@ -275,25 +274,23 @@ def problems(state: State, desired: Desired) -> List[str]:
     runtime, found = state.runtime, []
     if 0 < state.os.cpu_level < CPU_LEVEL:
         found.append(
-            "its processor is x86-64-v{}, and the runtime needs x86-64-v{} (AVX2 and FMA): choose another "
-            "type of machine, or give the virtual machine its host's processor".format(
-                state.os.cpu_level, CPU_LEVEL
-            )
+            f"its processor is x86-64-v{state.os.cpu_level}, and the runtime needs x86-64-v{CPU_LEVEL} (AVX2 "
+            "and FMA): choose another type of machine, or give the virtual machine its host's processor"
         )
     managed = platforms.get(desired.kind).managed
-    if managed and (not runtime.exists or why_again(runtime)):
+    if managed and (not runtime.exists or remake_reason(runtime)):
         found += _python_problems(state, desired)
     if runtime.error and not runtime.made:
-        found.append("runtime_venv {}: cannot be used: {}".format(runtime.venv, runtime.error))
+        found.append(f"runtime_venv {runtime.venv}: cannot be used: {runtime.error}")
     elif not managed and not runtime.exists:
         found.append(
-            "runtime_venv {}: is not a Python environment; leave runtime_venv out to use the one that oeprov "
-            "runs in".format(desired.runtime_venv)
+            f"runtime_venv {desired.runtime_venv}: is not a Python environment; leave runtime_venv out to "
+            "use the one that oeprov runs in"
         )
     elif not managed and not runtime.oeprov:
         found.append(
-            "runtime_venv {}: oeprov is not installed there; leave runtime_venv out to use the environment "
-            "that oeprov runs in, or install it there with pip".format(desired.runtime_venv)
+            f"runtime_venv {desired.runtime_venv}: oeprov is not installed there; leave runtime_venv out to "
+            "use the environment that oeprov runs in, or install it there with pip"
         )
     elif runtime.exists and runtime.missing and not runtime.writable:
         found.append(
@@ -312,15 +309,14 @@ def _python_problems(state: State, desired: Desired) -> List[str]:
         "numpy then comes from PyPI"
     )
     if minor(version) in OTHERS:
-        cure += "; runtime_flavor: openembedding runs on Python {}".format(minor(version))
+        cure += f"; runtime_flavor: openembedding runs on Python {minor(version)}"
     if version and tuple(int(item) for item in minor(version).split(".")) < PYTHON_SINCE:
         return [
-            "{} is Python {} on {}, and the runtime needs {}.{}: {}".format(
-                python, minor(version), families.title(state.os), PYTHON_SINCE[0], PYTHON_SINCE[1], cure
-            )
+            f"{python} is Python {minor(version)} on {families.title(state.os)}, and the runtime needs "
+            f"{PYTHON_SINCE[0]}.{PYTHON_SINCE[1]}: {cure}"
         ]
     if not version and desired.runtime_python != "python3" and not state.assumed:
-        return ["runtime_python {}: is not on the host, or does not start".format(desired.runtime_python)]
+        return [f"runtime_python {desired.runtime_python}: is not on the host, or does not start"]
     return []
 
 
@@ -340,11 +336,11 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     venv, python, build, requirements = args["venv"], args["python"], args["build"], args["requirements"]
     before = observe(system, venv, requirements, python if build else "")
     if not _why(before, build, bool(build)):
-        return Applied(False, "{} has all that is needed".format(venv))
+        return Applied(False, f"{venv} has all that is needed")
     if before.error and not before.made:
-        raise CommandError("{}: cannot be used: {}".format(venv, before.error))
+        raise CommandError(f"{venv}: cannot be used: {before.error}")
     offline = args["offline"]
-    create = not before.exists or bool(why_again(before)) or (offline and before.made)
+    create = not before.exists or bool(remake_reason(before)) or (offline and before.made)
     wheel = wheel_file(system, build) if build and (create or _lacks_wheel(before, build)) else ""
     # Until the stamp says that it is finished, the next run makes it again.
     made = before.made or create
@@ -373,7 +369,7 @@ def _check(system: System, venv: str) -> None:
     """Start the server's help in the environment; CommandError if that fails."""
     result = system.run([interpreter(venv), "-I", "-m", "oe_runtime.server", "--help"], timeout=300)
     if result.code == -4:
-        raise CommandError("{}: this processor cannot run the runtime's instructions".format(venv))
+        raise CommandError(f"{venv}: this processor cannot run the runtime's instructions")
     if not result.ok:
         raise CommandError("the runtime was installed but does not start: " + result.explain())
 

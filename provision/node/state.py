@@ -161,7 +161,7 @@ class DaxDevice(NamedTuple):
 class NumaNode(NamedTuple):
     """One NUMA node; ``size`` and ``free`` in bytes, ``distances`` by node id order.
 
-    The last three are observed to distinguish nodes without CPUs; see ``numa.told_apart``.
+    The last three are observed to distinguish nodes without CPUs; see ``numa.tell_apart``.
     """
 
     id: int
@@ -384,7 +384,7 @@ def _decode(kind: Any, data: Any) -> Any:
     if hasattr(kind, "_fields"):
         unknown = sorted(set(data) - set(kind._fields))
         if unknown:
-            raise ValueError("{} has no field {}".format(kind.__name__, ", ".join(unknown)))
+            raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}")
         hints = kind.__annotations__
         return kind(**{name: _decode(hints[name], value) for name, value in data.items()})
     arguments = getattr(kind, "__args__", None)
@@ -400,5 +400,5 @@ def difference(before: State, after: State) -> List[str]:
     for name in State._fields:
         old, new = getattr(was, name), getattr(now, name)
         if old != new:
-            lines.append("{}: was {!r}, is {!r}".format(name, encode(old), encode(new)))
+            lines.append(f"{name}: was {encode(old)!r}, is {encode(new)!r}")
     return lines

@@ -1,6 +1,6 @@
 """What a host should be (``Desired``) and the way there (``Step``, ``Part``, ``Plan``): plain JSON values."""
 
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from .command import System
 from .state import decode, encode_fields
@@ -159,16 +159,24 @@ class Plan(NamedTuple):
         """The steps of one Ansible role, in order; ``all`` stands for every role."""
         return [step for step in self.steps if role in (step.role, "all")]
 
-    def ready_steps(self, role: str, preparing: bool) -> List[Step]:
-        """The steps that a role can do now: those before the reboot, which waits for the steps of all roles.
+    def _split_at_reboot(self) -> Tuple[List[Step], List[Step]]:
+        """The steps before the first reboot, and that reboot (empty: there is none)."""
+        for number, step in enumerate(self.steps):
+            if step.action == "reboot":
+                return self.steps[:number], [step]
+        return self.steps, []
 
-        ``preparing``: only steps that interrupt nothing.
-        """
-        reboots = [number for number, step in enumerate(self.steps) if step.action == "reboot"]
-        first = self.steps[: reboots[0]] if reboots else self.steps
-        ready = [step for step in first if step.role == role and (step.preparing or not preparing)]
-        if reboots and role == "kernel" and not preparing and len(ready) == len(first):
-            ready.append(self.steps[reboots[0]])
+    def steps_before_reboot(self) -> List[Step]:
+        """Steps of other roles that the reboot waits for; it does not wait for those that only prepare."""
+        before, reboot = self._split_at_reboot()
+        return [step for step in before if reboot and step.role != "kernel" and not step.preparing]
+
+    def ready_steps(self, role: str, preparing: bool) -> List[Step]:
+        """The steps that a role can do now; ``preparing``: only steps that interrupt nothing."""
+        before, reboot = self._split_at_reboot()
+        ready = [step for step in before if step.role == role and (step.preparing or not preparing)]
+        if role == "kernel" and not preparing and not self.steps_before_reboot():
+            ready += reboot
         return ready
 
     def to_dict(self) -> Dict[str, Any]:

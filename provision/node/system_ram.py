@@ -21,10 +21,10 @@ def release(state: State, item: Namespace) -> Part:
             continue
         if (dax.online_memblocks and not dax.movable) or 0 < version < daxctl.KEEPS_ACTIVE_SINCE:
             # Non-movable memory does not go offline, and an old daxctl strands the node when it tries.
-            return Part(reboot_why="memory of {} cannot be taken offline while it runs".format(dax.chardev))
+            return Part(reboot_why=f"memory of {dax.chardev} cannot be taken offline while it runs")
         step = Step(
             id="offline-" + dax.chardev,
-            what="take the memory of {} offline".format(dax.chardev),
+            what=f"take the memory of {dax.chardev} offline",
             why="it is in use as system RAM",
             commands=[daxctl.reconfigure_command(dax.chardev, "devdax", movable=True)],
             action="reconfigure_dax",
@@ -52,37 +52,34 @@ def forget(state: State) -> List[Step]:
 
 
 def preflight(state: State, desired: Desired, size: int) -> List[str]:
-    """Why so much memory cannot be added."""
+    """Why memory of this size cannot be added."""
     found = []
     # If it is not installed yet, the version of its package.
     version = daxctl.tool_version(state.tools.daxctl) or families.daxctl_version(state.os)
     if 0 < version < daxctl.RECONFIGURE_SINCE:
         found.append(
-            "daxctl {} cannot reconfigure devices (needs {}); install a newer ndctl/daxctl in /usr/local, or "
-            "use pmem_mode fsdax, which works with this one".format(version, daxctl.RECONFIGURE_SINCE)
+            f"daxctl {version} cannot reconfigure devices (needs {daxctl.RECONFIGURE_SINCE}); install a "
+            "newer ndctl/daxctl in /usr/local, or use pmem_mode fsdax, which works with this one"
         )
     elif 0 < version < daxctl.NO_MOVABLE_SINCE and not desired.pmem_movable:
         found.append(
-            "daxctl {} brings memory online as movable only (pmem_movable: false needs {})".format(
-                version, daxctl.NO_MOVABLE_SINCE
-            )
+            f"daxctl {version} brings memory online as movable only (pmem_movable: false needs "
+            f"{daxctl.NO_MOVABLE_SINCE})"
         )
     dram = numa.dram(state)
     if not dram or not size:
         return found
     if desired.pmem_movable and size > desired.pmem_max_movable_ratio * dram:
         found.append(
-            "{} of movable memory beside {} of DRAM is {:.1f}:1, more than pmem_max_movable_ratio {:g}: "
-            "the kernel's own data must fit in DRAM; use less, or raise the ratio".format(
-                human(size), human(dram), size / dram, desired.pmem_max_movable_ratio
-            )
+            f"{human(size)} of movable memory beside {human(dram)} of DRAM is {size / dram:.1f}:1, more than "
+            f"pmem_max_movable_ratio {desired.pmem_max_movable_ratio:g}: the kernel's own data must fit in "
+            "DRAM; use less, or raise the ratio"
         )
     free = sum(node.free for node in state.numa if node.cpus)
     if desired.pmem_map != "dev" and free and size // ndctl.PAGE_COST > free // 2:
         found.append(
-            "page structures for {} take {} of DRAM and only {} are free; set pmem_map: dev".format(
-                human(size), human(size // ndctl.PAGE_COST), human(free)
-            )
+            f"page structures for {human(size)} take {human(size // ndctl.PAGE_COST)} of DRAM and only "
+            f"{human(free)} are free; set pmem_map: dev"
         )
     return found
 
@@ -92,9 +89,8 @@ def notes(desired: Desired, size: int) -> List[str]:
     if desired.pmem_map == "dev" or not size:
         return []
     return [
-        "page structures take {} of DRAM (1/64 of {}); pmem_map: dev puts them on the device".format(
-            human(size // ndctl.PAGE_COST), human(size)
-        )
+        f"page structures take {human(size // ndctl.PAGE_COST)} of DRAM (1/64 of {human(size)}); pmem_map: "
+        "dev puts them on the device"
     ]
 
 
@@ -107,8 +103,8 @@ def _policy(state: State) -> Part:
             Step(
                 id="hotplug-policy",
                 what="leave hot-added memory offline until daxctl brings it online",
-                why="the kernel's policy is {}, and daxctl stops with 'kernel policy will auto-online "
-                "memory'".format(state.memory.auto_online),
+                why=f"the kernel's policy is {state.memory.auto_online}, and daxctl stops with 'kernel "
+                "policy will auto-online memory'",
                 commands=[["write", numa.AUTO_ONLINE, "offline"]],
                 action="set_online_policy",
                 args={"policy": "offline"},
@@ -122,7 +118,7 @@ def _policy(state: State) -> Part:
 def _to_system_ram(name: str, desired: Desired, why: str, lost: List[str]) -> Step:
     return Step(
         id="system-ram-" + name,
-        what="make {} a memory node".format(name),
+        what=f"make {name} a memory node",
         why=why + "; read back afterwards",
         destroys=lost,
         commands=daxctl.held(daxctl.reconfigure_command(name, "system-ram", desired.pmem_movable))
@@ -137,15 +133,15 @@ def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
     wrong_zone = bool(dax.online_memblocks) and dax.movable != desired.pmem_movable
     if wrong_zone:
         zone = "movable" if desired.pmem_movable else "not movable"
-        why = "it is online, but not as memory that is {}".format(zone)
+        why = f"it is online, but not as memory that is {zone}"
     elif dax.online_memblocks < dax.total_memblocks:
-        why = "{} of {} blocks are online".format(dax.online_memblocks, dax.total_memblocks)
+        why = f"{dax.online_memblocks} of {dax.total_memblocks} blocks are online"
     else:
         return []
     return [
         Step(
             id="online-" + dax.chardev,
-            what="bring the memory of {} online".format(dax.chardev),
+            what=f"bring the memory of {dax.chardev} online",
             why=why,
             commands=daxctl.online_commands(dax.chardev, desired.pmem_movable, wrong_zone),
             action="online_dax",
@@ -193,10 +189,10 @@ def handed_out(state: State) -> List[NumaNode]:
 
 def plan_handed_out(state: State, desired: Desired, nodes: List[NumaNode], memory: str) -> Part:
     """Write memkind's nodes; the firmware has done the rest."""
-    names = ["node {} ({}, no CPUs)".format(node.id, human(node.size)) for node in nodes]
+    names = [f"node {node.id} ({human(node.size)}, no CPUs)" for node in nodes]
     note = (
-        "{}: taken for the {} memory, which the firmware hands out like any other; it is not movable, so the "
-        "kernel may keep data of its own there".format(", ".join(names), memory)
+        f"{', '.join(names)}: taken for the {memory} memory, which the firmware hands out like any other; it "
+        "is not movable, so the kernel may keep data of its own there"
     )
     before = mount.forget_step(state, desired)
     return Part(before=before, after=numa.plan_memkind(state, [node.id for node in nodes], []), notes=[note])
@@ -240,13 +236,13 @@ def plan_namespaces(state: State, desired: Desired, absent: str) -> Part:
         else:
             # The content of a devdax namespace cannot be read, and is lost when it becomes memory.
             lost = ndctl.data_in(state, item) if ready else []
-            steps.append(_to_system_ram(name, desired, "it is a {} namespace".format(item.mode), lost))
+            steps.append(_to_system_ram(name, desired, f"it is a {item.mode} namespace", lost))
             settled = settled and bool(found)
         for dax in found:
             problems += daxctl.target_problem(dax.chardev, dax.target_node, state.numa)
             nodes.append(dax.target_node)
     for region in ndctl.empty_regions(state, desired):
-        name = "dax{}.0".format(region.dev.replace("region", ""))
+        name = f"dax{region.dev.replace('region', '')}.0"
         steps.append(ndctl.create(state, desired, region, "devdax", "the region has no namespace"))
         steps.append(_to_system_ram(name, desired, "the namespace is new", []))
         size += region.size
@@ -283,7 +279,7 @@ def plan_devices(state: State, desired: Desired, absent: str) -> Part:
                 if item.chardev == dax.chardev
                 for name in ndctl.data_in(state, item)
             ]
-            steps.append(_to_system_ram(dax.chardev, desired, "it is a {} device".format(dax.mode), lost))
+            steps.append(_to_system_ram(dax.chardev, desired, f"it is a {dax.mode} device", lost))
     by_device = {item.chardev: item.uuid for item in state.namespaces if item.chardev}
     ordered = sorted(state.dax, key=lambda dax: dax.chardev not in by_device)
     names = [dax.chardev for dax in ordered]

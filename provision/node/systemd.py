@@ -92,17 +92,17 @@ def how_it_ended(system: System, unit: Unit) -> str:
         lines = lines[starts[-1] :]  # earlier lines are of another start
     exits = [match.group(1) for match in map(EXITED.search, lines) if match]
     if unit.exit_code < 0:
-        how = "it was killed by signal {}".format(-unit.exit_code)
+        how = f"it was killed by signal {-unit.exit_code}"
     elif unit.exit_code and unit.result in ("", "success", "exit-code"):
-        how = "it ended with exit status {}".format(unit.exit_code)
+        how = f"it ended with exit status {unit.exit_code}"
     elif exits:
-        how = "its process ended ({})".format(exits[-1])
+        how = f"its process ended ({exits[-1]})"
     elif unit.result == "exit-code":
         how = "it could not be started"
     elif unit.result in ("", "success"):
         how = "it ended"
     else:
-        how = "systemd says {}".format(unit.result)
+        how = f"systemd says {unit.result}"
     if unit.result == "oom-kill":
         how += " (the host ran out of memory)"
     said = last_words(own, errors_only="killed" in how)
@@ -119,7 +119,7 @@ def last_words(lines: List[str], errors_only: bool = False) -> str:
 def ours(system: System, job: str = "") -> List[str]:
     """Names of a job's units on this host; of all jobs if none is named."""
     middle = re.escape(job) if job else "[A-Za-z0-9][A-Za-z0-9._-]*"
-    pattern = re.compile("oeprov-{}-(server|worker)-[0-9]+[.]service".format(middle))
+    pattern = re.compile(f"oeprov-{middle}-(server|worker)-[0-9]+[.]service")
     return [name for name in system.list(DIRECTORY) if pattern.fullmatch(name)]
 
 

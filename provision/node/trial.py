@@ -80,7 +80,7 @@ def check_boot(expect: Dict[str, Any], seen: Boot) -> List[str]:
     if seen.boot_id == expect["boot_id"]:
         found.append("the machine has not rebooted")
     if seen.release != expect["release"]:
-        found.append("kernel {} runs instead of {}".format(seen.release, expect["release"]))
+        found.append(f"kernel {seen.release} runs instead of {expect['release']}")
     missing = [word for word in expect["arguments"] if word not in seen.cmdline]
     if missing:
         found.append("kernel arguments are missing: " + " ".join(missing))
@@ -91,7 +91,7 @@ def check_boot(expect: Dict[str, Any], seen: Boot) -> List[str]:
     if gone:
         found.append("persistent memory has disappeared: " + " ".join(gone))
     if seen.system in ("maintenance", "stopping"):
-        found.append("systemd says {!r}".format(seen.system))
+        found.append(f"systemd says {seen.system!r}")
     return found
 
 
@@ -113,7 +113,7 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         "arguments": args["arguments"],
         "absent_arguments": args["absent_arguments"],
         "pmem": now.pmem if args["pmem_stays"] else [],
-        "mounts": _entered(system) if args["pmem_stays"] else [],
+        "mounts": _mounted_at_boot(system) if args["pmem_stays"] else [],
         "sysctls": {name: _read_sysctl(system, name) for name in _SYSCTLS},
         "limit": args["trial_limit"],
         "what": args["failure_key"] or release,
@@ -124,7 +124,7 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         if release != now.release:
             bootloader.set_default(system, release)
         _save(system, record)
-        return Applied(True, "ready to reboot into {}".format(release))
+        return Applied(True, f"ready to reboot into {release}")
     loader = bootloader.observe(system)
     _write_entry(system, loader, record)
     _write_units(system, record)
@@ -135,9 +135,8 @@ def prepare_reboot(system: System, args: Dict[str, Any]) -> Applied:
         raise CommandError("GRUB's environment block does not have the one-time entry after it was set")
     return Applied(
         True,
-        "{} is booted once; unless it is confirmed within {} s, {} returns".format(
-            record["what"], record["limit"], now.release
-        ),
+        f"{record['what']} is booted once; unless it is confirmed within {record['limit']} s, {now.release} "
+        "returns",
     )
 
 
@@ -162,21 +161,21 @@ def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> 
         )
     words = bootentry.changed(entry.arguments, record["arguments"], record["absent_arguments"])
     words += _trial_arguments(system, record)
-    title = "{} on trial (oeprov)".format(record["release"])
+    title = f"{record['release']} on trial (oeprov)"
     if loader.bls:
-        text = system.read("{}/{}.conf".format(bootloader.BLS, entry.id))
+        text = system.read(f"{bootloader.BLS}/{entry.id}.conf")
         system.write(bootloader.trial_path(loader), bootentry.copy_bls(text, title, words))
         return
     menu = system.read(loader.config_path)
     if "custom.cfg" not in menu:
         raise CommandError(
-            "{} does not read custom.cfg, where an entry for one boot would be: is /etc/grub.d/41_custom "
-            "there and executable?".format(loader.config_path)
+            f"{loader.config_path} does not read custom.cfg, where an entry for one boot would be: is "
+            "/etc/grub.d/41_custom there and executable?"
         )
     menus = {item.entry.id: item for item in bootentry.parse_menu(menu)}
     old = bootentry.find(loader.entries, record["from"])
     if old is None:
-        raise CommandError("{} has no entry of kernel {}".format(loader.config_path, record["from"]))
+        raise CommandError(f"{loader.config_path} has no entry of kernel {record['from']}")
     block = bootentry.trial_entry(menus[entry.id], title, words, menus[old.id])
     path = bootloader.trial_path(loader)
     before = system.read(path)
@@ -189,13 +188,14 @@ def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> 
 
 def _write_units(system: System, record: Dict[str, Any]) -> None:
     """Write the timer that ends a trial boot; it starts in no other boot."""
-    timer = "\n[Timer]\nOnBootSec={}\nAccuracySec=1s\n\n[Install]\nWantedBy={}\n".format(
-        record["limit"], " ".join(_WANTED_BY)
+    timer = (
+        f"\n[Timer]\nOnBootSec={record['limit']}\nAccuracySec=1s\n"
+        f"\n[Install]\nWantedBy={' '.join(_WANTED_BY)}\n"
     )
     head = _HEAD.format(_mark(record), EXPIRED)
     service = (
-        "\n[Service]\nType=oneshot\nExecStart=-/bin/cp /proc/cmdline {}\n"
-        "ExecStart=/bin/systemctl --force reboot\n".format(EXPIRED)
+        f"\n[Service]\nType=oneshot\nExecStart=-/bin/cp /proc/cmdline {EXPIRED}\n"
+        "ExecStart=/bin/systemctl --force reboot\n"
     )
     system.write(_UNITS + TIMER, head + timer)
     system.write(_UNITS + _SERVICE, head + service)
@@ -222,7 +222,7 @@ def confirm(system: System) -> Applied:
         return Applied(False, "no reboot waits to be confirmed")
     seen = _settled(system, record)
     if seen.boot_id == record["boot_id"]:
-        raise CommandError("the machine has not rebooted; boot id {} is still the same".format(seen.boot_id))
+        raise CommandError(f"the machine has not rebooted; boot id {seen.boot_id} is still the same")
     _mount_again(system, record)
     if record["trial"] and _mark(record) not in seen.cmdline:
         return _returned(system, record, seen)
@@ -232,7 +232,7 @@ def confirm(system: System) -> Applied:
     if problems and record["trial"]:
         record.update(state="failed", why="; ".join(problems))
         _save(system, record)
-        _remember(system, record)
+        _record_failure(system, record)
         raise CommandError(_unhealthy(system, record))
     if problems:
         _forget(system)
@@ -241,7 +241,7 @@ def confirm(system: System) -> Applied:
     record["state"] = "confirmed"
     _save(system, record)
     _clean(system)
-    _absolve(system, record)
+    _drop_failure(system, record)
     _reset_sysctls(system, record)
     _forget(system)
     return Applied(
@@ -268,7 +268,7 @@ def _mounted(system: System) -> List[Mount]:
     return mount.parse_mounts(system.read("/proc/mounts"))
 
 
-def _entered(system: System) -> List[str]:
+def _mounted_at_boot(system: System) -> List[str]:
     """Mount points of persistent memory that a boot mounts again."""
     places = [entry.where for entry in fstab.parse(system.read(fstab.PATH))]
     found = [item.where for item in _mounted(system) if item.device.startswith("/dev/pmem")]
@@ -298,32 +298,29 @@ def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
     _clean(system)
     if record["state"] in ("confirmed", "failed"):
         _forget(system)
-        return Applied(True, "kernel {} runs again".format(seen.release))
+        return Applied(True, f"kernel {seen.release} runs again")
     if not taken:
         _forget(system)
-        raise CommandError(
-            "GRUB did not start the one-time entry; kernel {} runs as before".format(seen.release)
-        )
+        raise CommandError(f"GRUB did not start the one-time entry; kernel {seen.release} runs as before")
     record["why"] = "it did not come up (panic, no root file system, emergency mode, hang), or power was lost"
     if expired:
         record["why"] = (
-            "it came up, but was not confirmed within {} s: the controller went away, or could not reach "
-            "it".format(record["limit"])
+            f"it came up, but was not confirmed within {record['limit']} s: the controller went away, or "
+            "could not reach it"
         )
-    _remember(system, record)
+    _record_failure(system, record)
     _forget(system)
     raise CommandError(
-        "{} failed its trial boot, and the machine returned to kernel {}: {}; recorded in {}".format(
-            record["what"], seen.release, record["why"], kernel.FAILED
-        )
+        f"{record['what']} failed its trial boot, and the machine returned to kernel {seen.release}: "
+        f"{record['why']}; recorded in {kernel.FAILED}"
     )
 
 
 def _unhealthy(system: System, record: Dict[str, Any]) -> str:
     left = max(0.0, record["limit"] - _uptime(system))
     return (
-        "{} is on trial and not healthy: {}; the machine returns to kernel {} within {:.0f} s; "
-        "recorded in {}".format(record["what"], record["why"], record["from"], left, kernel.FAILED)
+        f"{record['what']} is on trial and not healthy: {record['why']}; the machine returns to kernel "
+        f"{record['from']} within {left:.0f} s; recorded in {kernel.FAILED}"
     )
 
 
@@ -332,7 +329,7 @@ def _read_sysctl(system: System, name: str) -> str:
 
 
 def _reset_sysctls(system: System, record: Dict[str, Any]) -> None:
-    """A machine that has passed panics as it did before: what it says then matters more than the way back."""
+    """Restore how the kernel panics: after a passed trial its message matters more than the reboot."""
     for name, before in record.get("sysctls", {}).items():
         if record["trial"] and before and _read_sysctl(system, name) == _SYSCTLS[name]:
             system.write("/proc/sys/kernel/" + name, before + "\n")
@@ -342,8 +339,8 @@ def _other_failures(system: System, record: Dict[str, Any]) -> List[str]:
     return [line for line in system.read(kernel.FAILED).splitlines() if line.split("\t")[0] != record["what"]]
 
 
-def _absolve(system: System, record: Dict[str, Any]) -> None:
-    """Takes an earlier failure of what has passed now out of the list of failed trials."""
+def _drop_failure(system: System, record: Dict[str, Any]) -> None:
+    """Remove what has passed now from the list of failed trials."""
     others = _other_failures(system, record)
     if others:
         system.write(kernel.FAILED, "".join(line + "\n" for line in others))
@@ -351,7 +348,7 @@ def _absolve(system: System, record: Dict[str, Any]) -> None:
         system.remove(kernel.FAILED)
 
 
-def _remember(system: System, record: Dict[str, Any]) -> None:
+def _record_failure(system: System, record: Dict[str, Any]) -> None:
     """Add a line to the list of failed trials, and remove an older one about the same."""
     lines = _other_failures(system, record)
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
@@ -364,7 +361,7 @@ def _clean(system: System) -> None:
     if system.exists(_UNITS + TIMER):
         system.run(["systemctl", "stop", TIMER])
         if system.run(["systemctl", "is-active", TIMER]).out.strip() == "active":
-            raise CommandError("{} cannot be stopped: it would reboot this machine".format(TIMER))
+            raise CommandError(f"{TIMER} cannot be stopped: it would reboot this machine")
         system.run(["systemctl", "--no-reload", "disable", TIMER])
         system.remove(_UNITS + TIMER)
         system.remove(_UNITS + _SERVICE)

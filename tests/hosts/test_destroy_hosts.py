@@ -90,7 +90,7 @@ def test_destroy(tmp_path: Path, hosts: SshHosts) -> None:
     two.stop()
     consent = f"{one.name}:job/{SAVED}"
     said = destroy(tmp_path, "-i", path, "--yes", "--consent", consent, code=1)
-    assert f"✓ {one.name}: nothing that oeprov made is left, but system packages and kernels" in said
+    assert f"✓ {one.name}: nothing that oeprov made is left, except system packages and kernels" in said
     assert f"✗ {two.name}: " in said
     assert "refuses connections" in said
     assert there(one) == []

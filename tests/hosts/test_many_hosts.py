@@ -129,7 +129,7 @@ def test_lost_hosts_are_named_with_their_reasons_and_the_others_planned(
         hosts.known_hosts.write_text("\n".join(lines[:6] + lines[7:]) + "\n")
         code = planning.plan(load(path), as_json=True)
         said = json.loads(capsys.readouterr().out)["hosts"]
-        expected = [*spoil, "shows another host key", "has a host key that is not in known_hosts"]
+        expected = [*spoil, "has another host key", "has a host key that is not in known_hosts"]
         for host, words in zip(hosts, expected, strict=False):
             assert words in said[host.name]["unreachable"]
             assert host.address in said[host.name]["unreachable"] or "python3" in words

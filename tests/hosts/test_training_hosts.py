@@ -576,7 +576,7 @@ def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
             [
                 sys.executable,
                 "-m",
-                "provision.cli.main",
+                "provision.cli",
                 "logs",
                 "-f",
                 "-p",

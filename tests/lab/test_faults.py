@@ -85,7 +85,7 @@ class TestOneNode:
         before = user.on("lab-1", "md5sum /mnt/theirs; umount /mnt; md5sum /dev/pmem0")
         shown = user.oeprov("bootstrap", "--yes", expect=1)
         assert re.search(
-            r"data would be lost; to agree to that, add: --consent lab-1:pmem0/ext4/[0-9a-f-]{36}", shown
+            r"data would be lost; to agree, add: --consent lab-1:pmem0/ext4/[0-9a-f-]{36}", shown
         )
         user.oeprov("bootstrap", "--yes", "--consent", "lab-1:pmem0/ext4/another", expect=1)
         assert (

@@ -58,7 +58,7 @@ def interrupted_job(user: Trainer) -> str:
 
 def test_a_healthy_node(user: Trainer, before: dict[str, str]) -> None:
     shown = ails(user)
-    assert "it is not what the inventory asks for" in shown
+    assert "it differs from the inventory" in shown
     assert "create a fsdax namespace on region0" in shown
     user.oeprov("bootstrap", "--yes")
     assert is_well(user)

@@ -211,9 +211,9 @@ def test_inventory_check_lists_all_problems(run, tmp_path: Path) -> None:  # typ
         (["plan", "--offlin"], "No such option: --offlin"),
         (["plam"], "No such command 'plam'"),
         (["launch-training", "-i", "nope.yml"], "nope.yml: no such inventory"),
-        (["launch-training", "my-job", "-i", LOCAL], "is understood with --resume only"),
-        (["launch-training", "-i", LOCAL, "--dim", "wide"], "Invalid value for '--dim'"),
-        (["launch-training", "-i", LOCAL, "--dim", "0"], "Invalid value for '--dim'"),
+        (["launch-training", "my-job", "-i", LOCAL], "is for --resume only"),
+        (["launch-training", "-i", LOCAL, "--dim", "wide"], "--dim: found 'wide'; expected a whole"),
+        (["launch-training", "-i", LOCAL, "--dim", "0"], "--dim: found '0'; allowed: at least 1"),
         (["stop", "no-such-job"], "no-such-job"),
         (["logs", "no-such-job"], "no-such-job"),
         (["status", "no-such-job"], "no-such-job"),
@@ -368,6 +368,19 @@ def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str
     assert set(ends) <= {130, 0, 1, -signal.SIGINT}
 
 
+@pytest.mark.process
+def test_ctrl_c_while_the_childs_python_starts_has_no_traceback(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `oeprov checkpoint` does
+        os.kill(os.getpid(), signal.SIGINT)
+
+    program = [sys.executable, "-m", "oe_runtime.checkpoint", "inspect", "."]
+    done = subprocess.run(
+        program, cwd=tmp_path, preexec_fn=interrupted, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "piece"),
     [
@@ -377,12 +390,18 @@ def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str
         ),
         (["destroy", "--limit", "", "--yes"], "an argument is empty: the one after --limit; "),
         (["", "x"], "an argument is empty: the first one; "),
-        (["resume", "--epochs", "0"], "Invalid value for '--epochs'"),
-        (["jobs", "prune", "--keep", "-1"], "Invalid value for '--keep'"),
+        (["resume", "--epochs", "0"], "--epochs: found '0'; allowed: at least 1;"),
+        (["jobs", "prune", "--keep", "-1"], "--keep: found '-1'; allowed: at least 0;"),
+        (["jobs", "prune", "--older-than", "3x"], "--older-than: found '3x'; expected a number and m, h"),
+        (["serve-export", "--port", "70000"], "--port: found '70000'; allowed: at most 65535;"),
+        (["logs", "-n", "-3"], "--lines: found '-3'; allowed: at least 0; see `oeprov logs --help`"),
+        (["lab", "up", "--nodes", "x"], "--nodes: found 'x'; expected a whole number; see `oeprov lab up "),
+        (["rollback", "krnel"], "what: found 'krnel'; allowed: 'kernel', 'pmem-mode'; see"),
+        (["cost", "--rows", "1", "--epoch-hours", "no"], "--epoch-hours: found 'no'; expected a number;"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
-def test_an_empty_argument_is_a_mistake(run, arguments: list[str], piece: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_empty_or_impossible_argument_is_a_mistake(run, arguments: list[str], piece: str) -> None:  # type: ignore[no-untyped-def]
     assert piece in run(*arguments).error()
 
 

@@ -186,7 +186,7 @@ def test_what_is_seen_only_after_a_reboot_is_planned_again(
     with pytest.raises(ConvergeError, match=r"data would be lost.*--consent one:/dev/pmem0"):
         bootstrap(state_dir)
     assert len(runs) == 1, "the first round destroyed nothing, the second needs consent of its own"
-    assert "What could be seen only now" in capsys.readouterr().out
+    assert "Steps that only became visible now:" in capsys.readouterr().out
     runs.clear()
     assert bootstrap(state_dir, consent=Consent(True, ["one:/dev/pmem0"])) == 0
     assert [run["host_variables"]["one"]["oeprov_plan"]["steps"] for run in runs] == [["directory"], ["fs"]]
@@ -236,7 +236,8 @@ def test_interrupted_step_is_named(state_dir: Path, see: Any, capsys: pytest.Cap
     see(Plan("one"))
     assert bootstrap(state_dir) == 0
     assert (
-        "(bootstrap-1) was interrupted on one during or before: install tensorflow" in capsys.readouterr().out
+        "one: an earlier run (bootstrap-1) was interrupted during or before: install"
+        in capsys.readouterr().out
     )
     assert bootstrap(state_dir) == 0
     assert "interrupted" not in capsys.readouterr().out
@@ -268,7 +269,9 @@ def test_a_host_lost_during_its_change_keeps_the_others_unchanged(
     monkeypatch.setattr(playbook, "run", run)
     arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(yes=True)}
     assert changes.bootstrap(load(path, state_dir=state_dir), **arguments) == 1
-    with pytest.raises(ConvergeError, match=r"host one was being changed by bootstrap-.* leave it out with"):
+    with pytest.raises(
+        ConvergeError, match=r"host one became unreachable while bootstrap-.* leave it out with"
+    ):
         changes.bootstrap(load(path, state_dir=state_dir), **arguments)
     assert len(runs) == 1
     seen = ClusterSurvey({"two": State()}, {"two": plans["two"]})
@@ -349,7 +352,10 @@ def test_pmem_mode_does_its_own_part_only(
     assert approved["desired"]["pmem_mode"] == "directory"
     assert approved["desired"]["pmem_directory"] == str(state_dir / "pmem0")
     said = capsys.readouterr().out
-    assert "inventory.yml still says otherwise for one: the next bootstrap would plan the way back" in said
+    assert (
+        "inventory.yml still has another pmem_mode for one: the next bootstrap would plan to undo this change"
+        in said
+    )
     assert "  +    one: {ansible_connection: local, oeprov_kind: local, " in said
     flags = f"-i {found.path} --state-dir {state_dir} --write-inventory"
     assert f"to write it: oeprov pmem-mode directory {flags}" in said
@@ -400,7 +406,7 @@ def test_pmem_mode_writes_the_inventory(
     said = capsys.readouterr().out
     assert "pmem_mode: directory}" in said
     assert "✓ wrote" in said
-    assert "still says otherwise" not in said
+    assert "still has another" not in said
     assert to_directory(state_dir, see, write_inventory=True, as_json=True) == (0, "directory")
     assert json.loads(capsys.readouterr().out)["converged"] is True
     found = load(state_dir.parent / "inventory.yml", state_dir=state_dir)
@@ -534,7 +540,7 @@ def test_stale_plan_is_refused_with_the_difference(
         (state_dir / "pmem0" / "somebody's").touch()
         return True
 
-    monkeypatch.setattr(changes._Change, "_agreed", agree_while_the_host_changes)
+    monkeypatch.setattr(changes._Change, "_has_consent", agree_while_the_host_changes)
     assert bootstrap(state_dir) == 1
     shown = capsys.readouterr().out
     assert "the host has changed since the plan was made; nothing was done" in shown

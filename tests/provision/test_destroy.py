@@ -321,9 +321,7 @@ def test_the_command_shows_and_refuses(
     [plan] = json.loads(capsys.readouterr().out.splitlines()[-1])["pending"]
     assert [step["id"] for step in plan["steps"]] == ["unmount-pmem0", "fstab-forget", "remove-files"]
     assert cli.run([*words, "--consent", "one:namespace0.0/n-1", "--yes"]) == 1
-    assert (
-        "data would be lost; to agree to that, add: --consent one:pmem0/ext4/f-1" in capsys.readouterr().err
-    )
+    assert "data would be lost; to agree, add: --consent one:pmem0/ext4/f-1" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - ends with the test
     assert cli.run(words) == 1
     assert "no terminal to ask at: add --yes" in capsys.readouterr().err
@@ -350,7 +348,7 @@ def test_consent_that_names_nothing_is_said_and_changes_nothing(
     assert cli.run([*words, "--check", *(word for item in named for word in ("--consent", item))]) == 2
     said = capsys.readouterr().out
     assert said.count("was named, but") == 1
-    assert "one:job/gone was named, but oeprov made nothing of that name there, or it is gone already" in said
+    assert "one:job/gone was named, but oeprov made no such object there, or it is gone already" in said
     monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, bare))
     assert cli.run([*words, "--consent", "one:namespace0.0/n-1"]) == 0, "twice does no harm"
     said = capsys.readouterr().out

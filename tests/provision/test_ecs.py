@@ -167,10 +167,10 @@ def test_kinds_follow_from_instance_type_families() -> None:
     [
         ("regoins: [x]\n", "regoins: unknown key; known are plugin, regions"),
         ("access_key_secret: abc\n", "access_key_secret: credentials do not belong here"),
-        ("address: vpc\n", "address: found 'vpc'; should be 'private' or 'public'"),
+        ("address: vpc\n", "address: found 'vpc'; allowed: private, public"),
         ("kinds: {gn7: gup}\n", "kinds.gn7: found 'gup'"),
-        ("port: 0\n", "port: found 0; should be greater than"),
-        ("vars: {servers: {}}\n", "should be 'all'"),
+        ("port: 0\n", "port: found 0; allowed: at least 1"),
+        ("vars: {servers: {}}\n", "allowed: all, parameter_servers"),
         ("tags: {}\n", "tags: found {}"),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_file_that_is_wrong(more: str, said: str, tmp_path: Path) -> None:
 def test_another_plugin(tmp_path: Path) -> None:
     path = tmp_path / "aws.yml"
     path.write_text("plugin: amazon.aws.aws_ec2\nregions: [x]\n")
-    assert "plugin: found 'amazon.aws.aws_ec2'; should be 'oeprov_ecs'" in refused(path)
+    assert "plugin: found 'amazon.aws.aws_ec2'; allowed: oeprov_ecs" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_file_that_was_changed_meanwhile_stays(path: Path) -> None:
     write(path, a=", pmem_mode: fsdax")
     [found] = inventory_edit.edits_for(path, ["a"], "pmem_mode", "system-ram")
     path.write_text(path.read_text() + "# somebody else's line\n")
-    with pytest.raises(InventoryError, match="was changed meanwhile; it was left as it is"):
+    with pytest.raises(InventoryError, match="was changed meanwhile, so it was not written"):
         found.write()
     assert path.read_text().endswith("# somebody else's line\n")
     assert "fsdax" in path.read_text()

@@ -236,7 +236,7 @@ def test_prune_takes_what_all_options_choose(
     assert cli.run(["jobs", "prune", "--older-than", "30x", "--yes"]) == 1
     assert "found '30x'; expected a number and m, h, d or w, such as 30d" in capsys.readouterr().err
     assert cli.run(["jobs", "prune", "--state", "doen", "--yes"]) == 1
-    assert "Invalid value for --state: found 'doen'; allowed: done, failed" in capsys.readouterr().err
+    assert "--state: found 'doen'; allowed: done, failed" in capsys.readouterr().err
     assert left(state_dir) == ["a", "b", "c", "d"]
     assert cli.run(["jobs", "prune", "--older-than", "30d", "--keep", "2", "--state", "done", "--yes"]) == 0
     assert left(state_dir) == ["b", "c", "d"]

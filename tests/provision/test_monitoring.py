@@ -136,8 +136,8 @@ def test_prometheus_finds_every_server(tmp_path: Path) -> None:
     }
     assert {item["labels"]["cluster"] for item in job["static_configs"]} == {"ads"}
     assert len(notes) == 2
-    assert notes[0].startswith("re6p-2: its metrics are for itself only")
-    assert notes[1].startswith("re6p-3: shows no metrics")
+    assert notes[0].startswith("re6p-2: its metrics are on loopback only")
+    assert notes[1].startswith("re6p-3: exports no metrics")
 
 
 def test_prometheus_finds_servers_on_kubernetes(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_nothing_to_monitor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path = inventory_file(tmp_path)
     path.write_text(path.read_text().replace("7780", "0"))
     assert cli.run(["monitoring", "-i", str(path), "--state-dir", str(tmp_path)]) == 1
-    assert "no server shows metrics: set parameter_server_metrics_port" in capsys.readouterr().err
+    assert "no server exports metrics; set parameter_server_metrics_port" in capsys.readouterr().err
     assert not (tmp_path / "monitoring").exists()
 
 

@@ -16,8 +16,8 @@ from provision.cluster import share
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import observe as observing
-from provision.hosts import payload, remote, remote_python
-from provision.hosts.survey import survey
+from provision.hosts import payload, remote
+from provision.hosts.survey import python_problem, survey
 from provision.inventory.loader import load
 from provision.node.observe import observe_node
 from provision.node.plan import make_plan
@@ -168,7 +168,7 @@ def test_a_key_file_that_is_not_there(tmp_path: Path, server: SshServer) -> None
 def test_a_host_key_that_changed(tmp_path: Path, server: SshServer) -> None:
     line = server.known_hosts_line(paramiko.ECDSAKey.generate())
     (tmp_path / "known_hosts").write_text(line)
-    assert "shows another host key" in reason(observing.observe(inventory(tmp_path, host(server)))["a"])
+    assert "has another host key" in reason(observing.observe(inventory(tmp_path, host(server)))["a"])
     assert server.commands == []
 
 
@@ -315,17 +315,17 @@ def test_a_python_that_ansible_cannot_use_is_a_problem_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old = State(os=OsInfo("rocky", "8.10", "rhel", package_manager="dnf", python="3.6.8"))
-    assert remote_python.problem(old, "python3", "2.16.19") == ""
-    said = remote_python.problem(old, "python3", "2.19.14")
+    assert python_problem(old, "python3", "2.16.19") == ""
+    said = python_problem(old, "python3", "2.19.14")
     assert said.startswith(
         "ansible-core 2.19.14 here needs Python 3.8 on hosts, and python3 there is 3.6.8: "
     )
     assert "pip install 'ansible-core<2.17'" in said
     assert "dnf install python3.11" in said
     centos = State(os=OsInfo("centos", "7", "rhel", package_manager="yum", python="3.6.8"))
-    assert "CentOS 7 has no package of one" in remote_python.problem(centos, "python3", "2.19.14")
+    assert "CentOS 7 has no package of one" in python_problem(centos, "python3", "2.19.14")
     newer = old._replace(os=old.os._replace(python="3.11.9"))
-    assert [remote_python.problem(newer, "python3.11", core) for core in ("2.16.1", "2.19.14", "2.99.0")] == [
+    assert [python_problem(newer, "python3.11", core) for core in ("2.16.1", "2.19.14", "2.99.0")] == [
         "",
         "",
         "",

@@ -63,7 +63,7 @@ def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
     now = KernelState(NEW, [OLD, NEW], "", NEW, ["quiet"])
     state = seen(monkeypatch, found, kernel=now)
     assert rollback.kernel(found, **options) == 0
-    assert "knows of no other kernel of these hosts" in capsys.readouterr().out
+    assert "has no other kernel of these hosts" in capsys.readouterr().out
     history.write(
         Journal(tmp_path / "journal.jsonl", "run"),
         "c",
@@ -76,7 +76,7 @@ def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
     assert [step["id"] for step in plan["steps"]] == ["reboot", "kernel-default"]
     assert plan["steps"][0]["what"] == f"boot {OLD} once on trial"
     seen(monkeypatch, found, kernel=now._replace(installed=[NEW]))
-    with pytest.raises(ConvergeError, match=f"kernel {OLD} ran before and is not installed any more"):
+    with pytest.raises(ConvergeError, match=f"its earlier kernel {OLD} is not installed any more"):
         rollback.kernel(found, **options)
 
 

@@ -88,7 +88,7 @@ def test_refusals(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no parameter servers in state/jobs; start some: oeprov servers up" in capsys.readouterr().err
     for words, said in (
         (("--storage", "pmem"), "--storage: found 'pmem'; allowed: dram"),
-        (("--servers", "65"), "less than or equal to 64"),
+        (("--servers", "65"), "allowed: at most 64"),
         (("--name", "../x"), "--name: found '../x'"),
     ):
         assert oeprov("up", "-i", "inventory.yml", *words) == 1

@@ -98,7 +98,7 @@ class TestRefusals:
             ({"data": "/etc/passwd"}, "--data: /etc/passwd line 1: found 1 columns, expected 40"),
             (
                 {"model": "deepfn"},
-                "--model: found 'deepfn'; allowed: deepfm, dlrm, wdl, xdeepfm; did you mean 'deepfm'?",
+                "--model: found 'deepfn'; allowed: deepfm, dlrm, wdl, xdeepfm; did you mean deepfm?",
             ),
             ({"optimizer": "adagradd"}, "--optimizer: found 'adagradd'"),
             ({"dim": 0}, "--dim: found 0"),

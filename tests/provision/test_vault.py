@@ -110,7 +110,7 @@ def test_without_the_password_there_is_one_sentence(
     assert cli.run(words) == 1
     err = capfd.readouterr().err
     assert err.startswith(f"error: {where}:")
-    assert err.endswith(f"is vaulted, and there is no password: {vault.HOW}\n")
+    assert err.endswith(f"is vaulted, and no password is known: {vault.HOW}\n")
     assert err.count("\n") == 1
     assert cli.run([*words, "--vault-id", str(password(tmp_path, "wrong"))]) == 1
     assert f"is vaulted, and none of the 1 password(s) opens it: {vault.HOW}\n" in capfd.readouterr().err

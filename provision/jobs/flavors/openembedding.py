@@ -168,7 +168,7 @@ def place(
         elif where.mount:
             prepared[host.name]["storage_directory"] = where.mount
     first = states.get(workers[0].name)
-    family = families.of(first.os) if first is not None else None
+    family = families.find(first.os) if first is not None else None
     mpi = family.mpi if family is not None else ""
     processes.append(_worker(job, workers, wanted, variant, _counts(inventory, wanted), mpi, pmem))
     return Placement(processes, prepared)

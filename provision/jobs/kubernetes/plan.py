@@ -16,7 +16,7 @@ from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
-from provision.inventory.loader import explain
+from provision.cluster.setting_types import explain
 from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences
 from provision.jobs.request import LaunchOptions, Request

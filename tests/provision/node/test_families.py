@@ -56,7 +56,7 @@ def test_a_system_tells_its_family(text: str, tmp_path: Path) -> None:
     (tmp_path / "etc/os-release").write_text(text + "\n")
     os = observe.observe_os(System(str(tmp_path)))
     name, python, key = SYSTEMS[text]
-    family = families.of(os)
+    family = families.find(os)
     assert family is not None
     assert family.name == name
     assert build.python_of(os, Desired()) == python
@@ -208,14 +208,14 @@ def test_each_release_can_be_planned_for_offline(os: OsInfo) -> None:
 
 
 def test_an_unknown_system_has_no_family() -> None:
-    assert families.of(OsInfo("plan9", "4")) is None
+    assert families.find(OsInfo("plan9", "4")) is None
     assert families.lineage("opensuse-leap", ["suse", "opensuse"]) == "other"
     assert families.names(OsInfo("plan9", "4"), "ndctl") == []
 
 
 @pytest.mark.parametrize("os", ALL, ids=lambda os: f"{os.id}-{os.version}")
 def test_each_release_names_all_that_any_host_needs(os: OsInfo) -> None:
-    family = families.of(os)
+    family = families.find(os)
     assert family is not None
     for kind in ("re6p", "re7p", "bare_metal_pmem", "cxl", "gpu", "cpu"):
         for mode in ("none", "fsdax", "system-ram"):

@@ -140,6 +140,16 @@ def test_the_offline_plan_names_drivers_too() -> None:
     assert "470 is too old" in "".join(make_plan(fresh.state(desired), desired).problems)
 
 
+def test_the_kernel_role_alone_does_not_wait_for_the_runtime() -> None:
+    """On a host that has neither the runtime's environment nor its packages."""
+    desired = Desired(kind="cpu", runtime_venv="/v", kernel_arguments=["oeprov.test=1"])
+    plan = make_plan(fresh.state(desired), desired)
+    assert [step.role for step in plan.steps if step.role == "runtime"], "it has steps that only prepare"
+    assert plan.steps_before_reboot() == []
+    assert [step.id for step in plan.ready_steps("kernel", False)] == ["reboot"]
+    assert "reboot" not in [step.id for step in plan.ready_steps("kernel", True)]
+
+
 def test_the_way_from_nouveau_to_training() -> None:
     """What each role may do, from state to state: nothing is asked for twice, and the end is converged."""
     desired = Desired(kind="gpu", gpu_driver="580")
@@ -158,6 +168,7 @@ def test_the_way_from_nouveau_to_training() -> None:
 
     assert (doable("gpu"), destroyed()) == (["gpu-driver"], ["nouveau"])
     assert "reboot" not in doable("kernel")  # it waits for the driver
+    assert [step.id for step in make_plan(state, desired).steps_before_reboot()] == ["gpu-driver"]
     state = state._replace(gpu=state.gpu._replace(installed="580.95.05"))
     assert (doable("gpu"), destroyed()) == ([], ["nouveau"])
     assert doable("kernel")[-1] == "reboot"

@@ -65,7 +65,7 @@ def test_nodes_without_cpus_are_told_apart(tmp_path: Path) -> None:
     files[f"{node}/node1/access0/initiators/read_bandwidth"] = "30000\n"
     system = write(tmp_path, files)
     nodes = numa.observe_nodes(system)
-    found = [(item.offline_cpus, item.origin, item.bandwidth) for item in numa.told_apart(system, nodes)]
+    found = [(item.offline_cpus, item.origin, item.bandwidth) for item in numa.tell_apart(system, nodes)]
     assert found == [
         (False, "firmware", 0),
         (False, "firmware", 30000),
@@ -73,7 +73,7 @@ def test_nodes_without_cpus_are_told_apart(tmp_path: Path) -> None:
         (False, "driver", 0),
         (False, "", 0),
     ]
-    assert numa.told_apart(system, nodes[:1]) == nodes[:1], "nothing is read where there is nothing to tell"
+    assert numa.tell_apart(system, nodes[:1]) == nodes[:1], "nothing is read where there is nothing to tell"
 
 
 def test_kernels(tmp_path: Path) -> None:
