@@ -128,12 +128,20 @@ def dataset(
     columns. Each of `workers` gets the part of its `rank` of every batch; a last batch with fewer rows than
     workers is left out. Each iteration begins after
     `start` batches, which are passed over without parsing: to resume, concatenate the rest of a pass with
-    whole ones. `holdout`, `held`, `max_cardinality`, `max_bad_rows`: see `Rows`, which gives NumPy arrays.
+    whole ones. In a job, leave it out: JobCallback begins at the right batch. `holdout`, `held`,
+    `max_cardinality`, `max_bad_rows`: see `Rows`, which gives NumPy arrays.
 
     Raises DataError for files that do not fit; in the middle of them, `fit` ends with its text.
     """
     rows = Rows(schema, paths, batch_size, **options)
     import tensorflow as tf
 
-    made = tf.data.Dataset.from_generator(lambda: rows.batches(start), output_signature=rows.signature(tf))
-    return made.prefetch(2)
+    def made(first: int) -> Any:
+        data = tf.data.Dataset.from_generator(
+            lambda: rows.batches(first), output_signature=rows.signature(tf)
+        )
+        return data.prefetch(2)
+
+    data = made(start)
+    data.after = lambda batches: made(start + batches)  # a pass without its first batches, for oe_runtime.job
+    return data

@@ -86,21 +86,32 @@ class ScriptCourse(Course):
         if isinstance(self._ranks, CollectiveRanks):
             self._ranks.gradients = gradients
 
-    def begin_part(self) -> bool:
-        """Begin the next part; False for one that was done before the checkpoint."""
+    def begin_part(self, epochs: int = 0) -> bool:
+        """Begin the next part; False for one that was done before the checkpoint.
+
+        The part that had ended last goes on where more `epochs` are asked of it now.
+        """
         part, self._parts = self._parts, self._parts + 1
-        if part < self.position.part:
+        at = self.position
+        if part < at.part or (part == at.part and at.ended is not None and epochs <= at.ended):
             return False
-        self.position = replace(self.position, part=part)
+        if part > at.part:
+            at = Position(at.step, part=part)
+        self.position = replace(at, ended=None)
         if self._ranks.stop_requested(self._stop):
             raise self.interrupted()
         self._begin(self.position)
         self.training = True
         return True
 
-    def end_part(self) -> None:
-        """End the part: the run can go on after it."""
-        self.position = Position(self.position.step, part=self._parts)
+    def reopen_part(self, epochs: int) -> bool:
+        """Begin the part that `begin_part` has found done; False unless it is to have more `epochs`."""
+        self._parts -= 1
+        return self.begin_part(epochs)
+
+    def end_part(self, epochs: int) -> None:
+        """End the part, of which so many epochs were asked: the run can go on after it."""
+        self.position = replace(self.position, batch=0, ended=epochs)
         self._finish(self.position)
         self._directory.event("trained", step=self.position.step)
         seconds, speed = self.speed()

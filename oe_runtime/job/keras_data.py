@@ -17,7 +17,8 @@ class EpochDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._early: tuple[Any, Any] | None = None  # of before the first epoch, with its first batch
+        self._early: tuple[Any, list[Any]] | None = None  # of before the first epoch
+        self._passed = 0  # batches that the next epoch need not read
         self.training = False
         super().__init__(dataset, dataset._variant_tensor)
 
@@ -26,21 +27,33 @@ class EpochDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[
         for _ in range(epochs):
             iter(self._dataset)
 
+    def pass_batches(self, batches: int) -> None:
+        """Let the next epoch repeat its first unread batch in place of `batches` that nobody looks at."""
+        self._passed = batches if hasattr(self._dataset, "after") else 0
+
     def __iter__(self) -> Iterator[Any]:
         return _Batches(self)
 
     def begin(self) -> tuple[Any, list[Any]]:
-        """Return an iterator of the next epoch, and batches that were read from it."""
+        """Return an iterator of the next epoch, and batches that were read from it, last first."""
         if self._early is not None:
-            iterator, batch = self._early
+            iterator, read = self._early
             if self.training:
                 self._early = None
-            return iterator, [batch]
-        iterator = iter(self._dataset)
+            return iterator, list(read)
+        iterator, read = self._next()
         if self.training:
-            return iterator, []
-        self._early = iterator, next(iterator)
-        return iterator, [self._early[1]]
+            return iterator, read
+        self._early = iterator, read or [next(iterator)]
+        return iterator, list(self._early[1])
+
+    def _next(self) -> tuple[Any, list[Any]]:
+        passed, self._passed = self._passed, 0
+        if passed:
+            iterator = iter(self._dataset.after(passed))
+            if (batch := next(iterator, None)) is not None:
+                return iterator, [batch] * (passed + 1)
+        return iter(self._dataset), []
 
 
 class _Batches:

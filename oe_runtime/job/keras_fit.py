@@ -64,7 +64,7 @@ class FitPart:
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
         first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))
         self._data = given["x"] = epoch_data(given.get("x"))
-        if not course.begin_part():
+        if not course.begin_part(epochs):
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
             return model.served.library.callbacks.History()
@@ -77,6 +77,8 @@ class FitPart:
                     "it out, and give fit a dataset of one epoch (data.take(steps))"
                 )
             _pass_epochs(self._data, at.epoch - first)
+            if hasattr(self._data, "pass_batches"):
+                self._data.pass_batches(at.batch)
             given["initial_epoch"] = at.epoch
         _seed(course.position.part)
         model._around = self._around
@@ -84,7 +86,7 @@ class FitPart:
             history = model.fit(**given)
         finally:
             model._around, model.train_function = None, None
-        course.end_part()
+        course.end_part(epochs)
         return history
 
     def _around(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:

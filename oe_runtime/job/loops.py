@@ -14,13 +14,20 @@ from oe_runtime.job.state import ScriptState
 class Loop:
     """What `with job.training(…) as loop` gives."""
 
-    def __init__(self, course: ScriptCourse, state: ScriptState, *, skip: bool) -> None:
+    def __init__(self, course: ScriptCourse, state: ScriptState, *, done: bool) -> None:
         self._course = course
         self._state = state
-        self._skip = skip  # the whole block was done before the checkpoint
+        self._skip = True  # the whole block was done before the checkpoint
+        self._epochs = 0  # that the script asks for
         self._sum, self._rows = 0.0, 0
         self._batch: Any = None
         self._stepped = True
+        if not done:
+            self._open()
+
+    def _open(self) -> None:
+        self._skip = False
+        self._course.loop, self._course.measure = self, self.measure
 
     @property
     def step_number(self) -> int:
@@ -29,6 +36,10 @@ class Loop:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers, from 0, of the epochs that are left of `count`."""
+        self._epochs = max(self._epochs, count)
+        if self._skip and self._course.reopen_part(count):
+            self._open()
+            self._state.skipped()
         if self._skip:
             return
         for epoch in range(self._course.position.epoch, count):
@@ -74,7 +85,7 @@ class Loop:
         """After the block."""
         if not self._skip:
             self._course.loop = None
-            self._course.end_part()
+            self._course.end_part(self._epochs)
 
 
 def begin(session: Session, model: Any, optimizer: Any, others: Mapping[str, Any]) -> Loop:
@@ -83,11 +94,7 @@ def begin(session: Session, model: Any, optimizer: Any, others: Mapping[str, Any
         raise JobError("several workers with a PyTorch loop are not supported yet: start one (--workers)")
     state = _state(model, optimizer, others)
     course = session.begin(state)
-    done = not course.begin_part()
-    loop = Loop(course, course.state, skip=done)
-    if not done:
-        course.loop, course.measure = loop, loop.measure
-    return loop
+    return Loop(course, course.state, done=not course.begin_part())
 
 
 def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState:

@@ -12,8 +12,9 @@ from typing import Any
 class Position:
     """`step` steps in all, `batch` of them in epoch `epoch` (from 0).
 
-    For asynchronous workers, `queue` is the state of their work queue, in place of `batch`. `part` counts the
-    finished parts of a script, such as calls of `fit`.
+    For asynchronous workers, `queue` is the state of their work queue, in place of `batch`. `part` is the
+    number (from 0) of a script's part, such as a call of `fit`. `ended` is the number of epochs that was
+    asked of a part that has ended.
     """
 
     step: int = 0
@@ -21,12 +22,15 @@ class Position:
     batch: int = 0
     queue: Mapping[str, Any] | None = None
     part: int = 0
+    ended: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for a checkpoint's manifest."""
-        plain = {"step": self.step, "epoch": self.epoch, "batch": self.batch}
+        plain: dict[str, Any] = {"step": self.step, "epoch": self.epoch, "batch": self.batch}
         if self.part:
             plain["part"] = self.part
+        if self.ended is not None:
+            plain["ended"] = self.ended
         return plain if self.queue is None else {**plain, "queue": self.queue}
 
 

@@ -51,6 +51,34 @@ data = tf.data.Dataset.from_tensor_slices((features, labels)).shuffle(500, seed=
 model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
 """
 )
+# 20 steps an epoch, of a file that the job names.
+READER = """
+import os, signal
+import keras
+import oe_runtime.job as job
+import oe_runtime.keras as embed
+from oe_runtime.data import dataset
+
+keras.utils.set_random_seed(1)
+stops = [int(step) for step in job.arguments]
+
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        step = int(self.model.optimizer.iterations)
+        if step in stops and step > job.resume_step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+ids = keras.Input((1,), dtype="int64", name="C1")
+x = keras.layers.Flatten()(keras.layers.Embedding(201, 4, name="rows")(ids))
+model = keras.Model({"C1": ids}, keras.layers.Dense(1, activation="sigmoid")(x))
+model = embed.distributed_model(model, job.client())
+adam = embed.distributed_optimizer(keras.optimizers.Adam(0.01))
+model.compile(adam, "binary_crossentropy", metrics=["AUC"])
+rows = dataset("criteo", job.data, 100, max_cardinality=200)
+model.fit(rows, epochs=2, verbose=0, callbacks=[Stop(), embed.JobCallback(job)])
+"""
 PARTS = KERAS + "for _ in range(3): model.fit(features, labels, 50, 1, 0, callbacks)\n"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import job_scripts
 import pytest
 from job_scripts import figures, losses, run, write
 from training_runs import events
+
+from oe_runtime.data import Rows, generate
 
 SCRIPTS = {"arrays": job_scripts.ARRAYS, "dataset": job_scripts.DATASET, "parts": job_scripts.PARTS}
 
@@ -35,3 +39,40 @@ def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
     # A run that is complete trains nothing more.
     assert run(script, run_dir, "--resume") == 0
     assert len(losses(run_dir)) == 60
+
+
+@pytest.mark.parametrize("data", ["arrays", "dataset"])
+def test_more_epochs_of_a_complete_run_are_trained(data: str, tmp_path: Path) -> None:
+    script = write(tmp_path, SCRIPTS[data].replace("epochs=3", "epochs=stops.pop(0)"))
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole, "--checkpoint-steps", "20", arguments=("3",)) == 0
+    for epochs in ("1", "1", "3", "2"):
+        assert run(script, run_dir, *(("--resume",) if run_dir.exists() else ()), arguments=(epochs,)) == 0
+    assert losses(run_dir) == losses(whole)
+    assert [e["steps"] for e in events(run_dir, "end")] == [20, 20, 60, 60]
+
+
+def test_the_reader_begins_at_the_batch_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+
+    def batches(rows: Rows, start: int = 0) -> Iterator[tuple[Any, ...]]:
+        starts.append(start)
+        return read(rows, start)
+
+    read = Rows.batches
+    monkeypatch.setattr(Rows, "batches", batches)
+    generate.main(["--rows", "2000", "--max-cardinality", "200", "--out", str(tmp_path / "rows.tsv")])
+    script = write(tmp_path, job_scripts.READER)
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    every = ("--checkpoint-steps", "7", "--data", str(tmp_path / "rows.tsv"))
+    assert run(script, whole, *every) == 0
+    stops = ("9", "20", "33")
+    codes = [run(script, run_dir, *every, arguments=stops)]
+    codes += [run(script, run_dir, *every, "--resume", arguments=stops) for _ in range(3)]
+    assert codes == [130, 130, 130, 0]
+    assert losses(run_dir) == losses(whole)
+    assert figures(run_dir) == figures(whole)
+    resumed = [e["step"] % 20 for e in events(run_dir, "resume")]
+    assert [start for start in starts if start] == [batch for batch in resumed if batch]
