@@ -197,6 +197,36 @@ def test_killed_server_comes_back_and_the_job_is_done(
     assert not pools.parent.exists(), "a job that is done leaves nothing on persistent memory"
 
 
+def test_a_script_stops_goes_on_and_trains_with_two_workers(cluster: Cluster) -> None:
+    lines = (cluster.directory / "local.yml").read_text().splitlines(keepends=True)
+    plain = "".join(line for line in lines if not line.lstrip().startswith("training_"))
+    (cluster.directory / "script.yml").write_text(plain)
+    cluster.run("bootstrap", "-i", "script.yml", "--yes")
+    script = ["--script", str(REPOSITORY / "examples/keras_job.py"), "--servers", "1"]
+    words = ["launch-training", "-i", "script.yml", *script, "--checkpoint-steps", "20"]
+    command = cluster.start(*words)
+    (path,) = wait_for(lambda: list(cluster.directory.glob(".oeprov/jobs/keras_job-*/job.json")), command)
+    job = Job(path.parent)
+    wait_for(lambda: events(job, "checkpoint"), command)
+    command.send_signal(signal.SIGTERM)
+    out = cluster.finish(command, 130)
+    stopped = events(job, "interrupted")[-1]["step"]
+    assert f"stopped at step {stopped}, which is saved" in out
+    assert_no_orphans(job)
+
+    report = json.loads(cluster.run("resume", job.id, "--json").splitlines()[-1])
+    assert (report["state"], report["step"]) == ("done", 392)
+    assert events(job, "resume")[-1]["step"] == stopped
+    assert_no_orphans(job)
+
+    out = cluster.run(*words, "--workers", "2", "--name", "two", "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert (report["state"], report["step"]) == ("done", 392)
+    two = cluster.job()
+    assert [item.role for item in two.spec().processes] == ["parameter_server", "worker", "worker"]
+    assert_no_orphans(two)
+
+
 @pytest.mark.skipif(ctypes.util.find_library("memkind") is None, reason="libmemkind is not here")
 def test_memkind_in_a_directory_leaves_nothing_there(cluster: Cluster) -> None:
     cluster.run("bootstrap", "-i", "local.yml", "--yes")
