@@ -80,7 +80,7 @@ class FitPart:
             if hasattr(self._data, "pass_batches"):
                 self._data.pass_batches(at.batch)
             given["initial_epoch"] = at.epoch
-        _seed(course.position.part)
+        _seed(self._session, course.position.part)
         model._around = self._around
         try:
             history = model.fit(**given)
@@ -141,13 +141,16 @@ def _taken(losses: Any) -> tuple[float, int]:
     return float(total), int(rows)
 
 
-def _seed(part: int) -> None:
+def _seed(session: Session, part: int) -> None:
     """Let the order of shuffled arrays depend on the script's seed and the part only."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
-    seed = context.global_seed()
-    tf.random.set_seed((0 if seed is None else seed) + part)
+    found = context.global_seed()
+    if session.seeds is None or found != session.seeds[1]:  # the script has set one since the last part
+        session.seeds = found or 0, None
+    session.seeds = session.seeds[0], session.seeds[0] + part
+    tf.random.set_seed(session.seeds[1])
 
 
 def epoch_data(data: Any) -> Any:

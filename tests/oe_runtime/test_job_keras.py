@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
     every = ("--checkpoint-steps", "7")
     assert run(script, whole, *every) == 0
     assert max(losses(whole)) == 60
-    stops = ("9", "20", "33")
+    stops = ("9", "20", "33", "45")
     codes = [run(script, run_dir, *every, arguments=stops)]
-    codes += [run(script, run_dir, *every, "--resume", arguments=stops) for _ in range(3)]
-    assert codes == [130, 130, 130, 0]
+    codes += [run(script, run_dir, *every, "--resume", arguments=stops) for _ in range(4)]
+    assert codes == [130, 130, 130, 130, 0]
     resumed = [e["step"] for e in events(run_dir, "resume")]
     assert resumed == [e["step"] for e in events(run_dir, "interrupted")]
-    assert all(step - stop in (0, 1) for step, stop in zip(resumed, (9, 20, 33), strict=True))
+    bounds = [*itertools.pairwise((9, 20, 33, 45, 60))]  # a busy machine delivers the signal some steps later
+    assert all(low <= step < high for step, (low, high) in zip(resumed, bounds, strict=True))
     assert losses(run_dir) == losses(whole)
     if data != "parts":
         assert figures(run_dir) == figures(whole)
