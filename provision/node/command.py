@@ -4,9 +4,10 @@
 and canned answers.
 """
 
+import json
 import os
 import subprocess
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 TIMEOUT = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -161,6 +162,22 @@ class System:
             raise CommandError(f"{path}: {error.strerror}")
         flush_directory(os.path.dirname(real))
         return True
+
+    def remove_empty(self, path: str) -> bool:
+        """Remove a directory; False if it holds files, or does not exist."""
+        try:
+            os.rmdir(self.path(path))
+        except OSError:
+            return False
+        return True
+
+    def read_json(self, path: str) -> Dict[str, Any]:
+        """The object in a file of JSON; empty if there is no file, or something else in it."""
+        try:
+            found = json.loads(self.read(path))
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def run(
         self, argv: List[str], timeout: float = TIMEOUT, environment: Optional[Dict[str, str]] = None

@@ -55,9 +55,7 @@ FAMILY = family_el8.FAMILY._replace(
             url=_VAULT + "7.9.2009/sclo/$basearch/rh/",
             key=_VAULT + "RPM-GPG-KEY-CentOS-SIG-SCLo",
         ),
-        "nvidia": Repository(
-            url=family_el8.NVIDIA + "rhel7/$basearch/", key=family_el8.NVIDIA + "rhel7/x86_64/D42D0685.pub"
-        ),
+        "nvidia": family_el8.nvidia("7"),
     },
     comes_from={
         "build": ["scl", "epel"],

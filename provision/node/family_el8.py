@@ -1,11 +1,41 @@
 """EL 8: RHEL, Rocky, Alma, CentOS Stream. From their documentation, not looked up in their indexes."""
 
+from typing import Dict
+
 from .family import DriverPackages, Family, Fresh, GpuDriver, KernelSource, Repository
 
-EPEL = "https://dl.fedoraproject.org/pub/epel/"
-NVIDIA = "https://developer.download.nvidia.com/compute/cuda/repos/"
-_ELREPO = "https://www.elrepo.org/elrepo-release-8.el8.elrepo.noarch.rpm"
-_KERNELS = "https://elrepo.org/linux/kernel/el8/$basearch/ https://www.elrepo.org/RPM-GPG-KEY-elrepo.org"
+
+def kernels(release: str) -> Dict[str, KernelSource]:
+    """The kernels of a release: the distribution's and ELRepo's."""
+    package = f"https://www.elrepo.org/elrepo-release-{release}.el{release}.elrepo.noarch.rpm"
+    address = "https://elrepo.org/linux/kernel/el{}/$basearch/ https://www.elrepo.org/RPM-GPG-KEY-elrepo.org"
+    found = {"distribution": KernelSource("kernel", ["kernel-{release}"])}
+    for name in ("lt", "ml"):
+        kernel, pinned = "kernel-" + name, ["kernel-" + name + "-{release}"]
+        found["elrepo-" + name] = KernelSource(
+            kernel, pinned, {}, package, "elrepo-kernel", address.format(release)
+        )
+    return found
+
+
+def repositories(release: str, crb: str) -> Dict[str, Repository]:
+    """The repositories of a release; ``crb``: the name of its own for builds, except on RHEL."""
+    rhel = f"codeready-builder-for-rhel-{release}-x86_64-rpms"
+    return {
+        "crb": Repository({"rhel": rhel, "": crb}),
+        "epel": Repository(
+            url=f"https://dl.fedoraproject.org/pub/epel/{release}/Everything/$basearch/",
+            key="https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-" + release,
+        ),
+        "nvidia": nvidia(release),
+    }
+
+
+def nvidia(release: str) -> Repository:
+    """NVIDIA's repository for a release."""
+    url = f"https://developer.download.nvidia.com/compute/cuda/repos/rhel{release}/"
+    return Repository(url=url + "$basearch/", key=url + "x86_64/D42D0685.pub")
+
 
 FAMILY = Family(
     name="EL 8",
@@ -39,15 +69,7 @@ FAMILY = Family(
         "build": "gcc-toolset-13-gcc-c++ pkgconf-pkg-config cmake ninja-build python3.11-devel openssl-devel "
         "libpmem-devel asio-devel json-devel xxhash-devel",
     },
-    kernels={
-        "distribution": KernelSource("kernel", ["kernel-{release}"]),
-        "elrepo-lt": KernelSource(
-            "kernel-lt", ["kernel-lt-{release}"], {}, _ELREPO, "elrepo-kernel", _KERNELS
-        ),
-        "elrepo-ml": KernelSource(
-            "kernel-ml", ["kernel-ml-{release}"], {}, _ELREPO, "elrepo-kernel", _KERNELS
-        ),
-    },
+    kernels=kernels("8"),
     gpu=GpuDriver(
         DriverPackages("cuda-drivers", "cuda-drivers", "latest-dkms", "{branch}-dkms"),
         DriverPackages("nvidia-open", "nvidia-open", "open-dkms", "{branch}-open"),
@@ -63,14 +85,7 @@ FAMILY = Family(
     python="python3.11",
     pythons={"8": "3.11"},
     glibc={"8": 28},
-    repositories={
-        "crb": Repository({"rhel": "codeready-builder-for-rhel-8-x86_64-rpms", "": "powertools"}),
-        "epel": Repository(
-            url=EPEL + "8/Everything/$basearch/",
-            key="https://dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-8",
-        ),
-        "nvidia": Repository(url=NVIDIA + "rhel8/$basearch/", key=NVIDIA + "rhel8/x86_64/D42D0685.pub"),
-    },
+    repositories=repositories("8", "powertools"),
     comes_from={"build": ["crb", "epel"], "ipmctl": ["epel"], "openembedding-build": ["crb"]},
     compilers="/opt/rh/gcc-toolset-13/root/usr/bin",
     mpi="/usr/lib64/mpich/bin",

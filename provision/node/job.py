@@ -227,7 +227,7 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "ran": before[item["unit"]].up or before[item["unit"]].ending,
             "exit_code": unit.exit_code,
             "log": systemd.journal(system, item["unit"], LOG_LINES),
-            "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
+            "metrics": system.read_json(os.path.join(directory, "metrics", item["name"] + ".json")),
         }
     if args.get("keep_pools"):
         for item in items:
@@ -304,7 +304,7 @@ def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     found = {}
     for item in items:
         unit = units[item["unit"]]
-        ready = _json(system, os.path.join(directory, "ready", item["name"] + ".json")) if unit.up else {}
+        ready = system.read_json(os.path.join(directory, "ready", item["name"] + ".json")) if unit.up else {}
         found[item["name"]] = {
             "active": unit.active,
             "up": unit.up,
@@ -314,7 +314,7 @@ def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "exit_code": None if unit.up or unit.ending else unit.exit_code,
             "how": systemd.how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
             "port": ready.get("port", 0),
-            "metrics": _json(system, os.path.join(directory, "metrics", item["name"] + ".json")),
+            "metrics": system.read_json(os.path.join(directory, "metrics", item["name"] + ".json")),
             "nodes": numa.process_bytes(system, unit.pid) if unit.pid else {},
             "resident": process.resident_bytes(unit.pid) or 0,
         }
@@ -349,14 +349,6 @@ def check_data(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         return {"problem": ""}
     said = [line.strip() for line in (done.err or done.out).splitlines() if line.strip()]
     return {"problem": said[-1] if said and said[-1].startswith("error: ") else done.explain()}
-
-
-def _json(system: System, path: str) -> Dict[str, Any]:
-    try:
-        found = json.loads(system.read(path))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _tail(system: System, path: str, offset: int) -> str:

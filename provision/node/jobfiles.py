@@ -125,11 +125,4 @@ def remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None
     for path in item["directories"]:
         if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
             shutil.rmtree(system.path(path), ignore_errors=True)
-            _rmdir(system, os.path.dirname(path))
-
-
-def _rmdir(system: System, path: str) -> None:
-    try:
-        os.rmdir(system.path(path))
-    except OSError:
-        pass  # it holds other files, or does not exist
+            system.remove_empty(os.path.dirname(path))

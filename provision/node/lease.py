@@ -31,9 +31,10 @@ def lock(system: System, seconds: float = _WAIT) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
+                    holder = _holder(system.read_json(LEASE))
                     raise CommandError(
-                        f"another run of oeprov is at work on this host ({_holder(_read(system))}) and did "
-                        f"not end in {seconds:.0f} s"
+                        f"another run of oeprov is at work on this host ({holder}) and did not "
+                        f"end in {seconds:.0f} s"
                     )
                 time.sleep(0.2)
         yield
@@ -44,7 +45,7 @@ def acquire(system: System, run: Dict[str, Any], seconds: int = SECONDS) -> None
 
     CommandError names the holder. Only one run of an owner is alive, so a later one takes the lease over.
     """
-    found = _read(system)
+    found = system.read_json(LEASE)
     now = time.time()
     if found and found.get("owner") != run["owner"] and float(found.get("until", 0)) > now:
         raise CommandError(
@@ -58,21 +59,10 @@ def acquire(system: System, run: Dict[str, Any], seconds: int = SECONDS) -> None
 
 def release(system: System, run: Dict[str, Any]) -> bool:
     """Release the lease; False if another run holds it."""
-    if _read(system).get("id") != run["id"] or not system.remove(LEASE):
+    if system.read_json(LEASE).get("id") != run["id"] or not system.remove(LEASE):
         return False
-    try:
-        os.rmdir(system.path(os.path.dirname(LEASE)))  # empty after `oeprov destroy`
-    except OSError:
-        pass
+    system.remove_empty(os.path.dirname(LEASE))  # after `oeprov destroy`
     return True
-
-
-def _read(system: System) -> Dict[str, Any]:
-    try:
-        found = json.loads(system.read(LEASE) or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _holder(found: Dict[str, Any]) -> str:

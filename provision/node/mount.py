@@ -285,10 +285,7 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
         )
     changed = system.write(FSTAB, edit_fstab(text, args["remove"], line)) if text or line else False
     for where in args.get("empty", []):
-        try:
-            os.rmdir(system.path(where))
-        except OSError:
-            pass  # it holds files, or does not exist
+        system.remove_empty(where)
     if changed:
         # Otherwise systemd's mount unit waits for the old device and unmounts the new one.
         system.run(["systemctl", "daemon-reload"])

@@ -346,11 +346,7 @@ def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
         if os.path.lexists(real):
             raise CommandError(f"{path} is still there")
     for path in args["parents"]:
-        try:
-            os.rmdir(system.path(path))
-            changed = True
-        except OSError:
-            pass  # it holds other files, or does not exist
+        changed = system.remove_empty(path) or changed
     return Applied(changed, "removed" if changed else "nothing was there")
 
 

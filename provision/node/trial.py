@@ -209,7 +209,7 @@ def confirm_if_pending(system: System) -> str:
 
     CommandError if the host returned to the old kernel, or is unhealthy.
     """
-    record = _load(system)
+    record = system.read_json(RECORD)
     if not record or record["boot_id"] == observe_boot(system).boot_id:
         return ""
     return confirm(system).message
@@ -217,7 +217,7 @@ def confirm_if_pending(system: System) -> str:
 
 def confirm(system: System) -> Applied:
     """The same for a reboot that must have happened: CommandError if it did not."""
-    record = _load(system)
+    record = system.read_json(RECORD)
     if not record:
         return Applied(False, "no reboot waits to be confirmed")
     seen = _settled(system, record)
@@ -235,7 +235,7 @@ def confirm(system: System) -> Applied:
         _record_failure(system, record)
         raise CommandError(_unhealthy(system, record))
     if problems:
-        _forget(system)
+        system.remove(RECORD)
         raise CommandError("after the reboot: " + "; ".join(problems))
     # Saved before the timer goes: an interruption in between is not a failure.
     record["state"] = "confirmed"
@@ -243,7 +243,7 @@ def confirm(system: System) -> Applied:
     _clean(system)
     _drop_failure(system, record)
     _reset_sysctls(system, record)
-    _forget(system)
+    system.remove(RECORD)
     return Applied(
         True, "rebooted: kernel {} runs{}".format(seen.release, ", trial passed" if record["trial"] else "")
     )
@@ -297,10 +297,10 @@ def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
     expired = record["id"] in system.read(EXPIRED)
     _clean(system)
     if record["state"] in ("confirmed", "failed"):
-        _forget(system)
+        system.remove(RECORD)
         return Applied(True, f"kernel {seen.release} runs again")
     if not taken:
-        _forget(system)
+        system.remove(RECORD)
         raise CommandError(f"GRUB did not start the one-time entry; kernel {seen.release} runs as before")
     record["why"] = "it did not come up (panic, no root file system, emergency mode, hang), or power was lost"
     if expired:
@@ -309,7 +309,7 @@ def _returned(system: System, record: Dict[str, Any], seen: Boot) -> Applied:
             "could not reach it"
         )
     _record_failure(system, record)
-    _forget(system)
+    system.remove(RECORD)
     raise CommandError(
         f"{record['what']} failed its trial boot, and the machine returned to kernel {seen.release}: "
         f"{record['why']}; recorded in {kernel.FAILED}"
@@ -381,19 +381,6 @@ def _clean(system: System) -> None:
 
 def _save(system: System, record: Dict[str, Any]) -> None:
     system.write(RECORD, json.dumps(record, sort_keys=True) + "\n")
-
-
-def _load(system: System) -> Dict[str, Any]:
-    """The record of ``prepare_reboot``; empty if there is none, or if it is unreadable."""
-    try:
-        found: Dict[str, Any] = json.loads(system.read(RECORD) or "{}")
-    except ValueError:
-        return {}
-    return found
-
-
-def _forget(system: System) -> None:
-    system.remove(RECORD)
 
 
 ACTIONS: Dict[str, Action] = {"reboot": prepare_reboot}
