@@ -27,7 +27,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_JSON = ((), ("--json",))  # by the flag of our commands
 _PATH = "A job, a checkpoint (step-…), a run's directory of checkpoints, or one table file (.oet)."
 
 
@@ -70,6 +69,10 @@ def _resolve(path: Path, state_dir: Path) -> Path:
     raise TrainingError(f"job {job.id} has no checkpoint yet in {found}")
 
 
+def _json(wanted: bool) -> list[str]:
+    return ["--json"] if wanted else []
+
+
 @app.command(epilog="Examples:  oeprov checkpoint inspect JOB  |  oeprov checkpoint inspect step-0000001000")
 def inspect(
     path: Annotated[Path, typer.Argument(help=_PATH)],
@@ -77,7 +80,7 @@ def inspect(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show step, tables, rows, bytes, servers and formats; one line per checkpoint of a directory."""
-    return _tool("inspect", *_JSON[as_json], "--", _resolve(path, state_dir))
+    return _tool("inspect", *_json(as_json), "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
@@ -91,7 +94,7 @@ def verify(
     For a storage directory (pmem_libpmem, dram_pmem) or its parent, on its host: checks every row in its
     pools. (A restarting server reads only their keys.) Exit code 1 when there is a problem.
     """
-    return _tool("verify", *_JSON[as_json], "--", _resolve(path, state_dir))
+    return _tool("verify", *_json(as_json), "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
@@ -113,7 +116,7 @@ def diff(
     error.
     """
     both = [_resolve(path, state_dir) for path in (before, after)]
-    return _tool("diff", "--memory", memory, *_JSON[as_json], "--", *both)
+    return _tool("diff", "--memory", memory, *_json(as_json), "--", *both)
 
 
 def reshard(
@@ -135,5 +138,5 @@ def reshard(
     """
     where = [] if output is None else ["--output", output]
     return _tool(
-        "reshard", "--servers", servers, *where, *_JSON[as_json], "--", _resolve(checkpoint, state_dir)
+        "reshard", "--servers", servers, *where, *_json(as_json), "--", _resolve(checkpoint, state_dir)
     )
