@@ -22,7 +22,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_JSON = ((), ("--json",))  # by the flag of our commands
 _PATH = "A job, a checkpoint (step-…), a run's checkpoints, also by URL (s3://…), or one table file (.oet)."
 
 
@@ -57,6 +56,10 @@ def _resolve(name: str, state_dir: Path) -> str:
     raise TrainingError(f"job {job.id} has no checkpoint yet in {found}")
 
 
+def _json(wanted: bool) -> list[str]:
+    return ["--json"] if wanted else []
+
+
 @app.command(epilog="Examples:  oeprov checkpoint inspect JOB  |  oeprov checkpoint inspect step-0000001000")
 def inspect(
     path: Annotated[str, typer.Argument(metavar="PATH", help=_PATH)],
@@ -64,7 +67,7 @@ def inspect(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show step, tables, rows, bytes, servers and formats; one line per checkpoint of a directory."""
-    return _tool("inspect", *_JSON[as_json], "--", _resolve(path, state_dir))
+    return _tool("inspect", *_json(as_json), "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint verify step-0000001000 && rsync -a step-0000001000 backup:")
@@ -80,7 +83,7 @@ def verify(
     For a storage directory (pmem_libpmem, dram_pmem) or its parent, on its host: checks every row in its
     pools. (A restarting server reads only their keys.) Exit code 1 when there is a problem.
     """
-    return _tool("verify", *_JSON[as_json], "--", _resolve(path, state_dir))
+    return _tool("verify", *_json(as_json), "--", _resolve(path, state_dir))
 
 
 @app.command(epilog="Examples:  oeprov checkpoint diff step-0000001000 step-0000002000")
@@ -104,7 +107,7 @@ def diff(
     error.
     """
     both = [_resolve(path, state_dir) for path in (before, after)]
-    return _tool("diff", "--memory", memory, *_JSON[as_json], "--", *both)
+    return _tool("diff", "--memory", memory, *_json(as_json), "--", *both)
 
 
 def reshard(
@@ -129,5 +132,5 @@ def reshard(
     """
     where = [] if output is None else ["--output", output]
     return _tool(
-        "reshard", "--servers", servers, *where, *_JSON[as_json], "--", _resolve(checkpoint, state_dir)
+        "reshard", "--servers", servers, *where, *_json(as_json), "--", _resolve(checkpoint, state_dir)
     )

@@ -48,7 +48,7 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
 
     Returns 0 if nothing of it runs any more, 1 if a host could not be reached to stop its part.
     """
-    console = Console(stderr=True) if as_json else Console()
+    console = Console(stderr=as_json)
     job = find(state_dir, name)
     if not is_running(job):
         console.print(f"job {job.id} is not running: it is {job.state().phase}")

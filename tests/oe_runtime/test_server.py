@@ -147,6 +147,9 @@ def test_errors_are_those_of_one_process(start, tmp_path):
             client.push(client.pull([np.array([3])], [(table, 0)]), [nan], 1.0)
         with pytest.raises(CheckpointError, match=f"in {tmp_path}/absent: No such file or directory; make"):
             client.save(tmp_path / "absent")
+        (tmp_path / "file").touch()
+        with pytest.raises(CheckpointError, match=f"in {tmp_path}/file: Not a directory; make"):
+            client.save(tmp_path / "file")
         pulled = client.pull([np.array([1])], [(table, 0)])
         with pytest.raises(SpecError, match="learning rate"):
             client.push(pulled, [np.zeros((1, 4), np.float32)], -1.0)

@@ -464,10 +464,11 @@ std::optional<uint64_t> Store::SinceOf(const nlohmann::json& since, const std::s
 
 nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& since) const {
   RequireIntact();
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(directory, ignored)) {
-    throw CheckpointError("cannot save tables in " + directory +
-                          ": No such file or directory; make the directory where the server reaches it");
+  std::error_code error;
+  if (!std::filesystem::is_directory(directory, error)) {
+    throw CheckpointError("cannot save tables in " + directory + ": " +
+                          (error ? error.message() : "Not a directory") +
+                          "; make the directory where the server reaches it");
   }
   nlohmann::json saved = nlohmann::json::array();
   for (const auto& table : Tables()) {

@@ -131,7 +131,7 @@ class _Run:
         self.record = record.read(job)
         self.documents = record.documents(job)
         self.work = record.work(self.documents)
-        self.console = Console(stderr=True) if options.as_json else Console()
+        self.console = Console(stderr=options.as_json)
         self.flag = state_flag(state_dir)
         self.resumed = self.record.phase != "running"  # its volumes may have rows
         self.left: list[str] = []  # objects that could not be deleted
