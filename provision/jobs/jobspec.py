@@ -19,7 +19,7 @@ from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
-from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, flag, is_path
+from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
 from provision.jobs.storage import storage_directory, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
@@ -45,11 +45,11 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     training = script.settled(training, label)
     for key in ("data", "eval_data", "upload_to"):
         check_url(flag(key), getattr(training, key) or "")
-    if is_path(training.data):
-        training = training.model_copy(update={"data": training.data.removeprefix("file://")})
-        path = Path(training.data).expanduser()
+    for key, name in files_of_hosts(training).items():
+        path = name.removeprefix("file://")
         if not units.on_host(placement.worker_hosts(inventory)[0]):
-            training = training.model_copy(update={"data": str(path.absolute())})
+            path = str(Path(path).expanduser().absolute())
+        training = training.model_copy(update={key: path})
     wanted = replace(wanted, training=training, name=wanted.name or script.job_name(training), on=on)
     return flavors.of(inventory.flavor).settle(inventory, wanted)
 

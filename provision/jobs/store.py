@@ -30,6 +30,8 @@ from provision.node import process
 # Placeholders in a worker's command line: the servers' endpoints, known once they listen, and the workers'
 # own, at free ports of this machine.
 SERVERS, WORKERS = "{servers}", "{workers}"
+# Environment variables of a script's worker on its host; each start of the workers sets them anew.
+LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
