@@ -27,8 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STORAGES: tuple[str, ...] = get_args(Storage)
 
 
-def request(inventory: Inventory, options: LaunchOptions) -> Request:
-    """The request with every setting; TrainingError names the flag or key, and what is allowed."""
+def request(inventory: Inventory, options: LaunchOptions, claim: str = "") -> Request:
+    """The request with every setting; TrainingError names the flag or key, and what is allowed.
+
+    ``claim``: where pods have files of their own.
+    """
     given = options.given()
     wanted = server_request(inventory, options)
     for own in ("storage", "servers", "workers", "storage_cache", "run_name"):
@@ -42,7 +45,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         item = error.errors()[0]
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
     label = "--script" if "script" in given else f"{inventory.path}: training_script"
-    training = script.settled(training, label)
+    training = script.settled(training, label, claim)
     for key in ("data", "eval_data", "upload_to"):
         check_url(flag(key), getattr(training, key) or "")
     for key, name in files_of_hosts(training).items():

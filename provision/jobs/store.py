@@ -398,15 +398,19 @@ def create(state_dir: Path, name: str, now: datetime) -> Job:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically: readers see the old one or the new one.
+    """Replace a JSON file atomically; see ``write_text``."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file atomically: readers see the old one or the new one.
 
     Raises OSError with the file's name, as for a full disk; then nothing has changed.
     """
     temporary = path.with_name(path.name + ".new")
     try:
-        with temporary.open("w") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
