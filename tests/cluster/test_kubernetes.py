@@ -15,6 +15,7 @@ from typing import Any
 
 import kube_cluster
 import kube_image
+import own_script
 import pytest
 import yaml
 from kube_cluster import NODE, Cluster, until
@@ -295,36 +296,9 @@ def test_a_job_is_followed_to_its_end_and_nothing_is_left(user: User) -> None:
     assert (run / "export").is_dir()
 
 
-# A user's own training program, whose directory has a module and whose arguments say how long it trains.
-SCRIPT = """\
-import json, os, sys
-import keras, numpy
-from ids import IDS
-import oe_runtime.job as job
-import oe_runtime.keras as embed
-
-names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-print("told", [os.environ[name] for name in names], sys.argv[1:], job.resume_step > 0, flush=True)
-open("written.txt", "x").close()  # beside the script, in a copy of the pod's own
-keras.utils.set_random_seed(0)
-ids = keras.Input((1,), dtype="int64")
-row = keras.layers.Flatten()(keras.layers.Embedding(IDS, 4, name="ids")(ids))
-model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(row))
-model = embed.distributed_model(model, job.client())
-model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.01)), "binary_crossentropy")
-users = numpy.random.default_rng(0).integers(0, IDS, (6400, 1))
-callbacks = [embed.JobCallback(job)]
-labels = (users % 2).astype("float32")
-model.fit(users, labels, batch_size=64, epochs=int(sys.argv[1]), verbose=0, callbacks=callbacks)
-"""
-
-
 def test_a_script_is_trained_stopped_and_resumed_with_other_arguments(user: User) -> None:
     _forget(user)
-    program = user.directory / "mine" / "train_mine.py"
-    program.parent.mkdir()
-    program.write_text(SCRIPT)
-    (program.parent / "ids.py").write_text("IDS = 1000\n")
+    program = own_script.write(user.directory / "mine")
     inventory = yaml.safe_load(user.inventory.read_text())
     variables = inventory["all"]["vars"]
     inventory["all"]["vars"] = {
@@ -347,7 +321,7 @@ def test_a_script_is_trained_stopped_and_resumed_with_other_arguments(user: User
     stopped = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
     assert stopped > 40
 
-    program.write_text(SCRIPT.replace("told", "is told"))
+    program.write_text(own_script.SCRIPT.replace("told", "is told"))
     epochs = str(stopped // 100 + 2)
     said = user.oeprov("resume", "--", epochs)
     assert f"is told ['0', '1', '0', '1'] ['{epochs}'] True" in said
