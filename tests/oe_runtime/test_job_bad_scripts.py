@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ BROKEN = {
     ),
     "syntax": Broken("a = 1\nif a\n", "train.py line 2: expected ':'"),
     "binary": Broken(b"\x00\xff\xfe", "train.py is not a Python program: "),
+    "control": Broken("raise SystemExit('b\\x00\\x1b[31mad')\n", "train.py line 1: b\ufffd\ufffd[31mad"),
     "status": Broken("import sys\nsys.exit(3)\n", "train.py line 2: exited with 3"),
     "sentence": Broken("raise SystemExit('no data')\n", "train.py line 1: no data"),
     "file": Broken("open('no-such')\n", "train.py line 1: no-such: No such file or directory", True),
@@ -155,8 +157,12 @@ if os.fork() == 0:
         print(error, file=sys.stderr)
     sys.exit(5)
 os.wait()
-child = subprocess.Popen(["sleep", "600"])
-(job.run_dir / "child").write_text(str(child.pid))
+forked = os.fork()
+if forked == 0:
+    time.sleep(600)
+child = subprocess.Popen(["sh", "-c", "setsid sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True)
+(job.run_dir / "left").write_text(f"{{forked}} {{child.stdout.readline()}}")
+child.wait()
 sys.stdout.buffer.write(bytes(range(256)))
 {}
 """
@@ -173,10 +179,41 @@ def test_forks_and_children_are_no_part_of_the_run(tmp_path: Path) -> None:
     assert bytes(range(256)) in done.stdout
     assert error.count("error: train.py has ended without training") == 1
     assert "job.client() is of process" in error
-    assert "warning: train.py left 1 processes running: ended" in error
+    assert "warning: train.py left 2 processes running: ended" in error
     assert [e["event"] for e in events(tmp_path / "run")] == ["start", "error"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "run" / "child").read_text()), 0)
+    for pid in (tmp_path / "run" / "left").read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+@pytest.mark.process
+def test_a_script_finds_its_standard_input_at_its_end(tmp_path: Path) -> None:
+    """The launcher's pipe is there to say when the launcher has ended, and nothing ever comes from it."""
+    script = write(tmp_path, "print(input('name? '))\n")
+    process = start(script, tmp_path / "run", "--exit-with-parent", stdin=subprocess.PIPE)
+    process.wait(timeout=60)
+    _, error = process.communicate()
+    assert "error: train.py line 1: EOFError: EOF when reading a line" in error
+
+
+@pytest.mark.process
+def test_a_crash_in_a_library_shows_the_line_of_the_script(tmp_path: Path) -> None:
+    process = start(write(tmp_path, "import ctypes\nctypes.string_at(0)\n"), tmp_path / "run")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGSEGV
+    assert f'File "{tmp_path}/train.py", line 2 in <module>' in error
+
+
+@pytest.mark.process
+def test_programs_that_a_script_starts_are_no_part_of_the_job(tmp_path: Path) -> None:
+    """As those of torchrun, horovodrun or multiprocessing, which would train on tables of their own."""
+    child = "import oe_runtime.job as job\njob.client()\n"
+    text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
+    process = start(write(tmp_path, text), tmp_path / "run")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "JobError: a process that train.py has started is no part of its job" in error
+    assert "the launcher starts several workers (--workers)" in error
 
 
 @pytest.mark.process
