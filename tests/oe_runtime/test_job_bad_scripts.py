@@ -13,7 +13,10 @@ import pytest
 from job_scripts import run, start, write
 from training_runs import events
 
+from oe_runtime.job.keras_fit import check_batches
 from oe_runtime.training.options import parse
+from oe_runtime.training.ranks import Ranks
+from oe_runtime.training.run_directory import RunError
 
 TRAINING = job_scripts.KERAS + "model.fit(features, labels, batch_size=50, verbose=0, callbacks=callbacks)\n"
 
@@ -89,11 +92,45 @@ other.fit(features % 99, np.zeros((1000, 2, 2)), verbose=0, callbacks=[embed.Job
     assert f"error: train.py line {line}: a job trains one model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("call", "what"), [("recover(0)", "recover"), ("drop_tables(['C1'])", "dropping tables")]
+)
+def test_tables_do_not_change_in_the_middle(
+    call: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TRAINING.replace("os.kill(os.getpid(), signal.SIGTERM)", f"job.client().{call}")
+    assert run(write(tmp_path, text), tmp_path / "run", arguments=("4",)) == 1
+    line = 1 + text.splitlines().index(f"            job.client().{call}")
+    assert f"error: train.py line {line}: {what}: not in the middle of training" in capsys.readouterr().err
+
+
 def test_a_callback_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = TRAINING.replace("model = embed.distributed_model(model, job.client())\n", "")
     text = text.replace("embed.distributed_optimizer(keras.optimizers.Adam(0.01))", "'adam'")
     assert run(write(tmp_path, text), tmp_path / "run") == 1
     assert "ValueError: JobCallback is for the models of oe_runtime: give this" in capsys.readouterr().err
+
+
+class TwoRanks(Ranks):
+    """Worker 1 of two, whose other one has `first` as the value to share."""
+
+    rank, count = 1, 2
+
+    def __init__(self, first: str) -> None:
+        self.first = first
+
+    def share(self, value: bytes, origin: int = 0) -> bytes:
+        return value if origin else self.first.encode()
+
+
+@pytest.mark.parametrize(("first", "mine"), [("4", 4), ("null", 4), ("4", None)])
+def test_equally_many_batches(first: str, mine: int | None) -> None:
+    check_batches(TwoRanks(first), mine)
+
+
+def test_unequally_many_batches() -> None:
+    with pytest.raises(RunError, match="fit has 5 batches per epoch in worker 1 and 4 in worker 0: give all"):
+        check_batches(TwoRanks("4"), 5)
 
 
 @pytest.mark.parametrize(
