@@ -14,7 +14,7 @@ from job_scripts import run, start, write
 from training_runs import events
 
 from oe_runtime.job.keras_fit import check_batches
-from oe_runtime.training.options import parse
+from oe_runtime.training.options import outside, parse
 from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
 
@@ -77,6 +77,12 @@ def test_a_launcher_overrides_the_defaults_of_a_script(tmp_path: Path) -> None:
         )
         == 0
     )
+
+
+def test_data_are_one_path(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"data is \['a', 'b'\]; a job has one path, directory, glob or URL"):
+        outside(tmp_path / "train.py", data=["a", "b"])
+    assert outside(tmp_path / "train.py", data="a").data == "a"
 
 
 def test_a_job_trains_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
