@@ -113,7 +113,10 @@ class FitPart:
         """Count the run's steps, from the callback's `params`."""
         if hasattr(self._data, "training"):
             self._data.training = True
-        if self._course is not None and params.get("steps"):
+        if self._course is None:
+            return
+        self._course.agree_on_batches(self._course.position.epoch, params.get("steps"))
+        if params.get("steps"):
             self._course.expect(params["steps"], params["epochs"])
 
     def begin_epoch(self, epoch: int) -> None:
