@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime.data import Split, open_source
 from oe_runtime.errors import WorkerLost
+from oe_runtime.shared_values import SharedValues
 from oe_runtime.support.horovod import Started, exchange
 from oe_runtime.training.options import parse
 from oe_runtime.training.shared_input import SharedInput
@@ -160,6 +162,7 @@ def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) 
     assert "server 0 at 127.0.0.1:" in said
 
 
+@pytest.mark.process
 def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
     excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
     for number in range(3):
@@ -167,8 +170,14 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
     flags = ["--data", str(tmp_path), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
     options = parse([*flags, "--run-dir", str(tmp_path / "run"), "--epochs", "2"])
     source, split = open_source(options.data), Split(0.1)
+    server = ServerProcess(tmp_path / "server")
+
+    def shared(rank: int) -> SharedInput:
+        values = SharedValues([server.endpoint])
+        return SharedInput(replace(options, rank=rank), source, split, stop, values)
+
     with StopRequest(with_parent=False) as stop:
-        workers = [SharedInput(options, source, split, stop) for _ in range(2)]
+        workers = [shared(rank) for rank in range(2)]
         workers[0].begin(None)
         counts = [0, 0]
         turns = [worker.work() for worker in workers]
@@ -183,7 +192,7 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
         for worker in workers:
             worker.close()
         assert [sum(batch.rows for batch in workers[0].held_out())] == [60]
-        one = SharedInput(options, source, split, stop)
+        one = shared(0)
         one.begin(state)
         for work, batch, done in one.work():
             counts[0] += batch.rows
@@ -195,6 +204,7 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
         assert next(one.work(), None) is None
         assert stop.reason == "another worker was asked to"
         one.close()
+    server.stop()
 
 
 @pytest.mark.parametrize(
