@@ -191,10 +191,15 @@ def test_a_server_comes_back_after_a_power_cut(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("workqueue", [None, True])
 def test_real_workers_on_hosts_stop_resume_and_are_fetched(
-    layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    layer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    workqueue: bool | None,
 ) -> None:
-    """Two servers with pools and two workers, a host each, with the real trainer."""
+    """Two servers with pools and two workers, a host each, in step or with a work queue."""
     monkeypatch.chdir(tmp_path)
     with SshHosts(tmp_path / "hosts", 4, layer=layer, systemd=True) as hosts:
         cluster = halves(hosts, tmp_path)
@@ -202,7 +207,7 @@ def test_real_workers_on_hosts_stop_resume_and_are_fetched(
         use_real_runtime(cluster)
         first = list(hosts)[2]
         small = {"data": "generate:20000", "batch_size": 16, "steps": 250, "max_cardinality": 5000, "dim": 4}
-        assert cluster.launch(detach=True, **small) == 0
+        assert cluster.launch(detach=True, workqueue=workqueue, **small) == 0
         job = cluster.job()
         log = f"journalctl --no-pager -u oeprov-{job.id}-worker-0.service"
         deadline = time.monotonic() + 300

@@ -28,17 +28,26 @@ EVERY = ["--checkpoint-steps", "5"]
 
 
 def start(run_dir: Path, count: int, server: ServerProcess, *flags: str) -> list[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "oe_runtime.train", *ENDLESS, *SMALL, *EVERY, "--run-dir", str(run_dir)]
+    """Start the workers; each but the first has a run directory of its own, as on another host."""
+    command = [sys.executable, "-m", "oe_runtime.train", *ENDLESS, *SMALL, *EVERY]
     command += ["--servers", server.endpoint, "--workers", free_endpoints(count), *flags]
     pipe = subprocess.PIPE
     # The trainer's own choice of what TensorFlow says, not that of the tests here.
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     return [
         subprocess.Popen(
-            [*command, "--rank", str(rank)], stdout=pipe, stderr=pipe, text=True, env=environment
+            [*command, "--rank", str(rank), "--run-dir", str(own_directory(run_dir, rank))],
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env=environment,
         )
         for rank in range(count)
     ]
+
+
+def own_directory(run_dir: Path, rank: int) -> Path:
+    return run_dir.with_name(f"{run_dir.name}-{rank}") if rank else run_dir
 
 
 @pytest.mark.process
@@ -123,7 +132,7 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) -> None:
-    """A server is lost, then a worker, then the server again; each row counts once all the same."""
+    """A stop, then a lost server, a lost worker, the server again; each row counts once all the same."""
     excerpt = (Path(__file__).parent / "data" / "criteo_200.tsv").read_bytes()
     for number in range(4):
         (tmp_path / f"part-{number}.tsv").write_bytes(excerpt * 2)
@@ -143,11 +152,16 @@ def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) 
 
     try:
         wait_for(lambda: max(losses(run_dir), default=0) > 4, workers[0])
+        workers[0].send_signal(signal.SIGTERM)
+        said = [worker.communicate(timeout=60) for worker in workers]
+        assert [worker.returncode for worker in workers] == [130, 130], said
+        workers = start(run_dir, 2, lost, *flags, "--resume")
+        wait_for(lambda: max(losses(run_dir)) > events(run_dir, "interrupted")[0]["step"] + 4, workers[0])
         lose_the_server(1)
         assert workers[1].poll() is None
         workers[1].kill()
         lose_the_server(2)
-        said, error = workers[0].communicate(timeout=120)
+        output, error = workers[0].communicate(timeout=120)
         assert workers[0].returncode == 0, error
         assert error == ""
     finally:
@@ -159,7 +173,8 @@ def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) 
     batches = 4 * 2 * (2 * 180 // 20)
     assert events(run_dir, "checkpoint")[-1]["step"] == batches
     assert events(run_dir, "eval")[0]["rows"] == 4 * 40
-    assert "server 0 at 127.0.0.1:" in said
+    assert "server 0 at 127.0.0.1:" in output
+    assert not own_directory(run_dir, 1).exists(), "worker 1 needs nothing of worker 0's directory"
 
 
 @pytest.mark.process
