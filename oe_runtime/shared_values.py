@@ -89,7 +89,8 @@ class SharedValues:
     def change(self, name: str, change: Callable[[dict[str, Any]], _T]) -> _T:
         """Change a JSON object in place, by compare-and-set; return the result of the last call of `change`.
 
-        `change` is called again when another client was faster. What it raises leaves the value as it was.
+        The result fits the value and the members of one moment: `change` is called again when another client
+        was faster. What it raises leaves the value as it was.
         """
         with self._lock:
             self._require()

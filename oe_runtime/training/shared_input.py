@@ -15,9 +15,9 @@ lost, workers that do not connect again within _LEASE seconds are gone.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from oe_runtime.client import Client
@@ -131,10 +131,11 @@ class SharedInput:
         unless all have the same input; and ServerLost after a stop request.
         """
         self._values.rejoin()
+        self._note("")  # others may not have noticed what this worker has
         since = time.monotonic()
         gone = []
         for rank in range(1, self._options.size):
-            if not self._await(lambda rank=rank: self._is_ready(rank), rank, since):  # type: ignore[misc]
+            if not self._await(partial(self._is_ready, str(rank)), rank, since):
                 gone.append(rank)
         if gone and self._options.on_worker_lost == "stop":
             raise WorkerLost(f"worker {gone[0]} was lost")
@@ -148,6 +149,7 @@ class SharedInput:
         Raises as `await_others`.
         """
         self._values.rejoin()
+        self._note("")
 
         def report_ready(found: dict[str, Any]) -> str | None:
             found.setdefault("ready", {})[str(self._options.rank)] = self._values.me
@@ -156,8 +158,7 @@ class SharedInput:
 
         before = self._values.change(NAME, report_ready)
 
-        def begun() -> bool:
-            found = self._read()
+        def begun(found: dict[str, Any]) -> bool:
             if found.get("problem"):
                 raise RunError(found["problem"])
             return bool(found.get("restored") != before)
@@ -167,28 +168,32 @@ class SharedInput:
         self._started = True
         self._left = False
         self._queue.follow()
-        return self._read()["target"], self._values.read_written(_WEIGHTS)
+        return self._values.object(NAME)["target"], self._values.read_written(_WEIGHTS)
 
-    def _await(self, condition: Callable[[], bool], rank: int, since: float) -> bool:
-        """Wait until the condition holds, True, or that worker is gone."""
-        while not condition():
+    def _await(self, condition: Callable[[dict[str, Any]], bool], rank: int, since: float) -> bool:
+        """Wait until the condition of the queue's object holds, True, or that worker is gone."""
+
+        def is_lost(found: dict[str, Any]) -> bool:
+            number = found.get("ranks", {}).get(str(rank))
+            if number is None:
+                return time.monotonic() - since > _LEASE
+            return number not in self._values.members
+
+        while not self._values.change(NAME, condition):
             if self._stop:
                 raise ServerLost("", "a server was lost")
-            waited = time.monotonic() - since
-            if waited > self._options.worker_wait:
+            if time.monotonic() - since > self._options.worker_wait:
                 raise WorkerLost(
                     f"worker {rank} did not come within {self._options.worker_wait} s, to go to a checkpoint "
                     "with the others"
                 )
-            number = self._values.object(NAME).get("ranks", {}).get(str(rank))
-            lost = number not in self._values.members if number is not None else waited > _LEASE
-            if lost and self._started:
+            if self._started and self._values.change(NAME, is_lost):
                 return False
             self._stop.wait(_POLL)
         return True
 
-    def _is_ready(self, rank: int) -> bool:
-        return self._read().get("ready", {}).get(str(rank)) in self._values.members
+    def _is_ready(self, rank: str, found: dict[str, Any]) -> bool:
+        return found.get("ready", {}).get(rank) in self._values.members
 
     def _check_input(self) -> None:
         problem = ""
@@ -302,8 +307,11 @@ class SharedInput:
     def is_losing(self) -> bool:
         """Whether another worker has lost a server. Raises ServerLost for the first server."""
         followed = self._queue.followed
-        found = self._read()
-        return followed is not None and ("lost" in found or found.get("restored") != followed)
+
+        def is_losing(found: dict[str, Any]) -> bool:
+            return "lost" in found or found.get("restored") != followed
+
+        return followed is not None and self._values.change(NAME, is_losing)
 
     def raise_losses(self) -> None:
         """Raise ServerLost if another worker has lost a server."""
@@ -315,14 +323,14 @@ class SharedInput:
         rank = str(self._options.rank)
         if self._options.rank:
             self._leave()
-            while not (self._is_gone("0") or self._stop):
+            while not (self._values.change(NAME, self._has_finished) or self._stop):
                 self.raise_losses()
                 time.sleep(_POLL)
         self._values.change(NAME, lambda found: found["ranks"].pop(rank, None))
 
-    def _is_gone(self, rank: str) -> bool:
-        """Whether that worker has ended or finished."""
-        return self._read().get("ranks", {}).get(rank) not in self._values.members
+    def _has_finished(self, found: dict[str, Any]) -> bool:
+        """Whether worker 0 has finished or ended."""
+        return found.get("ranks", {}).get("0") not in self._values.members
 
     def stop_all(self) -> None:
         """Ask all workers to stop after their step."""
@@ -340,10 +348,6 @@ class SharedInput:
     def close(self) -> None:
         """Give back unfinished ranges."""
         self._values.close()
-
-    def _read(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._values.read(NAME) or b"{}")
-        return found
 
     def _gives_up(self) -> bool:
         return self.is_losing() or self.stop_requested()
@@ -367,7 +371,7 @@ class SharedInput:
         """Tell the others of a lost server, unless they have gone back meanwhile."""
 
         def note(found: dict[str, Any]) -> None:
-            if found.get("restored") == self._queue.followed:
+            if self._started and found.get("restored") == self._queue.followed:
                 found.setdefault("lost", endpoint)
 
         with contextlib.suppress(ServerLost):  # the first server, which everybody misses

@@ -15,7 +15,7 @@ from test_train import keep_determinism, train  # noqa: F401
 from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime.data import Split, open_source
-from oe_runtime.errors import WorkerLost
+from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.shared_values import SharedValues
 from oe_runtime.support.horovod import Started, exchange
 from oe_runtime.training.options import parse
@@ -219,6 +219,42 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
         assert next(one.work(), None) is None
         assert stop.reason == "another worker was asked to"
         one.close()
+    server.stop()
+
+
+@pytest.mark.process
+def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
+    """Its host was unreachable: the servers and the other worker have not noticed."""
+    excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
+    (tmp_path / "rows.tsv").write_bytes(excerpt.read_bytes())
+    flags = ["--data", str(tmp_path / "rows.tsv"), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
+    options = parse([*flags, "--run-dir", str(tmp_path / "run"), "--workers", "a:1,b:2", "--rank", "0"])
+    source, split = open_source(options.data), Split(0.1)
+    server = ServerProcess(tmp_path / "server")
+    ends = [SharedValues([server.endpoint]) for _ in range(2)]
+    target = {"path": "checkpoint"}
+    with StopRequest(with_parent=False) as stop, ThreadPoolExecutor(1) as pool:
+        one, two = (
+            SharedInput(replace(options, rank=rank), source, split, stop, values)
+            for rank, values in enumerate(ends)
+        )
+        begun = pool.submit(two.await_begin)
+        assert one.await_others() == []
+        one.begin(None, target, b"weights")
+        assert begun.result(60) == (target, b"weights")
+        assert not one.is_losing()
+        work, *_ = next(two.work())
+        begun = pool.submit(two.await_begin)
+        while not one.is_losing():
+            assert not begun.done()
+        with pytest.raises(ServerLost, match="another worker has lost a server"):
+            one.raise_losses()
+        assert one.await_others() == []
+        one.begin(None, target, b"weights")
+        assert begun.result(60) == (target, b"weights")
+        assert next(one.work())[0] == work
+    for values in ends:
+        values.close()
     server.stop()
 
 
