@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.job.state import ScriptState
 from oe_runtime.training.dense_state import KerasState
+from oe_runtime.training.ranks import Ranks, refuse_together
 
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
@@ -113,7 +115,10 @@ class FitPart:
         """Count the run's steps, from the callback's `params`."""
         if hasattr(self._data, "training"):
             self._data.training = True
-        if self._course is not None and params.get("steps"):
+        if self._course is None:
+            return
+        check_batches(self._session.ranks, params.get("steps"))
+        if params.get("steps"):
             self._course.expect(params["steps"], params["epochs"])
 
     def begin_epoch(self, epoch: int) -> None:
@@ -133,6 +138,21 @@ class FitPart:
 
     def _figures(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._model.get_metrics_result().items()}
+
+
+def check_batches(ranks: Ranks, batches: int | None) -> None:
+    """Refuse workers that give fit unequal numbers of batches per epoch: the others would wait for one more.
+
+    None: unknown, as of a generator, which nobody can check.
+    """
+    theirs = json.loads(ranks.share(json.dumps(batches).encode()))
+    problem = ""
+    if None not in (batches, theirs) and batches != theirs:
+        problem = (
+            f"fit has {batches} batches per epoch in worker {ranks.rank} and {theirs} in worker 0: give all "
+            "workers equally many, as each step sums the gradients of all"
+        )
+    refuse_together(ranks, problem)
 
 
 def _taken(losses: Any) -> tuple[float, int]:
