@@ -114,12 +114,6 @@ def check(inventory: Inventory, wanted: Request) -> None:
     """Refuse settings, storage directories and ports that cannot work, as far as this machine knows."""
     hosts = placement.worker_hosts(inventory)
     check_together(wanted.training, sum(wanted.workers or host.worker.count for host in hosts))
-    if wanted.training.workqueue and len(hosts) > 1:
-        names = ", ".join(host.name for host in hosts)
-        raise TrainingError(
-            f"--workqueue: the queue is in the job's directory, which workers on {names} do not share; put "
-            "all workers on one host (--limit, worker_count), or use --on kubernetes"
-        )
     check_servers(inventory, wanted)
 
 
