@@ -196,7 +196,7 @@ def _read_before(given: Mapping[str, Any], at: Position, first: int, epochs: int
 
 def _repeated(given: Mapping[str, Any], epochs: int) -> Any:
     """Return fit's data; an endless dataset in place of one that has several epochs and is read again."""
-    steps, data = given.get("steps_per_epoch") or -1, given.get("x")
+    steps, data = given.get("steps_per_epoch") or -1, given["x"]
     size = _size(given) if hasattr(data, "repeat") and hasattr(data, "cardinality") else None
     if size and 0 < steps < size < steps * epochs and not size % steps:
         return data.repeat()
