@@ -146,11 +146,13 @@ class Launch:
                 f"in {inventory.path} the first worker is another host"
             )
         alive = [item for item in state.processes if item.unit and item.alive]
-        if removed := sorted({item.host for item in alive} - set(inventory.hosts)):
-            raise TrainingError(
-                f"job {job.id} still has servers on host {removed[0]}, which {inventory.path} no longer has; "
-                f"stop them first: oeprov stop {job.id}"
-            )
+        removed = [item for item in alive if item.host not in inventory.hosts]
+        for item in removed:
+            if item.role != "worker":
+                raise TrainingError(
+                    f"job {job.id} still has servers on host {item.host}, which {inventory.path} no longer "
+                    f"has; stop them first: oeprov stop {job.id}"
+                )
         wanted = script.resumed(job, Request.of_job(spec), arguments)
         wanted = longer.extended(job, wanted, end, inventory.flavor)
         if workers is not None:
@@ -174,6 +176,12 @@ class Launch:
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
             raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
+        for item in removed:  # without its servers, which start anew, it can train nothing
+            say(
+                self.console,
+                f"[yellow]![/] {item.host} may still have {item.name} of {job.id}, which ends by itself; "
+                f"oeprov destroy removes its files there",
+            )
         saved = job.has_checkpoint()
         if not saved:
             self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")

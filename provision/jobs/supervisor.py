@@ -169,7 +169,9 @@ class Supervisor:
         first = self.workers.members[0]
         if self.workers.have_succeeded():
             return Outcome("failed", f"{first.label} ended, but {self.job.metrics_file} has no end event", 1)
-        # Those that failed by themselves, in front of those that failed after them; then those killed here.
+        # Those that failed by themselves, in front of those that failed after them; then those killed here. A
+        # host that does not answer was not killed.
+        killed = [worker for worker in killed if not worker_group.is_silent(worker)]
         failed += [worker for worker in self.workers.failed() if worker not in failed]
         failed = [worker for worker in failed if worker not in killed] or failed
         if failed and (server := self.servers.find_lost()):
