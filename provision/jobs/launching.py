@@ -140,7 +140,8 @@ class Launch:
                 f"not to {inventory.cluster} ({inventory.path})"
             )
         worker = next(item for item in spec.processes if item.role == "worker")
-        if worker.host != placement.worker_hosts(inventory)[0].name:
+        moves = worker.host != placement.worker_hosts(inventory)[0].name
+        if moves and not spec.settings.get("upload_to"):
             raise TrainingError(
                 f"job {job.id} has its checkpoints on host {worker.host}, where worker 0 was; "
                 f"in {inventory.path} the first worker is another host"
@@ -172,7 +173,9 @@ class Launch:
             known.take_events()
         except HostError as error:
             # The worker may have reported a checkpoint since then, whose rows are in the servers' pools.
-            raise TrainingError(f"{error}; nothing was started") from None
+            if not moves:
+                raise TrainingError(f"{error}; nothing was started") from None
+            say(self.console, f"[yellow]![/] {escape(str(error))}; its last events are missing here")
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
             raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
@@ -186,6 +189,10 @@ class Launch:
         if not saved:
             self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
         job.make()
+        if moves:
+            where = spec.settings["upload_to"]
+            say(self.console, f"the checkpoints of host {worker.host} are looked for in {escape(where)}")
+            job.put_metrics_aside(worker.host)
         if inventory.flavor != flavor_facts.DEFAULT:  # a failed run may have left half an export
             shutil.rmtree(job.run_dir / "export", ignore_errors=True)
         needed = readiness.needed(inventory, wanted)
