@@ -23,6 +23,8 @@ from oe_runtime.training.run_directory import RunDirectory
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.uploads import Uploads
 
+OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
+
 
 class JobError(OeError):
     """Something that a program of a job may not do; the message says what it may."""
@@ -53,6 +55,12 @@ class Session:
     def current(cls) -> Session:
         """Return the session of this process; without a launcher, make it."""
         if Session._current is None:
+            if (script := os.environ.get(OF_SCRIPT)) is not None:
+                raise JobError(
+                    f"a process that {script} has started is no part of its job, and its tables would be "
+                    "others: the launcher starts several workers (--workers); leave torchrun, horovodrun and "
+                    "multiprocessing to it"
+                )
             path = Path(str(getattr(sys.modules.get("__main__"), "__file__", None) or "notebook"))
             options = outside(path.absolute(), **Session._defaults)
             Session._current = cls(options, StopRequest(with_parent=False), View(), launched=False)
@@ -122,7 +130,7 @@ class Session:
         """Return the one client of this process."""
         self._refuse_child("job.client()")
         if self._client is None:
-            self.join()
+            self._meet()
             client = connect(self.options)
             assert client is not None  # noqa: S101 - only stock models have none
             if self.rank == 0 and not self.options.resume:
@@ -147,6 +155,20 @@ class Session:
         self._ranks = CollectiveRanks(self._workers, self.stop)
         check_agreement(self.options, self._ranks)
 
+    def _meet(self) -> None:
+        """Wait for the other workers, by the library that the script trains with."""
+        torch = "torch" in sys.modules and "oe_runtime.keras" not in sys.modules
+        if self._ranks is not None or self.workers == 1 or not torch:
+            self.join()
+            return
+        from oe_runtime.job.torch_ranks import TorchRanks
+
+        try:
+            self._ranks = TorchRanks(self.options, self.stop)
+        except ValueError as error:
+            raise JobError(str(error)) from error
+        check_agreement(self.options, self._ranks)
+
     def together(self) -> Any:
         """See oe_runtime.job.together."""
         self.join()
@@ -155,7 +177,7 @@ class Session:
     @property
     def ranks(self) -> Ranks:
         """The agreement with the other workers."""
-        self.join()
+        self._meet()
         assert self._ranks is not None  # noqa: S101 - join
         return self._ranks
 
