@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from oe_runtime.training.position import Position
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
     from oe_runtime.job.session import Session
+    from oe_runtime.training.ranks import Ranks
 
 
 class KerasScriptState(ScriptState):
@@ -27,6 +29,15 @@ class KerasScriptState(ScriptState):
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
         return {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+
+    def share_metrics(self, ranks: Ranks) -> None:
+        """Give all workers the metrics of worker 0's checkpoint: its own have no others."""
+        if ranks.count == 1:
+            return
+        file = io.BytesIO()
+        np.savez(file, **self.loaded)  # type: ignore[arg-type]
+        with np.load(io.BytesIO(ranks.share(file.getvalue())), allow_pickle=False) as shared:
+            self.loaded = dict(shared)
 
     def restore_metrics(self) -> None:
         """Give the metrics the values that they had at the checkpoint, where they are the same metrics."""
@@ -75,6 +86,7 @@ class FitPart:
         at = course.position
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
+            course.state.share_metrics(self._session.ranks)  # type: ignore[attr-defined]
             passes, batches = _read_before(given, at, first, epochs)
             self._drop = batches - at.batch
             _pass_epochs(self._data, passes)

@@ -124,6 +124,8 @@ _LINES = {
     "server_restarted": "[green]✓[/] {name} on {host} was restarted (pid {pid})",
     "workers_restarted": "[yellow]![/] {message}: all workers restart from the last checkpoint",
     "server_gone": "[yellow]![/] training waits up to {wait_s} s for server {endpoint}",
+    "host_silent": "[yellow]![/] {host} ({name}) does not answer, waiting up to {wait_s} s: {message}",
+    "host_answers": "[green]✓[/] {host} answers again after {seconds} s",
     "server_back": "[green]✓[/] server {endpoint} is back: training resumes from step {step}",
 }
 
