@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.job.state import ScriptState
 from oe_runtime.training.dense_state import KerasState
-from oe_runtime.training.ranks import Ranks, refuse_together
+from oe_runtime.training.position import Position
 
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
@@ -49,6 +48,7 @@ class FitPart:
         self._course: ScriptCourse | None = None
         self._model: Any = None
         self._skip = 0  # batches of the epoch that were trained before the checkpoint
+        self._drop = 0  # batches before these: steps_per_epoch's epochs share an iterator
         self._data: Any = None
         self._logs: Any = None  # of the skipped batches
 
@@ -65,7 +65,9 @@ class FitPart:
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
         first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))
-        self._data = given["x"] = epoch_data(given.get("x"))
+        self._data = given["x"] = epoch_data(
+            _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
+        )
         if not course.begin_part(epochs):
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
@@ -73,14 +75,11 @@ class FitPart:
         at = course.position
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
-            if given.get("steps_per_epoch") is not None:
-                raise ValueError(
-                    "fit(steps_per_epoch=…) cannot go on in the middle: its epochs share an iterator; leave "
-                    "it out, and give fit a dataset of one epoch (data.take(steps))"
-                )
-            _pass_epochs(self._data, at.epoch - first)
+            passes, batches = _read_before(given, at, first, epochs)
+            self._drop = batches - at.batch
+            _pass_epochs(self._data, passes)
             if hasattr(self._data, "pass_batches"):
-                self._data.pass_batches(at.batch)
+                self._data.pass_batches(batches)
             given["initial_epoch"] = at.epoch
         _seed(self._session, course.position.part)
         model._around = self._around
@@ -97,6 +96,9 @@ class FitPart:
         steps = self._model._running()
 
         def function(iterator: Any) -> Any:
+            while self._drop:
+                next(iterator)
+                self._drop -= 1
             if self._skip:
                 data = next(iterator)
                 self._skip -= 1
@@ -117,7 +119,7 @@ class FitPart:
             self._data.training = True
         if self._course is None:
             return
-        check_batches(self._session.ranks, params.get("steps"))
+        self._course.agree_on_batches(self._course.position.epoch, params.get("steps"))
         if params.get("steps"):
             self._course.expect(params["steps"], params["epochs"])
 
@@ -138,21 +140,6 @@ class FitPart:
 
     def _figures(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._model.get_metrics_result().items()}
-
-
-def check_batches(ranks: Ranks, batches: int | None) -> None:
-    """Refuse workers that give fit unequal numbers of batches per epoch: the others would wait for one more.
-
-    None: unknown, as of a generator, which nobody can check.
-    """
-    theirs = json.loads(ranks.share(json.dumps(batches).encode()))
-    problem = ""
-    if None not in (batches, theirs) and batches != theirs:
-        problem = (
-            f"fit has {batches} batches per epoch in worker {ranks.rank} and {theirs} in worker 0: give all "
-            "workers equally many, as each step sums the gradients of all"
-        )
-    refuse_together(ranks, problem)
 
 
 def _taken(losses: Any) -> tuple[float, int]:
@@ -182,6 +169,52 @@ def epoch_data(data: Any) -> Any:
     from oe_runtime.job.keras_data import EpochDataset
 
     return EpochDataset(data)
+
+
+def _read_before(given: Mapping[str, Any], at: Position, first: int, epochs: int) -> tuple[int, int]:
+    """Return how often fit had read its data to their end at a position, and the batches since.
+
+    `first` is fit's initial epoch. Raises ValueError where epochs have ended early, or will.
+    """
+    steps = given.get("steps_per_epoch")
+    if steps in (None, -1):
+        return at.epoch - first, at.batch
+    batches = (at.epoch - first) * steps + at.batch
+    size = _size(given)
+    passes, rest = (0, batches) if size is None else divmod(batches, size)
+    several = size is not None and steps < size < steps * (epochs - first)  # its epochs share an iterator
+    early = size is not None and size < steps
+    if several and size is not None:
+        early = rest >= steps or (passes > 0 and size % steps > 0)
+    if early or (not at.part and batches != at.step):
+        raise ValueError(
+            f"fit(steps_per_epoch={steps}) cannot go on here, because its data end at another place than its "
+            "epochs: repeat the dataset (data.repeat()), or leave steps_per_epoch out"
+        )
+    return passes, rest
+
+
+def _repeated(given: Mapping[str, Any], epochs: int) -> Any:
+    """Return fit's data; an endless dataset in place of one that has several epochs and is read again."""
+    steps, data = given.get("steps_per_epoch") or -1, given["x"]
+    size = _size(given) if hasattr(data, "repeat") and hasattr(data, "cardinality") else None
+    if size and 0 < steps < size < steps * epochs and not size % steps:
+        return data.repeat()
+    return data
+
+
+def _size(given: Mapping[str, Any]) -> int | None:
+    """Return the number of batches in fit's data; None for endless data and where it is unknown."""
+    import tensorflow as tf
+
+    data = given["x"]
+    if isinstance(data, tf.data.Dataset):
+        size = int(data.cardinality())
+        return size if size >= 0 else None
+    if hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end"):  # a PyDataset
+        return getattr(data, "num_batches", None) or len(data)
+    shape = getattr((tf.nest.flatten(data) or [None])[0], "shape", None)
+    return -(-int(shape[0]) // int(given.get("batch_size") or 32)) if shape else None
 
 
 def _pass_epochs(data: Any, epochs: int) -> None:

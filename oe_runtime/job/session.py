@@ -130,7 +130,7 @@ class Session:
         """Return the one client of this process."""
         self._refuse_child("job.client()")
         if self._client is None:
-            self.join()
+            self._meet()
             client = connect(self.options)
             assert client is not None  # noqa: S101 - only stock models have none
             if self.rank == 0 and not self.options.resume:
@@ -155,6 +155,20 @@ class Session:
         self._ranks = CollectiveRanks(self._workers, self.stop)
         check_agreement(self.options, self._ranks)
 
+    def _meet(self) -> None:
+        """Wait for the other workers, by the library that the script trains with."""
+        torch = "torch" in sys.modules and "oe_runtime.keras" not in sys.modules
+        if self._ranks is not None or self.workers == 1 or not torch:
+            self.join()
+            return
+        from oe_runtime.job.torch_ranks import TorchRanks
+
+        try:
+            self._ranks = TorchRanks(self.options, self.stop)
+        except ValueError as error:
+            raise JobError(str(error)) from error
+        check_agreement(self.options, self._ranks)
+
     def together(self) -> Any:
         """See oe_runtime.job.together."""
         self.join()
@@ -163,7 +177,7 @@ class Session:
     @property
     def ranks(self) -> Ranks:
         """The agreement with the other workers."""
-        self.join()
+        self._meet()
         assert self._ranks is not None  # noqa: S101 - join
         return self._ranks
 

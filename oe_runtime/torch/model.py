@@ -47,8 +47,14 @@ def distributed_model(
     than these workers use them. `fresh=False` keeps them without the warning.
 
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
-    shared with another layer); the model is unchanged then.
+    shared with another layer, layers inside DistributedDataParallel); the model is unchanged then.
     """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.parallel.DistributedDataParallel) and _has_embeddings(layer):
+            raise ValueError(
+                f"{f'layer {name!r}' if name else 'the model'} is in DistributedDataParallel already, which "
+                "would keep the embeddings: call distributed_model first, and wrap what it returns"
+            )
     kept = _kept_layers(model, in_worker)
     replaced: dict[int, Any] = {}
     for name, layer in model.named_modules():
@@ -71,6 +77,10 @@ def distributed_model(
         layer.seed = seed
         layer.fresh = fresh
     return model
+
+
+def _has_embeddings(model: Any) -> bool:
+    return any(isinstance(one, (nn.Embedding, nn.EmbeddingBag, TableLayer)) for one in model.modules())
 
 
 def _kept_layers(model: Any, names: Sequence[str]) -> set[int]:

@@ -43,12 +43,10 @@ def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery 
     path = Path(wanted.training.script)
     hosts = placement.worker_hosts(inventory)
     files = script_files.collect(path) if any(map(units.on_host, hosts)) else None
+    if wanted.on:
+        script_packages.check_image(path.parent, wanted.on, "container_worker_image")
+        return Delivery(files, None, {})
     packages = script_packages.collect(path.parent)
-    if packages is not None and wanted.on:
-        raise TrainingError(
-            f"--on {wanted.on}: {path.parent / packages.source} asks for packages, which come with the image "
-            "there; build an image with them (container_worker_image), and remove the file or use --on hosts"
-        )
     if packages is None:
         return Delivery(files, None, {})
     environments = {}

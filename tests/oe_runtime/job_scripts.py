@@ -51,6 +51,12 @@ data = tf.data.Dataset.from_tensor_slices((features, labels)).shuffle(500, seed=
 model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
 """
 )
+# Epochs of 20 steps, of 13 batches again and again: shuffled anew each time.
+ENDLESS = DATASET.replace(".batch(50)", ".batch(50).take(13).repeat()").replace(
+    "data, epochs=3", "data, epochs=3, steps_per_epoch=20"
+)
+# Epochs of 10 steps, of which two read all data.
+STEPS = DATASET.replace("data, epochs=3", "data, epochs=6, steps_per_epoch=10")
 # 20 steps an epoch, of a file that the job names.
 READER = """
 import os, signal

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import job_scripts
+import numpy as np
 import pytest
 from job_scripts import run, start, write
+from numpy.typing import NDArray
 from training_runs import events
 
-from oe_runtime.job.keras_fit import check_batches
+from oe_runtime.job.course import ScriptCourse
 from oe_runtime.training.options import outside, parse
 from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
@@ -118,25 +120,31 @@ def test_a_callback_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 class TwoRanks(Ranks):
-    """Worker 1 of two, whose other one has `first` as the value to share."""
+    """Worker 1 of two, whose other one has `first` batches; -1: unknown."""
 
     rank, count = 1, 2
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first: int) -> None:
         self.first = first
 
-    def share(self, value: bytes, origin: int = 0) -> bytes:
-        return value if origin else self.first.encode()
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values + np.array([self.first, 0])
 
 
-@pytest.mark.parametrize(("first", "mine"), [("4", 4), ("null", 4), ("4", None)])
-def test_equally_many_batches(first: str, mine: int | None) -> None:
-    check_batches(TwoRanks(first), mine)
+def agree(first: int, mine: int | None) -> None:
+    course = ScriptCourse.__new__(ScriptCourse)
+    course._ranks = TwoRanks(first)
+    course.agree_on_batches(0, mine)
+
+
+@pytest.mark.parametrize(("first", "mine"), [(4, 4), (-1, 4), (4, None)])
+def test_equally_many_batches(first: int, mine: int | None) -> None:
+    agree(first, mine)
 
 
 def test_unequally_many_batches() -> None:
-    with pytest.raises(RunError, match="fit has 5 batches per epoch in worker 1 and 4 in worker 0: give all"):
-        check_batches(TwoRanks("4"), 5)
+    with pytest.raises(RunError, match="of batches in epoch 1: 4 in worker 0, 5 in worker 1; give each as"):
+        agree(4, 5)
 
 
 @pytest.mark.parametrize(

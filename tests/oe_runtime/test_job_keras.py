@@ -43,6 +43,28 @@ def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
     assert len(losses(run_dir)) == 60
 
 
+@pytest.mark.parametrize("kind", ["ENDLESS", "STEPS"])
+def test_epochs_that_share_an_iterator_go_on_in_the_middle(kind: str, tmp_path: Path) -> None:
+    script = write(tmp_path, getattr(job_scripts, kind))
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole) == 0
+    assert run(script, run_dir, arguments=("33",)) == 130
+    assert run(script, run_dir, "--resume") == 0
+    assert len(losses(whole)) == 60
+    assert losses(run_dir) == losses(whole)
+    assert figures(run_dir) == figures(whole)
+
+
+def test_epochs_that_end_before_their_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = job_scripts.DATASET.replace("data, epochs=3", "data, epochs=3, steps_per_epoch=30")
+    script = write(tmp_path, text)
+    assert run(script, tmp_path / "run", arguments=("33",)) == 130
+    assert run(script, tmp_path / "run", "--resume") == 1
+    assert (
+        "ValueError: fit(steps_per_epoch=30) cannot go on here, because its data" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 def test_more_epochs_of_a_complete_run_are_trained(data: str, tmp_path: Path) -> None:
     script = write(tmp_path, SCRIPTS[data].replace("epochs=3", "epochs=stops.pop(0)"))

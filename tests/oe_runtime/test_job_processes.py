@@ -115,3 +115,27 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
     assert found.keys() == expected.keys()
     for step, (loss, _) in expected.items():
         assert found[step][0] == pytest.approx(loss, rel=1e-3), step
+
+
+def test_workers_with_the_same_batches_and_with_more_batches(tmp_path: Path) -> None:
+    """The first is a warning; the second, where nobody knows the numbers, ends the job with the epoch."""
+    text = job_scripts.KERAS + (
+        "import tensorflow as tf\n"
+        "data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(50).take(5 + job.rank)\n"
+        "data = data.filter(lambda *_: True)\n"  # its size is unknown
+        "model.fit(data, epochs=2, verbose=0, callbacks=callbacks)\n"
+    )
+    text = text.replace("Dropout(0.2)", "Dropout(0.0)")
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(write(tmp_path, text), tmp_path / "run", server)
+    try:
+        said = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [1, 1], said
+    for out, error in said:
+        assert out.count("warning: all 2 workers seem to train on the same batches") == 1
+        assert "the workers have different numbers of batches: 1 of 2 have ended an epoch" in error
+    assert max(losses(tmp_path / "run")) == 5

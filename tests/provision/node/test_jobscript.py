@@ -99,10 +99,12 @@ class TestEnvironment:
 
     def test_has_the_runtime_s_packages_and_its_own(self, wanted: dict[str, Any]) -> None:
         assert jobscript.make_environment(System(), wanted)
-        program = "import oeprov_sample, numpy, provision; print(oeprov_sample.VALUE, numpy.__file__)"
+        program = (
+            "import oeprov_sample, numpy, provision; print(oeprov_sample.VALUE, numpy.__file__, sep='\\n')"
+        )
         python = f"{wanted['path']}/bin/python"
         done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd="/")
-        value, numpy = done.stdout.split()
+        value, numpy = done.stdout.splitlines()
         assert value == "7"
         assert not numpy.startswith(wanted["path"])
         assert not jobscript.make_environment(System(), wanted), "it is there already"
