@@ -148,7 +148,12 @@ def describe(event: Event) -> str:
     if kind == "eval":
         rows = f" of {get('rows'):,} rows" if isinstance(get("rows"), int) else ""
         right = f", accuracy {number(get('accuracy'))}" if get("accuracy") is not None else ""
-        return f"[green]✓[/] held-out part{rows}: AUC {number(get('auc'))}{right}, loss {number(get('loss'))}"
+        found = f"held-out part{rows}: AUC {number(get('auc'))}{right}, loss {number(get('loss'))}"
+        if (label := get("only_label")) is None:
+            return f"[green]✓[/] {found}"
+        return (
+            f"[yellow]![/] {found}; the label is always {label}, so AUC says nothing; is it the right column?"
+        )
     if kind == "server_lost":
         how = f": it {get('message')}" if get("message") else ""
         return f"[red]✗[/] {get('name')} on {get('host')} was lost{how}"
