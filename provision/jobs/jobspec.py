@@ -45,6 +45,11 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
     training = script.settled(training, label)
     for key in ("data", "eval_data", "upload_to"):
         check_url(flag(key), getattr(training, key) or "")
+    if training.data == "-":
+        raise TrainingError(
+            "--data -: workers have no standard input; give a directory that grows, with --follow, or run "
+            "python -m oe_runtime.train --data - by hand"
+        )
     if is_path(training.data):
         training = training.model_copy(update={"data": training.data.removeprefix("file://")})
         path = Path(training.data).expanduser()
@@ -90,6 +95,11 @@ def check_together(training: TrainingSettings, workers: int) -> None:
             "training_epochs and training_steps are both 0, so training has no end; set one of them"
         )
     staleness = training.staleness or 0
+    if training.follow and (training.workqueue or workers > 1):
+        raise TrainingError(
+            f"--follow is for one worker, and this job has {'--workqueue' if training.workqueue else workers}"
+            ": several would not know which rows the others have seen arrive"
+        )
     if training.workqueue:
         if training.optimizer in ("adamw", "ftrl"):
             raise TrainingError(
