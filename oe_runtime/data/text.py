@@ -205,5 +205,6 @@ def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> tuple[_c
         for place, one in zip(places[1 + len(numbers) :], schema.categories, strict=False)
     ]
     weight = places[-1] if schema.weight else None
-    layout = _core.TextLayout(delimiter, quotes, len(names), places[0], numbers, categories, weight)
+    words = schema.positive, schema.missing
+    layout = _core.TextLayout(delimiter, quotes, len(names), places[0], numbers, categories, weight, *words)
     return layout, header
