@@ -98,6 +98,10 @@ class TrainingView:
             f"{rate(event.get('samples_per_s'))}  loss {number(event.get('loss'))}  "
             f"{auc}ETA {duration(event.get('eta_s'))}"
         )
+        if isinstance(waiting := event.get("waiting"), int):  # of a stream
+            facts = (
+                facts.rpartition("ETA")[0] + f"{waiting:,} {'file waits' if waiting == 1 else 'files wait'}"
+            )
         step = event.get("step", 0)
         if isinstance(event.get("steps"), int):
             self.total = event["steps"]
