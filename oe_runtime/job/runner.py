@@ -171,9 +171,7 @@ class _Run:
         finally:
             if os.getpid() == self._process:
                 sys.modules["__main__"], sys.argv, sys.path[0] = before[:3]
-                if (
-                    sys.modules.get("__mp_main__") is module
-                ):  # of multiprocessing
+                if sys.modules.get("__mp_main__") is module:  # of multiprocessing
                     del sys.modules["__mp_main__"]
                 with suppress(OSError):
                     os.chdir(before[3])
