@@ -93,16 +93,19 @@ class RemoteCheckpoints:
         for name in store.unneeded(names, names[-keep:], base):
             self.remove(name)
 
-    def fetch(self, name: str, directory: Path) -> Path:
+    def fetch(self, name: str, directory: Path, increments: tuple[str, ...] = ()) -> Path:
         """Bring a checkpoint and its bases to a local directory, and verify them; return its path there.
 
-        One that is there already, whole, is not fetched again. Raises CheckpointError naming the URL.
+        One that is there already, whole, is not fetched again. `increments` are those on this one that are
+        being fetched. Raises CheckpointError naming the URL.
         """
+        if name in increments:
+            raise CheckpointError(f"{self.root / name} is damaged: it is an increment on itself")
         target = directory / name
         try:
             digest, manifest = self.manifest(name)
             if base := manifest.get("base"):
-                self.fetch(base["name"], directory)
+                self.fetch(base["name"], directory, (*increments, name))
             if not _is_whole(target, digest):
                 self._fetch(name, manifest, directory)
         except OSError as error:

@@ -26,6 +26,10 @@ from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.uploads import Uploads
 
+_FIXED = (
+    "not in the middle of training, because the job's checkpoints would not hold the tables as they were; "
+    "do it before fit, or after it"
+)
 _MOST_NAMED = 8  # workers
 _LEAST_STEPS = 2  # before losses are compared
 
@@ -53,6 +57,7 @@ class ScriptCourse(Course):
         figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
         super().__init__(options, ranks, checkpoints, directory, view, stop, figures)
         self.state = state
+        self._client = client
         self.position = Position()
         self.training = False  # in a part
         self.loop: Any = None  # of job.training
@@ -125,7 +130,7 @@ class ScriptCourse(Course):
         seconds, speed = self.speed()
         rate = f", {speed:,.0f} samples/s" if speed else ""
         self._view.say(f"trained {self.position.step - self._start} steps in {duration(seconds)}{rate}")
-        self.training = False
+        self.training, self._client.fixed = False, ""
 
     def begin_epoch(self, epoch: int) -> None:
         """Note the begin of an epoch; of one that the checkpoint is in, its batches are kept."""
@@ -183,6 +188,7 @@ class ScriptCourse(Course):
         self._clock.add(rows * self._ranks.count)
         at = self.position
         self.position = replace(at, step=at.step + 1, batch=at.batch + 1)
+        self._client.fixed = _FIXED  # models may make their tables in the first step
         self._after_step(self.position, self._asked)
 
     def own_step(self, rows: int) -> None:

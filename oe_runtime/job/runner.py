@@ -7,6 +7,7 @@ program, and its data, where the checkpoint was.
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import json
 import os
@@ -25,7 +26,7 @@ from typing import NoReturn
 
 from oe_runtime.errors import OeError, ServerLost, WorkerLost
 from oe_runtime.job import processes
-from oe_runtime.job.session import Session
+from oe_runtime.job.session import OF_SCRIPT, Session
 from oe_runtime.support import horovod
 from oe_runtime.training.checkpoints import check_resume, newest
 from oe_runtime.training.connection import leave
@@ -57,6 +58,9 @@ _LOSS = "OE_JOB_LOSS"  # the environment of a process that starts anew: the loss
 
 def run_script(options: ScriptOptions) -> int:
     """Run the script as the options say; return the exit status. Errors are sentences and events."""
+    if _is_program():
+        processes.adopt_orphans()
+        faulthandler.enable()  # a crash in a library shows the script's line in the log
     with StopRequest(with_parent=options.exit_with_parent) as stop:
         code = _Run(options, stop).run()
     _end_leftovers(options, code)
@@ -144,6 +148,7 @@ class _Run:
         before = sys.modules["__main__"], sys.argv, sys.path[0], os.getcwd(), dict(os.environ)
         try:
             _set_environment(options)
+            os.environ[OF_SCRIPT] = script.name
             sys.modules["__main__"], sys.argv = module, [str(script), *options.arguments]
             sys.path[0] = str(script.parent)
             os.chdir(script.parent)
@@ -249,6 +254,7 @@ class _Run:
         return INTERRUPTED
 
     def _failed(self, message: str, error: BaseException | None = None, code: int = 1) -> int:
+        message = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
         if self._session.directory is not None:
             self._session.directory.event("error", message=message)
         print(f"error: {message}", file=sys.stderr, flush=True)
@@ -315,6 +321,7 @@ class _Run:
         os.chdir(self._cwd)
         sys.stdout.flush()
         sys.stderr.flush()
+        self._stop.return_stdin()
         processes.close_on_exec()
         os.execv(sys.executable, [sys.executable, *_with_resume(sys.orig_argv[1:])])  # noqa: S606 - this program
 

@@ -23,6 +23,8 @@ from oe_runtime.training.run_directory import RunDirectory
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.uploads import Uploads
 
+OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
+
 
 class JobError(OeError):
     """Something that a program of a job may not do; the message says what it may."""
@@ -54,6 +56,12 @@ class Session:
     def current(cls) -> Session:
         """Return the session of this process; without a launcher, make it."""
         if Session._current is None:
+            if (script := os.environ.get(OF_SCRIPT)) is not None:
+                raise JobError(
+                    f"a process that {script} has started is no part of its job, and its tables would be "
+                    "others: the launcher starts several workers (--workers); leave torchrun, horovodrun and "
+                    "multiprocessing to it"
+                )
             path = Path(str(getattr(sys.modules.get("__main__"), "__file__", None) or "notebook"))
             options = outside(path.absolute(), **Session._defaults)
             Session._current = cls(options, StopRequest(with_parent=False), View(), launched=False)

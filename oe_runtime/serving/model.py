@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
+from oe_runtime.data import row_schema
 from oe_runtime.errors import InputError, KeyRangeError, OeError, ServerLost, ServingError
 from oe_runtime.model_description import FILE, Tensor
 from oe_runtime.serving.checkpoints import Checkpoints, Rows, ServedCheckpoint
@@ -314,9 +315,18 @@ def _write_serving_model(run_directory: Path, path: Path) -> Path:
         ) from error
     if config.get("stock"):
         raise ServingError(f"{run_directory} is a run with --stock; serve what its --export wrote")
+    if script := config.get("script"):
+        raise ServingError(
+            f"{run_directory} is a run of {script}, which alone makes its model; serve what it saves with "
+            "model.save_serving_model"
+        )
     try:
+        # Runs of earlier versions have Criteo's columns.
+        schema = (
+            row_schema.parse(config["schema"], f"{file}: schema") if "schema" in config else row_schema.CRITEO
+        )
         # One worker is enough to make the model of many.
-        options = cast(Options, SimpleNamespace(**(config | {"workers": (), "rank": 0})))
+        options = cast(Options, SimpleNamespace(**(config | {"schema": schema, "workers": (), "rank": 0})))
         with Client.in_process() as client:
             KerasTrainee(options, client, StopRequest(with_parent=False)).model.save_serving_model(path)
     except (AttributeError, KeyError, TypeError) as error:

@@ -227,7 +227,7 @@ class Launch:
         delivery = script_delivery.prepare(inventory, wanted, self.state_dir)
         placed = flavors.of(inventory.flavor).place(job, inventory, states, wanted, fresh=fresh)
         placed = script_delivery.placed(delivery, placed)
-        script_delivery.deliver(delivery, inventory, self.state_dir, self.console)
+        script_delivery.deliver(delivery, inventory, self.state_dir, self.console, self.stop_request)
         spec = jobspec.build(job, inventory, placed, wanted, datetime.now())
         jobspec.check_storage_is_free(spec, self.state_dir)
         job.write_spec(spec)

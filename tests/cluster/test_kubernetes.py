@@ -15,9 +15,12 @@ from typing import Any
 
 import kube_cluster
 import kube_image
+import own_script
 import pytest
 import yaml
 from kube_cluster import NODE, Cluster, until
+
+from provision.cluster.training_settings import OF_THE_SCRIPT
 
 REPOSITORY = Path(__file__).parents[2]
 NAMESPACE, CLAIM = "ads", "deeprec"
@@ -96,6 +99,7 @@ class User:
         """Kinds of which the namespace has something that a job made."""
         places = {
             "pods": CORE,
+            "configmaps": CORE,
             "secrets": CORE,
             "services": CORE,
             "persistentvolumeclaims": CORE,
@@ -126,6 +130,7 @@ class User:
             {
                 "apiGroups": ["", "apps", "batch", "policy", "networking.k8s.io"],
                 "resources": [
+                    "configmaps",
                     "secrets",
                     "services",
                     "persistentvolumeclaims",
@@ -289,6 +294,42 @@ def test_a_job_is_followed_to_its_end_and_nothing_is_left(user: User) -> None:
     until(lambda: user.kinds() == [], 60, user.news)
     (run,) = (user.claim / "oeprov").glob("short-*/run")
     assert (run / "export").is_dir()
+
+
+def test_a_script_is_trained_stopped_and_resumed_with_other_arguments(user: User) -> None:
+    _forget(user)
+    program = own_script.write(user.directory / "mine")
+    inventory = yaml.safe_load(user.inventory.read_text())
+    variables = inventory["all"]["vars"]
+    inventory["all"]["vars"] = {
+        name: value
+        for name, value in variables.items()
+        if name.removeprefix("training_") not in OF_THE_SCRIPT or not name.startswith("training_")
+    }
+    path = user.directory / "script.yml"
+    path.write_text(yaml.safe_dump(inventory))
+
+    given = ["-i", str(path), "--on", "kubernetes", "--script", str(program), "--detach"]
+    said = user.oeprov("launch-training", *given, "--", "100000", "$(RUN)")
+    assert "script: train_mine.py with its directory, 2 files" in said
+    user.reaches("train-mine", 40)
+    assert "configmaps" in user.kinds()
+    assert "told ['0', '1', '0', '1'] ['100000', '$(RUN)'] False" in user.oeprov("logs", "-n", "1000")
+    user.oeprov("stop")
+    assert user.kinds() == ["persistentvolumeclaims", "persistentvolumes"]
+    (run,) = (user.claim / "oeprov").glob("train-mine-*/run")
+    stopped = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    assert stopped > 40
+
+    program.write_text(own_script.SCRIPT.replace("told", "is told"))
+    epochs = str(stopped // 100 + 2)
+    said = user.oeprov("resume", "--", epochs)
+    assert f"is told ['0', '1', '0', '1'] ['{epochs}'] True" in said
+    assert "training is done" in said
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [item["step"] for item in events if item.get("event") == "resume"] == [stopped]
+    assert max(item.get("step", 0) for item in events) == int(epochs) * 100
+    until(lambda: user.kinds() == [], 60, user.news)
 
 
 def test_two_workers_find_each_other(user: User) -> None:

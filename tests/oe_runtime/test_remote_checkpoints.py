@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from object_store import BUCKET, DENIED, SLOW_DOWN, ObjectStore
 from oe_runtime import Client, TableSpec, checkpoint
 from oe_runtime.checkpoint import cli
 from oe_runtime.checkpoint.remote import RemoteCheckpoints, locate
+from oe_runtime.checkpoint.store import FORMAT
 from oe_runtime.errors import CheckpointError
 from oe_runtime.serving.checkpoints import Checkpoints
 from oe_runtime.support import remote_files
@@ -118,6 +120,16 @@ def test_a_damaged_object_is_not_fetched(
     with pytest.raises(CheckpointError, match=f"{ROOT}/step-0000000007/rows is damaged: {words}"):
         RemoteCheckpoints(ROOT).fetch("step-0000000007", tmp_path / "back")
     assert list((tmp_path / "back").iterdir()) == []
+
+
+def test_increments_on_each_other_are_damage(store: ObjectStore, tmp_path: Path) -> None:
+    for step, base in ((1, 2), (2, 1)):
+        manifest = {"format": FORMAT, "step": step, "files": {}}
+        manifest["base"] = {"name": f"step-{base:010}", "sha256": ""}
+        store.put(f"run/checkpoints/step-{step:010}/manifest.json", json.dumps(manifest).encode())
+    with pytest.raises(CheckpointError, match="step-0000000002 is damaged: it is an increment on itself"):
+        RemoteCheckpoints(ROOT).fetch("step-0000000002", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_local_file_is_not_published(store: ObjectStore, tmp_path: Path) -> None:

@@ -268,6 +268,18 @@ def test_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         logview.logs(tmp_path, process_name="worker")
 
 
+def test_logs_do_not_garble_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a\x00\x1b]0;title\x07b \x1b[1m8/8\x1b[0m"
+    make_job(tmp_path).log("worker-0").write_text(text + "\n")
+    logview.logs(tmp_path)
+    assert capsys.readouterr().out == text + "\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    logview.logs(tmp_path)
+    assert capsys.readouterr().out == "a\ufffd\ufffd]0;title\ufffdb \x1b[1m8/8\x1b[0m\n"
+
+
 def test_follow_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(tmp_path)
     running(job, phase="done")

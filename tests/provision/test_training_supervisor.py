@@ -449,6 +449,25 @@ def test_a_worker_that_ended_without_a_word_is_not_done(tmp_path: Path) -> None:
     assert outcome.message.endswith(f"ended, but {job.metrics_file} has no end event")
 
 
+def test_a_worker_that_exits_without_a_reason_leaves_nothing(tmp_path: Path) -> None:
+    """As os._exit does in a script: what it has started before still runs."""
+    program = (
+        "import os, subprocess; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True); "
+        "os._exit(7)"
+    )
+    job = make_job(tmp_path)
+    spec = job.spec()
+    leaving = spec.processes[1].model_copy(update={"argv": [sys.executable, "-ISc", program]})
+    job.write_spec(spec.model_copy(update={"processes": [spec.processes[0], leaving]}))
+    outcome, _ = supervise(job)
+    pid = job.log("worker-0").read_text().split()[-1]
+    assert outcome.message.endswith(f"ended with exit status 7 without a reason; its last line: {pid}")
+    deadline = time.monotonic() + 20
+    while process.start_time(int(pid)):
+        assert time.monotonic() < deadline, "what the worker has started still runs"
+        time.sleep(0.02)
+
+
 def test_a_job_that_ended_after_its_launcher_is_done(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     job.write_state(JobState(phase="running"))
