@@ -397,7 +397,12 @@ def _set_environment(options: ScriptOptions) -> None:
     given.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "3" if options.size > 1 else "2"
     )  # lost workers are reported here
-    local = given.get("LOCAL_RANK", "0"), given.get("LOCAL_WORLD_SIZE", size)
+    hosts = [worker.rpartition(":")[0] for worker in options.workers] or [""]
+    own = hosts[options.rank]
+    local = (
+        given.get("LOCAL_RANK", str(hosts[: options.rank].count(own))),
+        given.get("LOCAL_WORLD_SIZE", str(hosts.count(own))),
+    )
     given.update({"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local[0], "LOCAL_WORLD_SIZE": local[1]})
     given.update({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
     given.update({"HOROVOD_LOCAL_RANK": local[0], "HOROVOD_LOCAL_SIZE": local[1]})
