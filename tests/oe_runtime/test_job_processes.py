@@ -130,6 +130,63 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
         assert found[step][0] == pytest.approx(loss, rel=1e-3), step
 
 
+ELSEWHERE = (
+    """
+import json, os
+import oe_runtime.job as job
+import oe_runtime.keras as embed
+import tensorflow as tf
+
+place = json.loads(os.environ["TF_CONFIG"])
+assert place["task"] == {"type": "worker", "index": job.rank}
+assert os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"] == place["cluster"]["worker"][0]
+for kind in ("RANK", "HOROVOD_RANK", "LOCAL_RANK", "HOROVOD_LOCAL_RANK"):
+    assert os.environ[kind] == str(job.rank), kind
+for kind in ("WORLD_SIZE", "HOROVOD_SIZE", "LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
+    assert os.environ[kind] == "2", kind
+embed.flags.num_workers = int(os.environ["HOROVOD_SIZE"])  # as OpenEmbedding's programs do
+"""
+    + job_scripts.KERAS.replace("(model, job.client())", "(model)")
+    + """
+part = slice(job.rank, None, job.workers)
+model.fit(features[part], labels[part], batch_size=250, verbose=0, callbacks=callbacks)
+assert model.client is job.client()
+with tf.distribute.MultiWorkerMirroredStrategy().scope():
+    embed.distributed_model(keras.Sequential([keras.Input((2,)), keras.layers.Embedding(99, 2)]))
+"""
+)
+
+
+def test_workers_find_their_places_as_programs_of_other_launchers_do(tmp_path: Path) -> None:
+    """And the tables of models without a client are on the job's servers."""
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(write(tmp_path, ELSEWHERE), tmp_path / "run", server)
+    try:
+        said = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [1, 1], said
+    for _, error in said:
+        assert "distributed_model does not work inside a MultiWorkerMirroredStrategy over 2 repl" in error
+    assert len(losses(tmp_path / "run")) == 2
+
+
+def test_a_strategy_before_the_workers_have_met(tmp_path: Path) -> None:
+    text = "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()\n" + job_scripts.ARRAYS
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(write(tmp_path, text), tmp_path / "run", server)
+    try:
+        said = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [1, 1], said
+    assert all("MultiWorkerMirroredStrategy was made before the workers of" in error for _, error in said)
+
+
 def test_workers_with_the_same_batches_and_with_more_batches(tmp_path: Path) -> None:
     """The first is a warning; the second, where nobody knows the numbers, ends the job with the epoch."""
     text = job_scripts.KERAS + (
