@@ -228,9 +228,9 @@ def load(text: str) -> Schema:
 
 def parse(value: Any, what: str) -> Schema:
     """Return the schema of plain values, from the file `what`. DataError names the key."""
-    keys = ("label", "positive", "missing", "numbers", "categories", "weight", "ignored", "columns")
-    keys += ("header", "separator")
-    given = _mapping(value, what, keys)
+    of_rows = ("label", "positive", "missing", "numbers", "categories", "weight")
+    of_files = ("ignored", "columns", "header", "separator")
+    given = _mapping(value, what, (*of_rows, *of_files))
     if "label" not in given:
         raise DataError(f"{what} names no label")
     ignored = given.get("ignored", ())
