@@ -179,10 +179,10 @@ class Launch:
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
             raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
-        for item in removed:  # without its servers, which start anew, it can train nothing
+        for left in removed:  # without its servers, which start anew, it can train nothing
             say(
                 self.console,
-                f"[yellow]![/] {item.host} may still have {item.name} of {job.id}, which ends by itself; "
+                f"[yellow]![/] {left.host} may still have {left.name} of {job.id}, which ends by itself; "
                 f"oeprov destroy removes its files there",
             )
         saved = job.has_checkpoint()
