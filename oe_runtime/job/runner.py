@@ -337,8 +337,8 @@ class _Run:
             "server_back", endpoint=loss["endpoint"], step=step, seconds=loss["seconds"]
         )
         self._session.screen.say(
-            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} "
-            f"anew from step {step}"
+            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} anew"
+            + ("" if self._options.rank else f" from step {step}")  # worker 0 knows it
         )
 
 

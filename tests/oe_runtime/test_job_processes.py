@@ -70,7 +70,18 @@ import tensorflow as tf
 
 mine = features.reshape(20, 50, 2)[:, part].reshape(-1, 2), labels.reshape(20, 50)[:, part].reshape(-1)
 data = tf.data.Dataset.from_tensor_slices(mine).batch(50 // job.workers).repeat(3)
-model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+
+
+class Rows(keras.metrics.Sum):
+    def update_state(self, labels, predictions, sample_weight=None):
+        return super().update_state(keras.ops.ones_like(labels))
+
+
+model.compile(model.optimizer, "binary_crossentropy", metrics=["AUC", Rows(name="rows")])
+say = keras.callbacks.LambdaCallback(
+    on_epoch_end=lambda epoch, logs: print("epoch", epoch, "has", int(logs["rows"]), "rows", flush=True)
+)
+model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, say])
 """
 ).replace("Dropout(0.2)", "Dropout(0.0)")
 
@@ -99,8 +110,10 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
         workers = start_workers(script, run_dir, another, "--resume")
         wait_for(lambda: max(losses(run_dir)) > min(stopped + 20, 100), workers[0])
         workers[1].kill()
-        _, error = workers[0].communicate(timeout=60)
+        (told, error), (follower, _) = (worker.communicate(timeout=60) for worker in workers)
         assert workers[0].returncode == 3, error
+        for text in (told, follower):
+            assert "epoch 0 has 1500 rows" in text, "also those before the checkpoint"
         assert "error: worker 1 (127.0.0.1:" in error
         assert "--resume" in error
     finally:
