@@ -58,6 +58,7 @@ class Session:
         self.course: ScriptCourse | None = None
         self.uploads: Uploads | None = None  # of worker 0
         self.seeds: tuple[int, int | None] | None = None  # the script's, and the one set for the last part
+        self.told_of_callbacks = False  # that some begin anew after a resume
         self.told_of_random = False  # layers whose random numbers are not in checkpoints
         self.resumed: Path | None = None  # the checkpoint that the run goes on from
         self._client: Client | None = None

@@ -66,6 +66,15 @@ ENDLESS = DATASET.replace(".batch(50)", ".batch(50).take(13).repeat()").replace(
 )
 # Epochs of 10 steps, of which two read all data.
 STEPS = DATASET.replace("data, epochs=3", "data, epochs=6, steps_per_epoch=10")
+# Epochs that a callback of Keras ends and two of them look at.
+CALLBACKS = ARRAYS.replace(
+    "callbacks = [Stop(), embed.JobCallback(job)]",
+    """
+early = keras.callbacks.EarlyStopping("loss", patience=4, min_delta=1.0)
+plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=2, min_delta=1.0, factor=0.5, min_lr=0.0)
+callbacks = [early, plateau, Stop(), embed.JobCallback(job)]
+""",
+).replace("epochs=3", "epochs=9")
 # 20 steps an epoch, of a file that the job names.
 READER = """
 import os, signal

@@ -76,6 +76,27 @@ def test_more_epochs_of_a_complete_run_are_trained(data: str, tmp_path: Path) ->
     assert [e["steps"] for e in events(run_dir, "end")] == [20, 20, 60, 60]
 
 
+def test_callbacks_keep_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """EarlyStopping ends the run after 5 epochs, ReduceLROnPlateau halves the rate in two."""
+    script = write(tmp_path, job_scripts.CALLBACKS)
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole) == 0
+    assert run(script, run_dir, arguments=("47",)) == 130
+    assert run(script, run_dir, "--resume", arguments=("69",)) == 130
+    assert run(script, run_dir, "--resume") == 0
+    assert len(losses(whole)) == 100
+    assert losses(run_dir) == losses(whole)
+    assert figures(run_dir) == figures(whole)
+    assert "callbacks begin anew" not in capsys.readouterr().out
+
+    script = write(
+        tmp_path, job_scripts.CALLBACKS.replace("patience=4", "patience=0, restore_best_weights=True")
+    )
+    assert run(script, tmp_path / "best") == 0
+    said = capsys.readouterr().out
+    assert said.count("warning: EarlyStopping.best_weights of fit's callbacks is no number or text") == 1
+
+
 @pytest.mark.process
 def test_tf_keras(tmp_path: Path) -> None:
     """Dropout's state is carried where tf-keras keeps it in a variable; else the user is warned."""
