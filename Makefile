@@ -20,7 +20,7 @@ help:
 	@echo 'make test-jax  those of Keras on JAX, which it installs (a large download)'
 	@echo 'make test-hosts  the tests on hosts with a Debian of their own (as root, mmdebstrap; minutes)'
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
-	@echo 'make test-kubernetes  training on a real Kubernetes (as root; KUBERNETES=DIRECTORY, or built first)'
+	@echo 'make test-kubernetes  training on a real Kubernetes and docker (as root; KUBERNETES=DIRECTORY, or built first)'
 	@echo 'make test-collection  ansible-test sanity on the Ansible collection (it downloads its tools)'
 	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'

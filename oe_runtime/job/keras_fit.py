@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +13,12 @@ from numpy.typing import NDArray
 
 from oe_runtime.job.state import ScriptState
 from oe_runtime.training.dense_state import KerasState
+from oe_runtime.training.position import Position
 
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
     from oe_runtime.job.session import Session
+    from oe_runtime.training.ranks import Ranks
 
 
 class KerasScriptState(ScriptState):
@@ -25,7 +29,39 @@ class KerasScriptState(ScriptState):
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
-        return {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        metrics = {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        states = {f"random/{i}": one.state.numpy() for i, one in enumerate(self._generators())}
+        return {**metrics, **states}
+
+    def load_extra(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load_extra(directory)
+        for i, generator in enumerate(self._generators()):
+            if (state := self.loaded.get(f"random/{i}")) is not None:
+                generator.state.assign(state)
+
+    def unsaved_random_layers(self) -> list[str]:
+        """Return the names of layers of tf-keras whose random numbers go on otherwise after a resume."""
+        return [layer.name for layer, generator in self._random_layers() if generator is None]
+
+    def _generators(self) -> list[Any]:
+        """Return the random generators of tf-keras's layers; Keras 3 has theirs among the variables."""
+        return [generator for _, generator in self._random_layers() if generator is not None]
+
+    def _random_layers(self) -> list[tuple[Any, Any]]:
+        layers = self.model._flatten_layers(include_self=False, recursive=True)
+        random = [(one, one._random_generator) for one in layers if hasattr(one, "_random_generator")]
+        stateful = [(one, found) for one, found in random if found._rng_type != found.RNG_STATELESS]
+        return [(one, getattr(found, "_generator", None)) for one, found in stateful]
+
+    def share_metrics(self, ranks: Ranks) -> None:
+        """Give all workers the metrics of worker 0's checkpoint: its own have no others."""
+        if ranks.count == 1:
+            return
+        file = io.BytesIO()
+        np.savez(file, **self.loaded)  # type: ignore[arg-type]
+        with np.load(io.BytesIO(ranks.share(file.getvalue())), allow_pickle=False) as shared:
+            self.loaded = dict(shared)
 
     def restore_metrics(self) -> None:
         """Give the metrics the values that they had at the checkpoint, where they are the same metrics."""
@@ -47,6 +83,7 @@ class FitPart:
         self._course: ScriptCourse | None = None
         self._model: Any = None
         self._skip = 0  # batches of the epoch that were trained before the checkpoint
+        self._drop = 0  # batches before these: steps_per_epoch's epochs share an iterator
         self._data: Any = None
         self._logs: Any = None  # of the skipped batches
 
@@ -59,11 +96,20 @@ class FitPart:
         state = KerasScriptState(model)
         losses = steps.measure_losses()
         course = self._course = self._session.begin(state)
+        if (layers := state.unsaved_random_layers()) and not self._session.told_of_random:
+            self._session.told_of_random = True
+            self._session.screen.say(
+                f"warning: the random numbers of layer {', '.join(layers)} are not in checkpoints, so losses "
+                "after a resume differ from those of a run without a stop: call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before the layers are made"
+            )
         course.measure = lambda: _taken(losses)
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
         first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))
-        self._data = given["x"] = epoch_data(given.get("x"))
+        self._data = given["x"] = epoch_data(
+            _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
+        )
         if not course.begin_part(epochs):
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
@@ -71,14 +117,12 @@ class FitPart:
         at = course.position
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
-            if given.get("steps_per_epoch") is not None:
-                raise ValueError(
-                    "fit(steps_per_epoch=…) cannot go on in the middle: its epochs share an iterator; leave "
-                    "it out, and give fit a dataset of one epoch (data.take(steps))"
-                )
-            _pass_epochs(self._data, at.epoch - first)
+            course.state.share_metrics(self._session.ranks)  # type: ignore[attr-defined]
+            passes, batches = _read_before(given, at, first, epochs)
+            self._drop = batches - at.batch
+            _pass_epochs(self._data, passes)
             if hasattr(self._data, "pass_batches"):
-                self._data.pass_batches(at.batch)
+                self._data.pass_batches(batches)
             given["initial_epoch"] = at.epoch
         _seed(self._session, course.position.part)
         model._around = self._around
@@ -95,6 +139,9 @@ class FitPart:
         steps = self._model._running()
 
         def function(iterator: Any) -> Any:
+            while self._drop:
+                next(iterator)
+                self._drop -= 1
             if self._skip:
                 data = next(iterator)
                 self._skip -= 1
@@ -113,7 +160,10 @@ class FitPart:
         """Count the run's steps, from the callback's `params`."""
         if hasattr(self._data, "training"):
             self._data.training = True
-        if self._course is not None and params.get("steps"):
+        if self._course is None:
+            return
+        self._course.agree_on_batches(self._course.position.epoch, params.get("steps"))
+        if params.get("steps"):
             self._course.expect(params["steps"], params["epochs"])
 
     def begin_epoch(self, epoch: int) -> None:
@@ -162,6 +212,52 @@ def epoch_data(data: Any) -> Any:
     from oe_runtime.job.keras_data import EpochDataset
 
     return EpochDataset(data)
+
+
+def _read_before(given: Mapping[str, Any], at: Position, first: int, epochs: int) -> tuple[int, int]:
+    """Return how often fit had read its data to their end at a position, and the batches since.
+
+    `first` is fit's initial epoch. Raises ValueError where epochs have ended early, or will.
+    """
+    steps = given.get("steps_per_epoch")
+    if steps in (None, -1):
+        return at.epoch - first, at.batch
+    batches = (at.epoch - first) * steps + at.batch
+    size = _size(given)
+    passes, rest = (0, batches) if size is None else divmod(batches, size)
+    several = size is not None and steps < size < steps * (epochs - first)  # its epochs share an iterator
+    early = size is not None and size < steps
+    if several and size is not None:
+        early = rest >= steps or (passes > 0 and size % steps > 0)
+    if early or (not at.part and batches != at.step):
+        raise ValueError(
+            f"fit(steps_per_epoch={steps}) cannot go on here, because its data end at another place than its "
+            "epochs: repeat the dataset (data.repeat()), or leave steps_per_epoch out"
+        )
+    return passes, rest
+
+
+def _repeated(given: Mapping[str, Any], epochs: int) -> Any:
+    """Return fit's data; an endless dataset in place of one that has several epochs and is read again."""
+    steps, data = given.get("steps_per_epoch") or -1, given["x"]
+    size = _size(given) if hasattr(data, "repeat") and hasattr(data, "cardinality") else None
+    if size and 0 < steps < size < steps * epochs and not size % steps:
+        return data.repeat()
+    return data
+
+
+def _size(given: Mapping[str, Any]) -> int | None:
+    """Return the number of batches in fit's data; None for endless data and where it is unknown."""
+    import tensorflow as tf
+
+    data = given["x"]
+    if isinstance(data, tf.data.Dataset):
+        size = int(data.cardinality())
+        return size if size >= 0 else None
+    if hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end"):  # a PyDataset
+        return getattr(data, "num_batches", None) or len(data)
+    shape = getattr((tf.nest.flatten(data) or [None])[0], "shape", None)
+    return -(-int(shape[0]) // int(given.get("batch_size") or 32)) if shape else None
 
 
 def _pass_epochs(data: Any, epochs: int) -> None:
