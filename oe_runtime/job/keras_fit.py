@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from oe_runtime.training.position import Position
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
     from oe_runtime.job.session import Session
+    from oe_runtime.training.ranks import Ranks
 
 
 class KerasScriptState(ScriptState):
@@ -26,7 +29,39 @@ class KerasScriptState(ScriptState):
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
-        return {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        metrics = {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        states = {f"random/{i}": one.state.numpy() for i, one in enumerate(self._generators())}
+        return {**metrics, **states}
+
+    def load_extra(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load_extra(directory)
+        for i, generator in enumerate(self._generators()):
+            if (state := self.loaded.get(f"random/{i}")) is not None:
+                generator.state.assign(state)
+
+    def unsaved_random_layers(self) -> list[str]:
+        """Return the names of layers of tf-keras whose random numbers go on otherwise after a resume."""
+        return [layer.name for layer, generator in self._random_layers() if generator is None]
+
+    def _generators(self) -> list[Any]:
+        """Return the random generators of tf-keras's layers; Keras 3 has theirs among the variables."""
+        return [generator for _, generator in self._random_layers() if generator is not None]
+
+    def _random_layers(self) -> list[tuple[Any, Any]]:
+        layers = self.model._flatten_layers(include_self=False, recursive=True)
+        random = [(one, one._random_generator) for one in layers if hasattr(one, "_random_generator")]
+        stateful = [(one, found) for one, found in random if found._rng_type != found.RNG_STATELESS]
+        return [(one, getattr(found, "_generator", None)) for one, found in stateful]
+
+    def share_metrics(self, ranks: Ranks) -> None:
+        """Give all workers the metrics of worker 0's checkpoint: its own have no others."""
+        if ranks.count == 1:
+            return
+        file = io.BytesIO()
+        np.savez(file, **self.loaded)  # type: ignore[arg-type]
+        with np.load(io.BytesIO(ranks.share(file.getvalue())), allow_pickle=False) as shared:
+            self.loaded = dict(shared)
 
     def restore_metrics(self) -> None:
         """Give the metrics the values that they had at the checkpoint, where they are the same metrics."""
@@ -61,6 +96,13 @@ class FitPart:
         state = KerasScriptState(model)
         losses = steps.measure_losses()
         course = self._course = self._session.begin(state)
+        if (layers := state.unsaved_random_layers()) and not self._session.told_of_random:
+            self._session.told_of_random = True
+            self._session.screen.say(
+                f"warning: the random numbers of layer {', '.join(layers)} are not in checkpoints, so losses "
+                "after a resume differ from those of a run without a stop: call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before the layers are made"
+            )
         course.measure = lambda: _taken(losses)
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
@@ -75,6 +117,7 @@ class FitPart:
         at = course.position
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
+            course.state.share_metrics(self._session.ranks)  # type: ignore[attr-defined]
             passes, batches = _read_before(given, at, first, epochs)
             self._drop = batches - at.batch
             _pass_epochs(self._data, passes)

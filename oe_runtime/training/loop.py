@@ -143,7 +143,7 @@ class Loop(Course):
                 return None
             per_epoch = -(-self._split.training_rows(rows) // self._options.batch_size)
             limits.append(per_epoch * self._options.epochs)
-        return min(limits)
+        return min(limits, default=None)
 
     def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch, Batch | None]]:
         """Yield of each batch its rows, and this worker's part of it and of the next one."""

@@ -140,6 +140,8 @@ class SharedInput:
         if gone and self._options.on_worker_lost == "stop":
             raise WorkerLost(f"worker {gone[0]} was lost")
         self._check_input()
+        # Those that are left are of lost workers, whose connections may seem to live for a while.
+        self._values.change(NAME, lambda found: found.pop("holds", None))
         self._started = True
         return gone
 

@@ -244,13 +244,15 @@ def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
         assert begun.result(60) == (target, b"weights")
         assert not one.is_losing()
         work, *_ = next(two.work())
+        two.hold()  # in its push
         begun = pool.submit(two.await_begin)
         while not one.is_losing():
             assert not begun.done()
         with pytest.raises(ServerLost, match="another worker has lost a server"):
             one.raise_losses()
         assert one.await_others() == []
-        one.begin(None, target, b"weights")
+        with one.between_steps():
+            one.begin(None, target, b"weights")
         assert begun.result(60) == (target, b"weights")
         assert next(one.work())[0] == work
     for values in ends:

@@ -149,7 +149,12 @@ int64_t IdOf(std::string_view value, uint64_t cardinality) {
 class Parser {
  public:
   Parser(const TextLayout& layout, const TextRows& rows, std::vector<BrokenLine>* broken)
-      : layout_(layout), rows_(rows), broken_(broken), logs_(SmallLogs()), ends_(layout.columns) {}
+      : layout_(layout),
+        rows_(rows),
+        broken_(broken),
+        logs_(SmallLogs()),
+        has_missing_(!layout.missing.empty()),
+        ends_(layout.columns) {}
 
   size_t Parse(std::string_view text) {
     const char quote = layout_.quotes ? '"' : '\0';
@@ -241,13 +246,17 @@ class Parser {
   template <typename Field>
   std::string Row(const Field& field) {
     const std::string_view label = field(layout_.label);
-    if (label.size() != 1 || (label[0] != '0' && label[0] != '1')) {
+    if (!layout_.positive.empty()) {
+      if (Present(label).empty()) return "the label is '" + Shown(label) + "', which is no value";
+      rows_.labels[row_] = label == layout_.positive ? 1 : 0;
+    } else if (label.size() != 1 || (label[0] != '0' && label[0] != '1')) {
       return "the label is '" + Shown(label) + "', expected 0 or 1";
+    } else {
+      rows_.labels[row_] = static_cast<float>(label[0] - '0');
     }
-    rows_.labels[row_] = static_cast<float>(label[0] - '0');
     float* dense = rows_.dense + row_ * layout_.numbers.size();
     for (const NumberColumn& column : layout_.numbers) {
-      const std::string_view value = field(column.place);
+      const std::string_view value = Present(field(column.place));
       if (value.empty()) {
         *dense = column.missing;
       } else if (!ParseNumber(value, column, logs_, dense)) {
@@ -261,7 +270,7 @@ class Parser {
     const size_t capacity = rows_.capacity;
     int64_t* id = rows_.ids + row_;
     for (const CategoryColumn& column : layout_.categories) {
-      const std::string_view value = field(column.place);
+      const std::string_view value = Present(field(column.place));
       if (column.separator == '\0') {
         *id = value.empty() ? 0 : IdOf(value, column.cardinality);
         id += capacity;
@@ -271,6 +280,15 @@ class Parser {
       }
     }
     return {};
+  }
+
+  // The value of a field; empty where it counts as missing.
+  std::string_view Present(std::string_view value) const {
+    return has_missing_ && IsMissing(value) ? std::string_view() : value;
+  }
+
+  [[gnu::noinline]] bool IsMissing(std::string_view value) const {
+    return std::find(layout_.missing.begin(), layout_.missing.end(), value) != layout_.missing.end();
   }
 
   [[gnu::noinline]] static std::string NumberProblem(std::string_view value, const NumberColumn& column) {
@@ -283,7 +301,8 @@ class Parser {
     values_.clear();
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find(column.separator, at), text.size());
-      if (end > at) values_.push_back(IdOf(text.substr(at, end - at), column.cardinality));
+      const std::string_view value = Present(text.substr(at, end - at));
+      if (!value.empty()) values_.push_back(IdOf(value, column.cardinality));
       at = end + 1;
       if (values_.size() == column.length && !column.keep_last) break;
     }
@@ -299,6 +318,7 @@ class Parser {
   const TextRows& rows_;
   std::vector<BrokenLine>* broken_;
   const std::array<float, 4096>& logs_;
+  const bool has_missing_;
   std::vector<size_t> ends_;  // where the fields of the line end
   std::vector<std::string_view> fields_;
   std::vector<int64_t> values_;

@@ -223,5 +223,27 @@ TEST(TextRowsTest, WrongNumbersAndWeightsAreNamed) {
           "the weight is 'nan', expected a number from 0"}));
 }
 
+TEST(TextRowsTest, OtherLabelsAndWordsForMissingValues) {
+  TextLayout layout;
+  layout.columns = 4;
+  layout.positive = "yes";
+  layout.missing = {"NA", "-1"};
+  layout.numbers = {{1, "n", false, Scale::kLinear, 0, 1, 7}};
+  layout.categories = {{2, 100}, {3, 100, '|', 2, false, false}};
+  const Parsed parsed("yes\t-1\tNA\tNA|a|-1|b\nno\t1\tNAN\tNA\nNA\t1\tx\tx\n\t1\tx\tx\n", layout);
+  EXPECT_EQ(parsed.rows, 2);
+  EXPECT_EQ(parsed.labels[0], 1);
+  EXPECT_EQ(parsed.labels[1], 0);
+  EXPECT_EQ(parsed.dense[0], 7);
+  EXPECT_EQ(parsed.dense[1], 1);
+  EXPECT_EQ(parsed.id(0, 0), 0);
+  EXPECT_NE(parsed.id(1, 0), 0);
+  EXPECT_NE(parsed.id(0, 1), 0);
+  EXPECT_NE(parsed.id(0, 2), 0);
+  EXPECT_EQ(parsed.id(1, 1), 0);
+  ASSERT_EQ(parsed.broken.size(), 2);
+  EXPECT_EQ(parsed.broken[0].problem, "the label is 'NA', which is no value");
+}
+
 }  // namespace
 }  // namespace oe
