@@ -43,7 +43,7 @@ def _check_follow(training: TrainingSettings) -> None:
     for name in ("epochs", "holdout"):
         if getattr(training, name) is not None:
             raise TrainingError(f"--{name} does not go with --follow: a stream is read once, and completely")
-    if _SHARE.fullmatch(training.eval_data or ""):
+    if request.is_share(training.eval_data or ""):
         raise TrainingError("--follow holds out no rows; name others with --eval-data PATH")
 
 
