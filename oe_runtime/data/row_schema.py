@@ -228,8 +228,10 @@ def load(text: str) -> Schema:
 
 def parse(value: Any, what: str) -> Schema:
     """Return the schema of plain values, from the file `what`. DataError names the key."""
-    keys = ("label", "positive", "missing", "numbers", "categories", "weight", "ignored", "columns")
-    keys += ("header", "separator")
+    keys = (
+        *("label", "positive", "missing", "numbers", "categories", "weight", "ignored", "columns"),
+        *("header", "separator"),
+    )
     given = _mapping(value, what, keys)
     if "label" not in given:
         raise DataError(f"{what} names no label")

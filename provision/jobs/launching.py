@@ -199,8 +199,8 @@ class Launch:
         planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
         others = _check_server_count(job, spec, planned)
         if others:
-            for item in spec.processes:
-                job.remove_pools(item)
+            for process in spec.processes:
+                job.remove_pools(process)
             _remove_pools(known, planned, self.console)
         return job, self._place(job, states, wanted, fresh=others or not saved), saved
 
