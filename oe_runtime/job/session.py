@@ -24,6 +24,10 @@ from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.uploads import Uploads
 
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
+_FIT_ALONE = (
+    "fit is no part of the job without its callback, and would have no progress, checkpoints or stop: give "
+    "it callbacks=[embed.JobCallback(job)]"
+)
 
 
 class JobError(OeError):
@@ -153,6 +157,7 @@ class Session:
             if self.rank == 0 and not self.options.resume:
                 refuse_trained(client)
             client.restores, client.workers = self.options.resume, self._workers
+            client.fit_alone = _FIT_ALONE if self.launched else ""
             self._client = client
         return self._client
 
@@ -210,7 +215,7 @@ class Session:
                 self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
             )
             course.begin(self.uploads)
-            self.client().restores = False
+            self.client().restores, self.client().fit_alone = False, ""
             self.course = course
         elif not self.course.is_of(state):
             raise JobError(
