@@ -164,8 +164,10 @@ def _texts(column: pa.Array) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDA
     """Return offsets and bytes; empty where a value is missing."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_null(column.type) or pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
-        column = column.cast(pa.int64()).cast(pa.string())
+    if pa.types.is_null(column.type) or pa.types.is_boolean(column.type):
+        column = column.cast(pa.int64())
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
     if column.null_count:
         column = pc.fill_null(column, pa.scalar(b"").cast(column.type))
     large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)

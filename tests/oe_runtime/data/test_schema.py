@@ -311,3 +311,49 @@ def test_a_constant_label_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
         found = capsys.readouterr().err
         assert found.startswith(said)
         assert bool(found) == bool(said)
+
+
+SMALL = row_schema.parse(
+    {"label": "click", "numbers": {"age": "none"}, "categories": {"größe": 50}, "ignored": "*"}, "small.yml"
+)
+
+
+def named(path: Path, names: list[str]) -> None:
+    """Write a file of one row with these columns, in the format of its ending."""
+    values = ["0", *map(str, range(1, len(names)))]
+    if path.suffix == ".csv":
+        path.write_text(f"{','.join(names)}\n{','.join(values)}\n", encoding="utf-8")
+        return
+    numbers = [pa.array([int(value)]) for value in values]
+    pq.write_table(pa.table(numbers, names), path)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("names", "age"), [(["click", "AGE", "age", "größe"], 2), (["click", "Age", "größe"], 1)]
+)
+def test_a_column_of_the_very_name_goes_before_one_in_another_case(
+    ending: str, names: list[str], age: int, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows.{ending}"
+    named(path, names)
+    found = everything(path, SMALL)
+    assert found.dense.tolist() == [[age]]
+    assert found.ids.tolist() == [[ident(str(len(names) - 1), 50)]]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("names", [["click", "age", "age", "größe"], ["click", "Age", "AGE", "größe"]])
+def test_a_column_that_a_file_has_twice_is_refused(ending: str, names: list[str], tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{ending}"
+    named(path, names)
+    shown = f"the column age 2 times: {names[1]} .column 2., {names[2]} .column 3."
+    with pytest.raises(DataError, match=shown):
+        everything(path, SMALL)
+
+
+def test_unsigned_ids_are_read_as_text_files_have_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    large = 2**64 - 5
+    pq.write_table(pa.table({"click": [0], "age": [1.0], "größe": pa.array([large], pa.uint64())}), path)
+    assert everything(path, SMALL).ids.tolist() == [[ident(str(large), 50)]]
