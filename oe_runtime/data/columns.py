@@ -47,10 +47,10 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     weights = None
     if schema.weight:
         column = next(rest)
-        values = _floats(column)
-        for row in np.flatnonzero(~(np.isfinite(values) & (values >= 0))).tolist():
+        with np.errstate(over="ignore"):  # of numbers that are infinite as float32
+            weights = _floats(column).astype(np.float32)
+        for row in np.flatnonzero(~(np.isfinite(weights) & (weights >= 0))).tolist():
             problems.setdefault(row, f"the weight is '{_shown(column, row)}', expected a number from 0")
-        weights = values.astype(np.float32)
     batch = Batch(dense, ids, labels.astype(np.float32), weights)
     if problems:
         good = np.ones(rows, np.bool_)
@@ -98,7 +98,8 @@ def _numbers(column: pa.Array, number: Number) -> tuple[NDArray[np.float32], NDA
         odd = np.isinf(floats)
     floats[missing] = number.missing
     floats[odd] = 0
-    return scaled(floats, number), odd
+    found = scaled(floats, number)
+    return found, odd | np.isinf(found)
 
 
 def _floats(column: pa.Array) -> NDArray[np.float64]:

@@ -138,7 +138,7 @@ class Schema:
         return replace(self, categories=capped)
 
     def places(self, what: str, names: Sequence[str]) -> list[int]:
-        """Return the positions of `names` of this schema in a file's: of the same name, else of it in any case.
+        """Return the positions of this schema's `names` in a file's: the very names, else in any case.
 
         DataError names missing columns with the most similar ones, columns that the file has several times,
         and columns that nobody named.

@@ -357,3 +357,25 @@ def test_unsigned_ids_are_read_as_text_files_have_them(tmp_path: Path) -> None:
     large = 2**64 - 5
     pq.write_table(pa.table({"click": [0], "age": [1.0], "größe": pa.array([large], pa.uint64())}), path)
     assert everything(path, SMALL).ids.tolist() == [[ident(str(large), 50)]]
+
+
+@pytest.mark.parametrize("column", ["age", "weight"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_number_that_models_would_have_as_infinite_is_a_broken_row(
+    ending: str, column: str, tmp_path: Path
+) -> None:
+    wanted = row_schema.parse(
+        {"label": "click", "numbers": {"age": "none"}, "weight": "weight", "ignored": "*"}, "small.yml"
+    )
+    values = {"click": [1, 1], "age": [1.0, 2.0], "weight": [1.0, 2.0]} | {column: [1.0, 1e39]}
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        path.write_text(
+            "\n".join(
+                [",".join(values), *(",".join(map(str, r)) for r in zip(*values.values(), strict=True))]
+            )
+        )
+    else:
+        pq.write_table(pa.table(values), path)
+    with pytest.raises(DataError, match=f"{column} is '1e.39', expected a number"):
+        everything(path, wanted)
