@@ -68,6 +68,7 @@ class RemoteCheckpoints:
         Raises OSError and CheckpointError; then it is not published, and others are untouched.
         """
         found = store.read(local)
+        self._require_base(found.manifest.get("base"), local.name)
         _, unfinished = self.list()
         for name in {*unfinished, local.name}:
             self.remove(name)
@@ -80,6 +81,18 @@ class RemoteCheckpoints:
         sent = sum(_each(send, found.manifest["files"]))
         (self.root / local.name / MANIFEST).upload(local / MANIFEST, limit)
         return sent
+
+    def _require_base(self, base: Mapping[str, str] | None, name: str) -> None:
+        """Raise CheckpointError unless an increment's base is published."""
+        if base is None:
+            return
+        place = self.root / base["name"]
+        try:
+            same = self.manifest(base["name"])[0] == base["sha256"]
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{name} is an increment on {place}, which is not there") from error
+        if not same:
+            raise CheckpointError(f"{name} is an increment on another {base['name']} than {place}")
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint: it is unpublished first."""

@@ -96,6 +96,23 @@ def test_another_checkpoint_of_the_same_name_is_replaced(store: ObjectStore, tmp
     assert there.has(other)
 
 
+def test_an_increment_is_not_published_without_its_base(store: ObjectStore, tmp_path: Path) -> None:
+    there = RemoteCheckpoints(ROOT)
+    base = local(tmp_path, 1)
+    increment = local(tmp_path, 2, base=base)
+    with pytest.raises(CheckpointError, match=f"an increment on {ROOT}/{base.name}, which is not there"):
+        there.upload(increment)
+    there.upload(local(tmp_path / "other", 1))
+    changed = tmp_path / "other" / base.name
+    (changed / "manifest.json").write_text((changed / "manifest.json").read_text() + "\n")
+    there.upload(changed)
+    with pytest.raises(CheckpointError, match="an increment on another step-0000000001"):
+        there.upload(increment)
+    there.upload(base)
+    there.upload(increment)
+    assert there.list()[0] == [base.name, increment.name]
+
+
 def test_pruning_keeps_the_newest_and_their_bases(store: ObjectStore, tmp_path: Path) -> None:
     there = RemoteCheckpoints(ROOT)
     paths = [local(tmp_path, 1), local(tmp_path, 2)]
