@@ -107,8 +107,9 @@ bool ParseInteger(std::string_view text, Integer* out) {
 
 // False if the text is no finite number.
 bool ParseDouble(std::string_view text, double* out) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, *out);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, *out);
   return error == std::errc() && stop == end && std::isfinite(*out);
 }
 
