@@ -130,8 +130,9 @@ bool ParseDecimal(std::string_view text, double* out) {
 // False if the text is no finite number.
 bool ParseDouble(std::string_view text, double* out) {
   if (ParseDecimal(text, out)) return true;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, *out);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, *out);
   return error == std::errc() && stop == end && std::isfinite(*out);
 }
 
