@@ -148,10 +148,10 @@ class Launch:
             )
         alive = [item for item in state.processes if item.unit and item.alive]
         removed = [item for item in alive if item.host not in inventory.hosts]
-        for item in removed:
-            if item.role != "worker":
+        for left in removed:
+            if left.role != "worker":
                 raise TrainingError(
-                    f"job {job.id} still has servers on host {item.host}, which {inventory.path} no longer "
+                    f"job {job.id} still has servers on host {left.host}, which {inventory.path} no longer "
                     f"has; stop them first: oeprov stop {job.id}"
                 )
         wanted = script.resumed(job, Request.of_job(spec), arguments)
