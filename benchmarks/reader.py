@@ -116,7 +116,7 @@ def tensorflow_rich(path: str) -> int:
         ids = [tf.strings.to_hash_bucket_fast(c, size) for c, size in zip(singles, sizes, strict=True)]
         for column, separator, size in ((tags, "|", 1000), (seen, " ", 50000)):
             ids.append(tf.strings.to_hash_bucket_fast(tf.strings.split(column, separator), size).to_tensor())
-        return label, numbers, ids, weight
+        return label, numbers, tuple(ids), weight
 
     defaults = [tf.constant([0], tf.int64), *[tf.constant([0.0])] * 13, *[tf.constant([""])] * 20]
     return _csv_dataset(path, [*defaults, tf.constant([1.0])], range(1, 36), convert)
