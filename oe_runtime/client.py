@@ -107,6 +107,8 @@ class Client:
     _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
 
     restores = False  # whether a checkpoint will replace all rows: models bring none (oe_runtime.job)
+    fit_alone = ""  # why `fit` may not train without a JobCallback (oe_runtime.job)
+    fixed = ""  # why a script may not change tables now (oe_runtime.job)
     workers: Any = None  # the workers of the job that made this client (oe_runtime.job)
 
     def _begin(self, core: _core.Client, job: str = "") -> None:
@@ -167,6 +169,7 @@ class Client:
 
         Raises ``SpecMismatch`` if it exists with another specification, ``SpecError`` for an invalid one.
         """
+        self._refuse_change("create_table")
         table = self._settled().create_table(spec.to_json())
         self._tables = max(self._tables, table + 1)
         return table
@@ -199,7 +202,13 @@ class Client:
         """Drop all tables of a job, this client's or another; return their number."""
         return self._drop([], None if job == self._job else job, force)
 
+    def _refuse_change(self, what: str) -> None:
+        if self.fixed:
+            raise SpecError(f"{what}: {self.fixed}")
+
     def _drop(self, names: list[str], job: str | None, force: bool) -> int:
+        if job is None:
+            self._refuse_change("dropping tables")
         core = self._settled()
         if job is None:
             mine = {
@@ -534,6 +543,7 @@ class Client:
         before it has verified all files. Several workers must all make the same call; the last one restores
         (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
         """
+        self._refuse_change("restore")
         self._settled().restore([str(Path(directory).absolute()) for directory in directories])
 
     def apply_increment(self, directory: str | os.PathLike[str]) -> None:
@@ -570,6 +580,7 @@ class Client:
         are lost. Several workers must all make the same call; the last one recovers. Returns the checkpoint's
         batch. Raises ``CheckpointError`` unless all servers have it; nothing has changed then.
         """
+        self._refuse_change("recover")
         return self._settled().recover(batch)
 
     def evict(self) -> int:

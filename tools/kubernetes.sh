@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Brings what `make test-kubernetes` needs: etcd, containerd and CNI plugins of Debian, and Kubernetes' own programs. These
-# are in the directory that KUBERNETES names, of any version from 1.20 on (a release's
+# Brings what `make test-kubernetes` needs: etcd, containerd, CNI plugins and docker of Debian, and Kubernetes' own programs.
+# These are in the directory that KUBERNETES names, of any version from 1.20 on (a release's
 # kubernetes-server-linux-amd64.tar.gz has them in kubernetes/server/bin); else in .cache/kubernetes/bin, built once from
 # Debian's sources.
 set -euo pipefail
@@ -21,6 +21,7 @@ if [ ${#absent[@]} -gt 0 ]; then
 fi
 
 packages=(etcd-server containerd runc containernetworking-plugins iproute2 iptables openssl mmdebstrap)
+command -v dockerd >/dev/null || packages+=(docker.io)
 missing=()
 for name in "${packages[@]}"; do
   dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")

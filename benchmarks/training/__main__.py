@@ -11,6 +11,8 @@ pipeline      input, pull, compute and push of a step, and what the pipeline hid
 checkpoints   what a checkpoint every so many steps costs, with rows on persistent memory
 workers       1 and 2 workers on 2 cores; on paper, up to 16 with 8 servers
 torch         PyTorch's sparse Embedding and EmbeddingBag beside ours (pip install torch)
+schemas       Avazu's columns and two more schemas, beside stock Keras
+job           a script with JobCallback beside the built-in model, step by step
 serving       latency and lookups/s of exports with rows inside, and of rows at a server
 """
 
@@ -20,8 +22,10 @@ import sys
 
 import auc
 import checkpoints
+import job
 import pipeline
 import pytorch
+import schemas
 import serving
 import vocabularies
 import workers
@@ -33,6 +37,8 @@ PARTS = {
     "checkpoints": checkpoints.main,
     "workers": workers.main,
     "torch": pytorch.main,
+    "schemas": schemas.main,
+    "job": job.main,
     "serving": serving.main,
 }
 

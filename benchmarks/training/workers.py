@@ -4,6 +4,9 @@ Measured: the trainer as one process on one core, and as two in step on a core e
 batch of its own, the server on the same cores; and one worker on all cores, for what a step computes, sends,
 and costs the server. From the latter a small model, printed with its table, says what 1 to 16 workers and 1
 to 8 servers would train on faster networks. A run appends lines of JSON; the report is made of all of them.
+
+With --network (root only), the model is checked instead: two workers and a server in network namespaces of
+their own, whose cables have so many Mb/s.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
+import secrets
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import networks
 import pipeline
 from processes import RESULTS, Server, header, measured, server, table
 
@@ -43,11 +50,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8, help="of the single worker on all cores")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--parts", type=Path, default=RESULTS / "training_workers.jsonl")
+    parser.add_argument(
+        "--network", type=int, nargs="+", metavar="MBITS", help="check the model at these rates"
+    )
     parser.add_argument("--report", action="store_true", help="write the tables, and measure nothing")
     options = parser.parse_args()
     if not options.report:
         with options.parts.open("a") as file:
-            line = json.dumps(measure(options))
+            line = json.dumps(check(options) if options.network else measure(options))
             print(line)
             file.write(line + "\n")
     return report(options.parts)
@@ -91,6 +101,54 @@ def together(options: argparse.Namespace, count: int) -> float:
     return float(next(e for e in map(json.loads, lines) if e["event"] == "end")["samples_per_s"])
 
 
+def check(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a step of two workers over cables of each rate, in turns; 0: without a limit."""
+    steps: dict[int, list[float]] = {rate: [] for rate in (0, *options.network)}
+    for _, rate in itertools.product(range(options.rounds), steps):
+        steps[rate].append(2 * options.batch_size / over_cables(options, rate))
+        print(f"{rate or 'unlimited'} Mb/s: {steps[rate][-1] * 1000:.1f} ms a step", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as directory, server("dram", Path(directory)) as one:
+        costs = step_costs(options, one)
+    setup = {"model": options.model, "dim": options.dim, "cap": options.cap, "batch": options.batch_size}
+    return {**setup, "steps": {str(rate): found for rate, found in steps.items()}, **costs, **measured()}
+
+
+def over_cables(options: argparse.Namespace, megabits: int) -> float:
+    """Samples a second of two workers in step on hosts of their own, and the server on a third."""
+    with tempfile.TemporaryDirectory() as directory, networks.hosts(3, megabits) as (of_server, *of_workers):
+        ready, processes = Path(directory) / "ready.json", []
+        serve = [sys.executable, "-m", "oe_runtime.server", "--host", "10.77.0.1", "--port", "7001"]
+        token = Path(directory) / "token"
+        token.touch(0o600)
+        token.write_text(secrets.token_hex())
+        serve += ["--ready-file", str(ready), "--token-file", str(token), "--tls", "off"]
+        command = [sys.executable, "-m", "oe_runtime.train", "--data", "generate:1000000000", "--no-eval"]
+        command += ["--model", options.model, "--dim", str(options.dim), "--steps", str(options.steps)]
+        command += ["--max-cardinality", str(options.cap), "--batch-size", str(2 * options.batch_size)]
+        command += ["--token-file", str(token), "--tls", "off"]
+        command += ["--servers", "10.77.0.1:7001", "--checkpoint-steps", "0", "--run-dir", f"{directory}/run"]
+        command += ["--workers", "10.77.0.2:7002,10.77.0.3:7003"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        serving = subprocess.Popen(networks.within(of_server, serve), **quiet)
+        try:
+            while not ready.exists():
+                if serving.poll() is not None:
+                    raise SystemExit("error: the server did not start")
+                time.sleep(0.05)
+            for rank, name in enumerate(of_workers):
+                words = networks.within(name, [*command, "--rank", str(rank)])
+                processes.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
+            statuses = [process.wait() for process in processes]
+            if any(statuses):
+                raise SystemExit("error: a worker failed")
+        finally:
+            for process in [*processes, serving]:
+                process.terminate()
+                process.wait()
+        lines = (Path(directory) / "run/metrics.jsonl").read_text().splitlines()
+    return float(next(e for e in map(json.loads, lines) if e["event"] == "end")["samples_per_s"])
+
+
 def step_costs(options: argparse.Namespace, one: Server) -> dict[str, float]:
     """Of a step of one worker, one thing after the other: what the model below is made of."""
     with pipeline.Trained(options, one.endpoint) as trained:
@@ -126,9 +184,10 @@ def step_seconds(cell: dict[str, Any], workers: int, servers: int, gigabits: flo
 def report(parts: Path) -> int:
     """The tables of the newest line of each dim."""
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    checks: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in parts.read_text().splitlines():
         one = json.loads(line)
-        cells[one["model"], one["dim"], one["cap"]] = one
+        (checks if "steps" in one else cells)[one["model"], one["dim"], one["cap"]] = one
     rows, costs = [], []
     for (model, dim, cap), cell in sorted(cells.items()):
         name = f"{model}, dim {dim}, {cap or 'full'}"
@@ -168,7 +227,7 @@ keys that a core of the server pulls and pushes in a second.
     ]
     text += table(["", *columns], costs)
     text += f"""
-## The same on a network: a model, nobody has run it
+## The same on a network: a model
 
 n workers like the one above, m servers of {SERVER_CORES} cores, g Gb/s in each direction at every host, of
 which {PAYLOAD:.0%} are payload, round trips of {ROUND_TRIP * 1e6:.0f} µs. A step of workers in step takes
@@ -194,6 +253,32 @@ keys are spread evenly, and hosts do nothing else. Samples/s, and in brackets th
         of = f"{n} worker{'s' if n > 1 else ''}"
         lines.append([f"{model}, dim {dim}, {cap or 'full'}, {gigabits} Gb/s, {of}", *found])
     text += table(["", *(f"{m} server{'s' if m > 1 else ''}" for m in SERVERS)], lines)
+    text += checked(checks)
     parts.with_suffix(".md").write_text(text)
     print(text)
     return 0
+
+
+def checked(checks: dict[tuple[Any, ...], dict[str, Any]]) -> str:
+    """The model's steps of two workers beside measured ones, over cables of limited bandwidth."""
+    rows = []
+    for (model, dim, cap), cell in sorted(checks.items()):
+        steps = {int(rate): statistics.median(found) for rate, found in cell["steps"].items()}
+        name, base = f"{model}, dim {dim}, {cap or 'full'}", steps.pop(0)
+        when = f"{cell['day']}, load {cell['load']:.1f}"
+        rows.append([f"{name}, unlimited", f"{1000 * base:.0f}", "", "", when])
+        for rate, found in sorted(steps.items(), reverse=True):
+            # The cores are shared, so what a step takes without the network is measured, not modelled.
+            network = step_seconds(cell, 2, 1, rate / 1000) - step_seconds(cell, 2, 1, math.inf)
+            modelled = base + network
+            cells = [f"{1000 * found:.0f}", f"{1000 * modelled:.0f}", f"{found / modelled:.2f}", when]
+            rows.append([f"{name}, {rate} Mb/s", *cells])
+    text = """
+## The model checked: two workers and a server on hosts of their own
+
+Network namespaces of this machine, each with a cable of limited bandwidth in each direction; the server and
+both workers share its two cores, so a step without a limit is the machine's and not a cluster's. Modelled:
+that step, and the model's wire and ring at the rate. Milliseconds of a step, medians of rounds in turns.
+
+"""
+    return text + table(["", "measured, ms", "modelled, ms", "measured / modelled", "measured"], rows)

@@ -50,10 +50,10 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     weights = None
     if schema.weight:
         column = next(rest)
-        values = _floats(column)
-        for row in np.flatnonzero(~(np.isfinite(values) & (values >= 0))).tolist():
+        with np.errstate(over="ignore"):  # of numbers that are infinite as float32
+            weights = _floats(column).astype(np.float32)
+        for row in np.flatnonzero(~(np.isfinite(weights) & (weights >= 0))).tolist():
             problems.setdefault(row, f"the weight is '{_shown(column, row)}', expected a number from 0")
-        weights = values.astype(np.float32)
     batch = Batch(dense, ids, labels.astype(np.float32), weights)
     if problems:
         good = np.ones(rows, np.bool_)
@@ -141,7 +141,8 @@ def _numbers(column: pa.Array, number: Number) -> tuple[NDArray[np.float32], NDA
         odd = np.isinf(floats)
     floats[missing] = number.missing
     floats[odd] = 0
-    return scaled(floats, number), odd
+    found = scaled(floats, number)
+    return found, odd | np.isinf(found)
 
 
 def _floats(column: pa.Array) -> NDArray[np.float64]:
@@ -207,8 +208,10 @@ def _texts(column: pa.Array) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDA
     """Return offsets and bytes; empty where a value is missing."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_null(column.type) or pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
-        column = column.cast(pa.int64()).cast(pa.string())
+    if pa.types.is_null(column.type) or pa.types.is_boolean(column.type):
+        column = column.cast(pa.int64())
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
     if column.null_count:
         column = pc.fill_null(column, pa.scalar(b"").cast(column.type))
     large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)

@@ -348,6 +348,6 @@ def _find_files(name: str) -> list[Path]:
     if not files:
         what = "no file matches" if glob.has_magic(name) else "there is no file or directory"
         raise DataError(
-            f"{what} {name}; --data takes a file, a directory or a glob of Criteo rows, or generate:ROWS"
+            f"{what} {name}; --data takes a file, a directory or a glob of rows, or generate:ROWS"
         )
     return files

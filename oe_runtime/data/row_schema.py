@@ -142,17 +142,23 @@ class Schema:
         return replace(self, categories=capped)
 
     def places(self, what: str, names: Sequence[str]) -> list[int]:
-        """Return the positions of `names` of this schema in a file's, in any case.
+        """Return the positions of this schema's `names` in a file's: the very names, else in any case.
 
-        DataError names missing columns with the most similar ones, and columns that nobody named.
+        DataError names missing columns with the most similar ones, columns that the file has several times,
+        and columns that nobody named.
         """
-        found = {name.lower(): place for place, name in reversed(list(enumerate(names)))}
-        missing = [name for name in self.names if name.lower() not in found]
+        exact, alike = _positions(names), _positions([name.lower() for name in names])
+        found = {name: exact.get(name) or alike.get(name.lower(), []) for name in self.names}
+        missing = [name for name in self.names if not found[name]]
         if missing:
             raise DataError(
                 f"{what} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
                 f"{self._expected(missing, names)}"
             )
+        for name, places in found.items():
+            if len(places) > 1:
+                shown = ", ".join(f"{names[place]} (column {place + 1})" for place in places)
+                raise DataError(f"{what} has the column {name} {len(places)} times: {shown}; leave one")
         if self.ignored is not None:
             known = {name.lower() for name in (*self.names, *self.ignored)}
             others = [name for name in names if name.lower() not in known]
@@ -161,7 +167,7 @@ class Schema:
                     f"{what} has columns that the schema does not name: {', '.join(others[:10])}; "
                     'use them, or name them in its `ignored` (ignored: "*" is all of them)'
                 )
-        return [found[name.lower()] for name in self.names]
+        return [found[name][0] for name in self.names]
 
     def _expected(self, missing: Sequence[str], names: Sequence[str]) -> str:
         if self.columns == COLUMNS:
@@ -228,9 +234,9 @@ def load(text: str) -> Schema:
 
 def parse(value: Any, what: str) -> Schema:
     """Return the schema of plain values, from the file `what`. DataError names the key."""
-    keys = ("label", "positive", "missing", "numbers", "categories", "weight", "ignored", "columns")
-    keys += ("header", "separator")
-    given = _mapping(value, what, keys)
+    of_rows = ("label", "positive", "missing", "numbers", "categories", "weight")
+    of_files = ("ignored", "columns", "header", "separator")
+    given = _mapping(value, what, (*of_rows, *of_files))
     if "label" not in given:
         raise DataError(f"{what} names no label")
     ignored = given.get("ignored", ())
@@ -449,6 +455,13 @@ def _value(value: Any, what: str) -> str:
 def _values(value: Any, what: str) -> tuple[str, ...]:
     _expect(value, what, "a list of values", lambda v: isinstance(v, (list, tuple)))
     return tuple(_value(one, what) for one in value)
+
+
+def _positions(names: Sequence[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        found.setdefault(name, []).append(place)
+    return found
 
 
 def _byte(value: Any, what: str) -> str:

@@ -185,7 +185,7 @@ def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> tuple[_c
     """Return the layout of the file's lines, and whether the first one is a header."""
     quotes = delimiter in ",;"
     plain = _core.TextLayout(delimiter, quotes, 1, 0, [], [])
-    names = [field.decode("latin-1").strip() for field in plain.split(line)]
+    names = [field.decode("utf-8", "replace").strip() for field in plain.split(line)]
     header = schema.header
     if header is None:
         known = {name.lower() for name in schema.names}

@@ -10,10 +10,6 @@
 Under oeprov (`oeprov launch-training --script`, or `python -m oe_runtime.train --script`) the launcher's
 settings apply. Elsewhere, as in a notebook or under a debugger, the same program trains by itself, with its
 tables in this process; `defaults` says otherwise. Importing this module needs neither TensorFlow nor PyTorch.
-
-Values: `rank` of this worker, the number of `workers`; `local_rank`, `local_workers` on this host; `data` as
-the launcher was given it, or None; `run_dir`; `resume_step`, the step of the checkpoint that this start
-goes on from, 0 when it begins; `arguments`, the program's own.
 """
 
 from __future__ import annotations
@@ -29,13 +25,21 @@ from oe_runtime.job.session import JobError, Session
 __all__ = ["JobError", "client", "current", "defaults", "step", "together", "training"]
 
 rank: int
+"""This worker's number, from 0."""
 workers: int
+"""The number of workers."""
 local_rank: int
+"""This worker's number among those of its host."""
 local_workers: int
+"""The number of workers on this host."""
 data: str | None
+"""What `--data` says: one path, directory, glob or URL; a relative path is made whole. None without it."""
 run_dir: Path
+"""The directory of the run: checkpoints, metrics, report."""
 resume_step: int
+"""The step of the checkpoint that this start goes on from; 0 when it begins."""
 arguments: Sequence[str]
+"""The program's own arguments, also in `sys.argv`."""
 
 _VALUES = ("rank", "workers", "local_rank", "local_workers", "data", "run_dir", "resume_step", "arguments")
 

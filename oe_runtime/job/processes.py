@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
+import socket
+import stat
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 _PATIENCE = 3.0  # seconds between SIGTERM and SIGKILL
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants whose own parents end, so that it can end them."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> set[int]:
@@ -22,21 +32,20 @@ def children() -> set[int]:
 
 
 def end_children() -> int:
-    """End this process's children; return their number."""
-    left = children()
-    for pid in left:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+    """End this process's children, and those that it adopts from them; return their number."""
+    ended: set[int] = set()
     deadline = time.monotonic() + _PATIENCE
-    while (rest := left & children()) and time.monotonic() < deadline:
+    while left := children():
+        late = time.monotonic() > deadline
+        for pid in left if late else left - ended:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        ended |= left
         time.sleep(0.02)
-    for pid in rest:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    for pid in left:
+    for pid in ended:
         with suppress(ChildProcessError):
-            os.waitpid(pid, 0 if pid in rest else os.WNOHANG)
-    return len(left)
+            os.waitpid(pid, os.WNOHANG)
+    return len(ended)
 
 
 def close_on_exec() -> None:
@@ -45,6 +54,19 @@ def close_on_exec() -> None:
         if int(name) > 2:
             with suppress(OSError):
                 fcntl.fcntl(int(name), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+
+
+def shut_connections(keep: Collection[int]) -> None:
+    """End this process's TCP connections, so that their other ends notice; those of the ports `keep` stay."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
+                    continue
+                if not {found.getsockname()[1], found.getpeername()[1]} & set(keep):
+                    found.shutdown(socket.SHUT_RDWR)
 
 
 def _state(pid: int) -> str:

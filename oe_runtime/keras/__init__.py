@@ -32,12 +32,12 @@ from oe_runtime.keras.saving import (
 )
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.translate import distributed_optimizer
-from oe_runtime.support import early_join
+from oe_runtime.support import job_hooks
 
 __version__ = version("oeprov")
 
 if backends.NAME == "tensorflow":
-    early_join.join()
+    job_hooks.join()
 
 __all__ = [
     "AdagradDecay",

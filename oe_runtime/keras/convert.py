@@ -17,7 +17,7 @@ from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.matrices import written_rows
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.served import Served, Settings
-from oe_runtime.keras.servers import connect, known_workers
+from oe_runtime.keras.servers import connect, job_client, known_workers
 from oe_runtime.keras.translate import check_constraint
 from oe_runtime.keras.unchanged import check_class, check_graph
 from oe_runtime.keras.with_tables import WithTables
@@ -123,6 +123,7 @@ def convert(
     """Do as `distributed_model` for either library, with its `kinds` of layer and models."""
     embedding, functional, subclassed = kinds
     library = embedding._library
+    client = client if client is not None else job_client()
     workers = check_workers(client, workers, settings)
     check_names(model, settings.in_worker)
     stays = find_kept_layers(model, settings.in_worker)

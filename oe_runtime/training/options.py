@@ -449,6 +449,8 @@ def outside(
         flag = "--" + name.replace("_", "-")
         if value is True:
             words.append(flag)
+        elif name == "data" and not isinstance(value, (str, os.PathLike, type(None))):
+            raise TypeError(f"data is {value!r}; a job has one path, directory, glob or URL")
         elif value not in (None, False):
             words += [flag, str(value)]
     p = parser(_Raising)

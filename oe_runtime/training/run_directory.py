@@ -15,7 +15,7 @@ from typing import Any
 
 from oe_runtime.errors import OeError
 from oe_runtime.training import report
-from oe_runtime.training.options import RunOptions
+from oe_runtime.training.options import Options, RunOptions
 
 TENSORBOARD = "tensorboard"  # tensorboard --logdir RUN_DIR; its plugin xprof shows the traces
 
@@ -92,6 +92,8 @@ class RunDirectory:
 
     def _write_config(self, options: RunOptions) -> None:
         config = {k: v for k, v in asdict(options).items() if k not in ("token_file", "resume")}
+        if isinstance(options, Options):
+            config["schema"] = options.schema.to_value()
         partial = self.path / ".config.json.part"
         partial.write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
         os.replace(partial, self.path / "config.json")

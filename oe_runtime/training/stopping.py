@@ -46,6 +46,10 @@ class StopRequest:
         self._watcher = threading.Thread(target=self._watch, name="watch-signals", daemon=True)
         self._watcher.start()
         if self._with_parent:
+            self._stdin = os.dup(0)  # a script that reads its standard input finds it at its end
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
             threading.Thread(target=self._watch_stdin, name="watch-stdin", daemon=True).start()
         return self
 
@@ -58,7 +62,11 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_fd)
+        self.return_stdin()
         if self._write is not None:
+            # Closing alone does not end the watcher: a forked process may have this socket too.
+            with contextlib.suppress(OSError):  # the script may have closed it
+                self._write.shutdown(socket.SHUT_WR)
             self._write.close()
         self._watcher.join()
         self._read.close()
@@ -75,6 +83,11 @@ class StopRequest:
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def return_stdin(self) -> None:
+        """Make standard input the parent's again, for the program that takes this one's place."""
+        if self._with_parent:
+            os.dup2(self._stdin, 0)
 
     def ask(self, reason: str) -> None:
         """Ask the run to stop after its current step."""
@@ -149,7 +162,7 @@ class StopRequest:
         self.at_signal()
 
     def _watch_stdin(self) -> None:
-        while os.read(0, 4096):
+        while os.read(self._stdin, 4096):
             pass
         self.ask("the parent process ended")
         self.interrupt()

@@ -275,7 +275,9 @@ app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(op
 app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)
 app.command(rich_help_panel=_TRAIN, epilog=training.SERVE_EXAMPLES)(training.serve_export)
 app.command(rich_help_panel=_TRAIN, epilog=cost.COST_EXAMPLES)(cost.cost)
-app.command(rich_help_panel=_TRAIN, epilog=training.MANIFESTS_EXAMPLES)(training.manifests)
+app.command(rich_help_panel=_TRAIN, epilog=training.MANIFESTS_EXAMPLES, cls=WithScriptArguments)(
+    training.manifests
+)
 app.command(rich_help_panel=_TRAIN, epilog=checkpoint.RESHARD_EXAMPLES)(checkpoint.reshard)
 
 

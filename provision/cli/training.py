@@ -32,7 +32,8 @@ FETCH_EXAMPLES = "Examples:  oeprov fetch  |  oeprov fetch JOB --checkpoints  | 
 STOP_EXAMPLES = "Examples:  oeprov stop  |  oeprov stop JOB"
 MANIFESTS_EXAMPLES = (
     "Examples:  oeprov manifests > job.yml  |  oeprov manifests --data /shared/criteo --form tfjob  |  "
-    "oeprov manifests --token-file token | kubectl apply -f -"
+    "oeprov manifests --token-file token | kubectl apply -f -  |  oeprov manifests --script train.py -- "
+    "--epochs 3"
 )
 SERVE_EXAMPLES = (
     "Examples:  oeprov serve-export  |  oeprov serve-export JOB --print  |  oeprov serve-export --stop"
@@ -237,14 +238,17 @@ def fetch(
 
 
 @takes_settings(
-    "model", "storage", panel=None, data={"help": "Below kubernetes_claim_path, or generate:ROWS[:SEED]."}
+    *("model", "script", "storage"),
+    panel=None,
+    data={"help": "Below kubernetes_claim_path, or generate:ROWS[:SEED]."},
 )
 def manifests(
+    context: typer.Context,
     given: dict[str, Any],
     inventory: InventoryPath = DEFAULT_INVENTORY,
     limit: Limit = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name the job; default: its model.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name the job; default: its model or script.")
     ] = None,
     form: Annotated[
         str | None, typer.Option(help="Workers as job, tfjob or mpijob; default: kubernetes_form.")
@@ -263,14 +267,15 @@ def manifests(
     parameter_server_*.
 
     Parameter servers are a StatefulSet on nodes with persistent memory, workers an Indexed Job (or
-    Kubeflow's TFJob or MPIJob). The same inventory gives the same text. Contacts no cluster;
-    `oeprov launch-training --on kubernetes` starts the job.
+    Kubeflow's TFJob or MPIJob). The directory of --script is a ConfigMap; all words after a lone -- are the
+    script's arguments. The same inventory gives the same text. Contacts no cluster; `oeprov launch-training
+    --on kubernetes` starts the job.
     """
     from provision.jobs.kubernetes import manifests as made
     from provision.jobs.kubernetes import plan
     from provision.jobs.request import LaunchOptions
 
-    options = LaunchOptions(given, run_name=name)
+    options = LaunchOptions(given, run_name=name, script_arguments=script_words(context))
     job = plan.settle(plan.with_form(open_inventory(inventory, limit, state_dir), form), options)
     for note in job.notes:
         typer.echo(f"note: {note}", err=True)

@@ -47,7 +47,8 @@ class KubernetesSettings(Settings):
     claim_path: Text = Field(
         default="/shared",
         pattern=r"^/[A-Za-z0-9._/-]*[A-Za-z0-9._-]$",
-        description="Where pods mount the claim. training_data lies below it.",
+        description="Where pods mount the claim. training_data and training_eval_data lie below it; a "
+        "training_script below it runs there.",
     )
     servers: int = Field(
         default=0,

@@ -173,8 +173,7 @@ class TrainingSettings(Settings):
     workqueue: Annotated[bool | None, Flag()] = Field(
         default=None,
         description="Train asynchronously: workers take ranges of the files from a queue and wait for no "
-        "other. Each row is trained once per epoch. The queue is in the job's directory, so workers must be "
-        "on one host, or on Kubernetes.",
+        "other. Each row is trained once per epoch. The queue is on the first server.",
     )
     staleness: Annotated[int | None, Flag()] = Field(
         default=None,

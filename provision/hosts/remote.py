@@ -11,12 +11,15 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host
+from provision.hosts.stop_request import TICK, StopRequest
 
 CONNECT_TIMEOUT = 10
 _CONFIG = Path(__file__).with_name("ssh_config")
@@ -44,21 +47,37 @@ def elevated(host: Host, command: str) -> str:
 
 
 def run(
-    host: Host, command: str, text: str | bytes, connect_timeout: int, timeout: int, *, apart: bool = False
+    host: Host,
+    command: str,
+    text: str | bytes,
+    connect_timeout: int,
+    timeout: int,
+    *,
+    apart: bool = False,
+    stop: StopRequest | None = None,
 ) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
 
     ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
     HostError when the host cannot be reached, refuses the login, or has another host key. ``apart``: Ctrl-C
-    at the terminal does not end it.
+    at the terminal does not end it. ``stop``: a request ends ssh, and HostError says so.
     """
     given = text.encode() if isinstance(text, str) else text
+    deadline = time.monotonic() + timeout
     process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
+    # By a thread: communicate forgets what it has not written by its timeout.
+    threading.Thread(target=_feed, args=(process.stdin, given), daemon=True).start()
+    process.stdin = None
     try:
-        out, err = process.communicate(given, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        raise HostError(host.name, f"did not answer within {timeout} s") from None
+        while True:
+            try:
+                out, err = process.communicate(timeout=timeout if stop is None else TICK)
+                break
+            except subprocess.TimeoutExpired:
+                if stop is not None and stop.count:
+                    raise HostError(host.name, "was not waited for: a stop request") from None
+                if time.monotonic() > deadline:
+                    raise HostError(host.name, f"did not answer within {timeout} s") from None
     except BaseException:
         _end(process)
         raise
@@ -66,6 +85,11 @@ def run(
     if process.returncode == 255:
         raise HostError(host.name, reason(host, said, connect_timeout))
     return process.returncode, out.decode("utf-8", "replace"), said
+
+
+def _feed(pipe: IO[bytes], given: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:
+        pipe.write(given)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self.send(signal.SIGKILL)
             self.popen.wait()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.popen.pid, signal.SIGKILL)  # what a process that was killed has left
         if self.popen.stdin is not None:
             self.popen.stdin.close()
 
@@ -76,11 +79,19 @@ class Child:
             except ValueError:
                 name = "unknown"
             return f"was killed by signal {-code} ({name})"
-        error = self.error_line()
-        return f"ended with exit status {code}" + (f": {error}" if error else "")
+        error, last = self._last_lines()
+        how = f"ended with exit status {code}"
+        if error:
+            return f"{how}: {error}"
+        return f"{how} without a reason" + (f"; its last line: {last}" if last else "")
 
     def error_line(self) -> str:
         """Its last ``error: …`` line of this run, else its last line of any kind."""
+        error, last = self._last_lines()
+        return error or last
+
+    def _last_lines(self) -> tuple[str, str]:
+        """What its last ``error: …`` line of this run says, and its last line of any kind."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(self.log_begin, self.log.stat().st_size - 65536))
@@ -88,9 +99,9 @@ class Child:
                     line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()
                 ]
         except OSError:
-            return ""
+            return "", ""
         errors = [line for line in lines if line.lower().startswith("error:")]
-        return (errors or lines or [""])[-1].removeprefix("error:").strip()
+        return (errors or [""])[-1].removeprefix("error:").strip(), (lines or [""])[-1]
 
 
 class Refused(Exception):

@@ -18,8 +18,8 @@ from pathlib import Path
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.jobs import units
-from provision.jobs.request import Request, is_path
-from provision.jobs.store import Job, ProcessSpec
+from provision.jobs.request import Request, files_of_hosts
+from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, Job, ProcessSpec
 
 ENGINES = ("docker", "podman")
 _ANSWER_SECONDS = 60
@@ -70,29 +70,33 @@ def wrapped(job: Job, inventory: Inventory, wanted: Request, spec: ProcessSpec) 
     """The process in a container of its own."""
     server = spec.role == "parameter_server"
     settings = inventory.containers
-    mounts = [f"{job.directory}:{job.directory}"]
-    if server and spec.storage:
-        mounts.append(f"{spec.storage}:{spec.storage}")
+    # The engines refuse a second mount at one place, so that data beside the script are writable with it.
+    mounts: dict[str, str] = {}
     if not server:
-        mounts += _data_mounts(wanted.training.data)
+        mounts.update((_place(path), ":ro") for path in files_of_hosts(wanted.training).values())
         if wanted.training.script:
-            place = Path(wanted.training.script).parent
-            mounts.append(f"{place}:{place}")
+            mounts[str(Path(wanted.training.script).parent)] = ""
+    if server and spec.storage:
+        mounts[spec.storage] = ""
+    mounts[str(job.directory)] = ""
+    # Each start of the workers sets these in the engine's own environment, and the engine passes them on.
+    renewed = {key: value for key, value in spec.environment.items() if key in (LOCAL_RANK, LOCAL_WORLD_SIZE)}
+    environment = {**_ENVIRONMENT, **spec.environment}
     words = [
         *_engine_words(wanted.on),
-        *[f"--volume={item}" for item in mounts],
+        *[f"--volume={path}:{path}{mode}" for path, mode in mounts.items()],
         # The engines' system call filter allows memkind's mbind with this capability only.
         *(["--cap-add=SYS_NICE"] if "pmem_memkind" in spec.argv else []),
         f"--label=oeprov.job={job.id}",
         f"--label=oeprov.process={spec.name}",
         f"--workdir={job.directory}",
-        *[f"--env={key}={value}" for key, value in {**_ENVIRONMENT, **spec.environment}.items()],
+        *[f"--env={key}" if key in renewed else f"--env={key}={environment[key]}" for key in environment],
         *settings.arguments,
         settings.server_image if server else settings.worker_image,
         "python",
         *spec.argv[1:],
     ]
-    return spec.model_copy(update={"argv": words, "environment": {}})
+    return spec.model_copy(update={"argv": words, "environment": renewed})
 
 
 def _engine_words(engine: str) -> Sequence[str]:
@@ -115,10 +119,7 @@ def _engine_words(engine: str) -> Sequence[str]:
     return words
 
 
-def _data_mounts(data: str) -> list[str]:
-    """The read-only mount of the training data: a file, a directory, or the directory of a pattern."""
-    if not is_path(data):
-        return []
+def _place(data: str) -> str:
+    """What is mounted for data: a file, a directory, or the directory of a pattern."""
     path = Path(data)
-    place = path if path.exists() else path.parent
-    return [f"{place}:{place}:ro"]
+    return str(path if path.exists() else path.parent)

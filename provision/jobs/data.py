@@ -16,7 +16,7 @@ from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
 from provision.jobs import flavors, placement, units
 from provision.jobs.containers import last_line
-from provision.jobs.request import Request, is_path
+from provision.jobs.request import Request, files_of_hosts, flag, is_path
 
 SECONDS = 300  # for directories of thousands of files, and TensorFlow for TFRecord
 _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
@@ -29,11 +29,12 @@ def check(inventory: Inventory, wanted: Request) -> None:
         return
     flavor = flavors.of(inventory.flavor)
     hosts = {host.name: host for host in placement.worker_hosts(inventory)}
-    for host in hosts.values():
-        if units.on_host(host) and any(PurePosixPath(p) in PurePosixPath(data).parents for p in _PRIVATE):
+    for key, path in files_of_hosts(wanted.training).items():
+        host = next(filter(units.on_host, hosts.values()), None)
+        if host is not None and any(PurePosixPath(p) in PurePosixPath(path).parents for p in _PRIVATE):
             raise TrainingError(
-                f"--data: {data}: workers on host {host.name} run with a private /tmp and cannot see it; "
-                "move the data to another directory"
+                f"{flag(key)}: {path}: workers on host {host.name} run with a private /tmp and cannot see "
+                "it; move the data to another directory"
             )
     problems = _ask(hosts, {name: flavor.data_check(host, wanted) for name, host in hosts.items()})
     for name, problem in problems.items():

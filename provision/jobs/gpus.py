@@ -35,15 +35,20 @@ def environment(
     host: Host, state: State | None, training: TrainingSettings, number: int, workers: int
 ) -> dict[str, str]:
     """Environment variables of the ``number``-th of the host's ``workers``."""
-    if training.script and training.device == "cpu":
-        return {VISIBLE: "-1"}
-    gpus = count(host, state, training)
-    if not gpus:
+    if not training.script:
         return {}
-    found = {_GROWTH: "true"}
-    if workers > 1 and not _sees_all(host):
+    gpus = count(host, state, training)
+    found = alone(training, gpus)
+    if gpus and workers > 1 and not _sees_all(host):
         found[VISIBLE] = ",".join(map(str, _share(number, workers, gpus)))
     return found
+
+
+def alone(training: TrainingSettings, gpus: int) -> dict[str, str]:
+    """Environment variables of a script's worker that has its machine and so many GPUs to itself."""
+    if training.device == "cpu":
+        return {VISIBLE: "-1"}
+    return {_GROWTH: "true"} if gpus else {}
 
 
 def _sees_all(host: Host) -> bool:

@@ -19,7 +19,7 @@ from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
-from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, flag, is_path
+from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
 from provision.jobs.storage import storage_directory, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
@@ -27,8 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STORAGES: tuple[str, ...] = get_args(Storage)
 
 
-def request(inventory: Inventory, options: LaunchOptions) -> Request:
-    """The request with every setting; TrainingError names the flag or key, and what is allowed."""
+def request(inventory: Inventory, options: LaunchOptions, claim: str = "") -> Request:
+    """The request with every setting; TrainingError names the flag or key, and what is allowed.
+
+    ``claim``: where pods have files of their own.
+    """
     given = options.given()
     wanted = server_request(inventory, options)
     for own in ("storage", "servers", "workers", "storage_cache", "run_name"):
@@ -42,7 +45,7 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
         item = error.errors()[0]
         raise TrainingError(f"{flag(str(item['loc'][0]))}: {explain(item)}") from None
     label = "--script" if "script" in given else f"{inventory.path}: training_script"
-    training = script.settled(training, label)
+    training = script.settled(training, label, claim)
     for key in ("data", "eval_data", "upload_to"):
         check_url(flag(key), getattr(training, key) or "")
     if training.data == "-":
@@ -50,11 +53,11 @@ def request(inventory: Inventory, options: LaunchOptions) -> Request:
             "--data -: workers have no standard input; give a directory that grows, with --follow, or run "
             "python -m oe_runtime.train --data - by hand"
         )
-    if is_path(training.data):
-        training = training.model_copy(update={"data": training.data.removeprefix("file://")})
-        path = Path(training.data).expanduser()
+    for key, name in files_of_hosts(training).items():
+        path = name.removeprefix("file://")
         if not units.on_host(placement.worker_hosts(inventory)[0]):
-            training = training.model_copy(update={"data": str(path.absolute())})
+            path = str(Path(path).expanduser().absolute())
+        training = training.model_copy(update={key: path})
     wanted = replace(wanted, training=training, name=wanted.name or script.job_name(training), on=on)
     return flavors.of(inventory.flavor).settle(inventory, wanted)
 
@@ -121,12 +124,6 @@ def check(inventory: Inventory, wanted: Request) -> None:
     """Refuse settings, storage directories and ports that cannot work, as far as this machine knows."""
     hosts = placement.worker_hosts(inventory)
     check_together(wanted.training, sum(wanted.workers or host.worker.count for host in hosts))
-    if wanted.training.workqueue and len(hosts) > 1:
-        names = ", ".join(host.name for host in hosts)
-        raise TrainingError(
-            f"--workqueue: the queue is in the job's directory, which workers on {names} do not share; put "
-            "all workers on one host (--limit, worker_count), or use --on kubernetes"
-        )
     check_servers(inventory, wanted)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import threading
@@ -21,6 +22,8 @@ from provision.jobs.store import ACTIVE, Job, ProcessSpec
 
 POLL_SECONDS = 0.3
 JOURNAL = ("journalctl", "--no-pager", "--quiet", "--output=cat")
+# What would garble a terminal; colours, and what progress bars return and go back with, stay.
+_CONTROL = re.compile("(\x1b\\[[0-9;]*m|[\\b\\t\\r])|[\x00-\x1f\x7f-\x9f]")
 SECONDS = 60  # a host may take to show its last lines
 
 
@@ -75,6 +78,8 @@ class _Logs:
         return f"job {self.job.id} has no logs yet in {self.job.logs}"
 
     def _print(self, name: str, text: str) -> None:
+        if sys.stdout.isatty():
+            text = _CONTROL.sub(lambda found: found[1] or "\N{REPLACEMENT CHARACTER}", text)
         sys.stdout.write(f"{name:<{self.width}} | {text}\n" if self.many else f"{text}\n")
 
     def last_lines(self) -> None:

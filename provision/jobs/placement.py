@@ -18,7 +18,7 @@ from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import containers, gpus, script, units
 from provision.jobs.request import Request
 from provision.jobs.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
-from provision.jobs.store import SERVERS, WORKERS, Job, ProcessSpec
+from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, Job, ProcessSpec
 from provision.jobs.units import Place, on_host
 from provision.node import numa
 from provision.node.state import State
@@ -284,7 +284,7 @@ def _workers(
             spec = _worker(job, host, wanted.training, tls, wire, rank, share, together)
             if wanted.training.script:
                 own = gpus.environment(host, states.get(host.name), wanted.training, number, count)
-                own |= {"LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(count)}
+                own |= {LOCAL_RANK: str(number), LOCAL_WORLD_SIZE: str(count)}
                 spec = spec.model_copy(update={"environment": {**own, **spec.environment}})
             specs.append(spec)
     return specs

@@ -126,6 +126,20 @@ def is_path(name: str) -> bool:
     return bool(name) and not name.startswith("generate:") and not is_url(name)
 
 
+def is_share(eval_data: str) -> bool:
+    """Return whether evaluation data are a share of the training data, as the trainer reads it."""
+    try:
+        return 0 < float(eval_data) < 1
+    except ValueError:
+        return False
+
+
+def files_of_hosts(training: TrainingSettings) -> dict[str, str]:
+    """The settings that name files of the workers' hosts, with their paths or patterns."""
+    named = {"data": training.data, "eval_data": training.eval_data or ""}
+    return {key: name for key, name in named.items() if is_path(name) and not is_share(name)}
+
+
 def check_url(flag: str, name: str) -> None:
     """Refuse a URL with credentials, before it is written to a job file; the message does not show it."""
     if is_url(name) and "@" in name.partition("://")[2].partition("/")[0]:

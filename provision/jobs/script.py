@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provision.cluster import share
@@ -51,9 +51,12 @@ def check_settings(inventory: Inventory, given: Mapping[str, Any]) -> None:
         )
 
 
-def settled(training: TrainingSettings, label: str = "--script") -> TrainingSettings:
-    """With the script's whole path; TrainingError names ``label`` where there is no such file here."""
-    if not training.script:
+def settled(training: TrainingSettings, label: str = "--script", claim: str = "") -> TrainingSettings:
+    """With the script's whole path; TrainingError names ``label`` where there is no such file here.
+
+    Files below ``claim`` are those of pods, which this machine may not have.
+    """
+    if not training.script or (claim and PurePosixPath(claim) in PurePosixPath(training.script).parents):
         return training
     path = Path(training.script).expanduser()
     if path.is_dir():

@@ -12,10 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.filesize import decimal
 
-from provision.cluster.errors import HostError, TrainingError
+from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
-from provision.jobs import placement, script_files, script_packages, store, units
+from provision.hosts.stop_request import StopRequest
+from provision.jobs import environments, placement, script_files, script_packages, store, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
 from provision.jobs.script_files import ScriptFiles
@@ -42,20 +43,19 @@ def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery 
     path = Path(wanted.training.script)
     hosts = placement.worker_hosts(inventory)
     files = script_files.collect(path) if any(map(units.on_host, hosts)) else None
+    if wanted.on:
+        script_packages.check_image(path.parent, wanted.on, "container_worker_image")
+        return Delivery(files, None, {})
     packages = script_packages.collect(path.parent)
-    if packages is not None and wanted.on:
-        raise TrainingError(
-            f"--on {wanted.on}: {path.parent / packages.source} asks for packages, which come with the image "
-            "there; build an image with them (container_worker_image), and remove the file or use --on hosts"
-        )
     if packages is None:
         return Delivery(files, None, {})
-    environments = {}
+    made = {}
     for host in hosts:
         python, index = placement.python_of(host), host.runtime.index
-        top = jobscript.ENVIRONMENTS if units.on_host(host) else str(_environments(state_dir))
-        environments[host.name] = packages.environment(f"{top}/{packages.key(python, index)}", python, index)
-    return Delivery(files, packages, environments)
+        top = jobscript.ENVIRONMENTS if units.on_host(host) else str(environments.directory(state_dir))
+        place = f"{top}/{packages.key(python, index)}"
+        made[host.name] = packages.environment(place, python, index)
+    return Delivery(files, packages, made)
 
 
 def placed(delivery: Delivery | None, found: Placement) -> Placement:
@@ -73,8 +73,13 @@ def placed(delivery: Delivery | None, found: Placement) -> Placement:
     return replace(found, processes=processes)
 
 
-def deliver(delivery: Delivery | None, inventory: Inventory, state_dir: Path, console: Console) -> None:
-    """Send the files to hosts that lack them, and make environments; TrainingError names a failure."""
+def deliver(
+    delivery: Delivery | None, inventory: Inventory, state_dir: Path, console: Console, stop: StopRequest
+) -> None:
+    """Send the files to hosts that lack them, and make environments; TrainingError names a failure.
+
+    A stop request ends pip, here and on the hosts, and what it has installed is removed: Interrupted.
+    """
     if delivery is None:
         return
     hosts = placement.worker_hosts(inventory)
@@ -82,28 +87,30 @@ def deliver(delivery: Delivery | None, inventory: Inventory, state_dir: Path, co
     if delivery.packages is not None:
         words = f"installing the packages of {delivery.packages.source}"
     with console.status(words), ThreadPoolExecutor(max_workers=errands.MOST_AT_ONCE) as pool:
-        lines = list(pool.map(lambda host: _to(host, delivery), hosts))
+        try:
+            lines = list(pool.map(lambda host: _to(host, delivery, stop), hosts))
+        except TrainingError:
+            if stop.count:
+                raise Interrupted(f"stopped while {words}; nothing was started") from None
+            raise
     for line in filter(None, lines):
         console.print(f"[green]✓[/] {line}", highlight=False, soft_wrap=True)
     if delivery.packages is not None and delivery.files is None:
         running = [job for job in store.all_jobs(state_dir) if job.state().phase in store.ACTIVE]
         programs = [spec.argv[0] for job in running for spec in job.spec().processes]
-        directory = str(_environments(state_dir))
+        directory = str(environments.directory(state_dir))
         jobscript.clean(System(), directory, lambda path: f"{path}/bin/python" in programs)
 
 
-def _environments(state_dir: Path) -> Path:
-    """Where environments of scripts lie on this machine."""
-    return state_dir.absolute() / "environments"
-
-
-def _to(host: Host, delivery: Delivery) -> str:
+def _to(host: Host, delivery: Delivery, stop: StopRequest) -> str:
     """A line that says what was done for one host; empty if nothing was to be done."""
     environment = delivery.environments.get(host.name, {})
     packages = f"packages of {delivery.packages.source}" if delivery.packages is not None else ""
     if not units.on_host(host):
         try:
-            made = bool(environment) and jobscript.make_environment(System(), environment)
+            made = bool(environment) and jobscript.make_environment(
+                System(), environment, is_wanted=lambda: not stop.count
+            )
         except CommandError as error:
             raise TrainingError(f"--script: {error}; nothing was started") from None
         return f"{host.name}: {packages} installed in {environment['path']}" if made else ""
@@ -112,10 +119,10 @@ def _to(host: Host, delivery: Delivery) -> str:
     seconds = _SECONDS + (jobscript.PIP_SECONDS if environment else 0)
     sent = ""
     try:
-        answer = errands.run(host, "deliver_script", {**args, "archive": ""}, seconds)
+        answer = errands.run(host, "deliver_script", {**args, "archive": ""}, seconds, stop)
         if answer["missing"]:
             archive = base64.b64encode(zlib.compress(delivery.files.archive, 1)).decode()
-            answer = errands.run(host, "deliver_script", {**args, "archive": archive}, seconds)
+            answer = errands.run(host, "deliver_script", {**args, "archive": archive}, seconds, stop)
             sent = f"the script's directory was sent ({decimal(delivery.files.size)})"
     except HostError as error:
         raise TrainingError(f"host {host.name}: {error.reason}; nothing was started") from None

@@ -55,6 +55,11 @@ class ScriptFiles:
         """Bytes of all files."""
         return sum(entry.size for entry in self.entries)
 
+    def largest(self) -> str:
+        """The largest files with their sizes, for a message."""
+        found = sorted(self.entries, key=lambda entry: -entry.size)[:_NAMED]
+        return ", ".join(f"{entry.name} ({decimal(entry.size)})" for entry in found)
+
     @cached_property
     def archive(self) -> bytes:
         """A tar archive of the files; TrainingError names one that cannot be read."""
@@ -93,16 +98,22 @@ def collect(script: Path) -> ScriptFiles:
             )
     found = ScriptFiles(directory, tuple(sorted(entries, key=lambda entry: entry.name)))
     if script.name not in {entry.name for entry in found.entries}:
-        raise TrainingError(f"--script: {directory / IGNORE} keeps {script.name} itself from the workers")
+        raise TrainingError(
+            f"--script: {directory / IGNORE} keeps {script.name} itself from the workers; add the line "
+            f"!{script.name} at its end"
+        )
     if found.size > MOST_BYTES:
-        largest = sorted(found.entries, key=lambda entry: -entry.size)[:_NAMED]
-        named = ", ".join(f"{entry.name} ({decimal(entry.size)})" for entry in largest)
         raise TrainingError(
             f"--script: {directory} has {decimal(found.size)}, and at most {decimal(MOST_BYTES)} travel to "
-            f"the workers; the largest files: {named}; name what the script does not need in "
+            f"the workers; the largest files: {found.largest()}; name what the script does not need in "
             f"{directory / IGNORE}, and keep data where the workers read it (--data)"
         )
     return found
+
+
+def stays_here(directory: Path, name: str) -> bool:
+    """Whether ``.oeprovignore`` names a file of the directory."""
+    return _ignored(directory).match_file(name)
 
 
 def _ignored(directory: Path) -> pathspec.GitIgnoreSpec:

@@ -16,6 +16,7 @@ from typing import Any
 
 from provision.cluster import requirements
 from provision.cluster.errors import TrainingError
+from provision.jobs import script_files
 
 _FILE = re.compile(r"^(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
 _LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.{1,2}(?:/|$)|file:\.)")
@@ -68,6 +69,17 @@ def collect(directory: Path) -> Packages | None:
         )
     names = project.get("dependencies", [])
     return Packages(_PROJECT, {_REQUIREMENTS: "\n".join([*names, ""])}) if names else None
+
+
+def check_image(directory: Path, where: str, key: str) -> None:
+    """Refuse a script that asks for packages where workers have those of the image that ``key`` names."""
+    packages = collect(directory)
+    if packages is not None and not script_files.stays_here(directory, packages.source):
+        raise TrainingError(
+            f"--on {where}: {directory / packages.source} asks for packages, which come with the image "
+            f"there; build an image with them ({key}) and name the file in "
+            f"{directory / script_files.IGNORE}, or use --on hosts"
+        )
 
 
 def _lines(text: str) -> list[str]:

@@ -30,6 +30,8 @@ from provision.node import process
 # Placeholders in a worker's command line: the servers' endpoints, known once they listen, and the workers'
 # own, at free ports of this machine.
 SERVERS, WORKERS = "{servers}", "{workers}"
+# Environment variables of a script's worker on its host; each start of the workers sets them anew.
+LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
@@ -274,7 +276,14 @@ class Job:
 
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint to resume from, here or reported by a worker on another host."""
-        return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None
+        if self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None:
+            return True
+        return any(summary(path).checkpoint is not None for path in self.run_dir.glob("metrics-*.jsonl"))
+
+    def put_metrics_aside(self, host: str) -> None:
+        """Keep the events of a worker on ``host``: the next one, on another host, begins its own."""
+        if self.metrics_file.exists():
+            self.metrics_file.rename(self.run_dir / f"metrics-{host}.jsonl")
 
     def remove_pools(self, spec: ProcessSpec) -> None:
         """Remove this process's own rows in persistent memory of this machine."""
@@ -396,15 +405,19 @@ def create(state_dir: Path, name: str, now: datetime) -> Job:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a JSON file atomically: readers see the old one or the new one.
+    """Replace a JSON file atomically; see ``write_text``."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file atomically: readers see the old one or the new one.
 
     Raises OSError with the file's name, as for a full disk; then nothing has changed.
     """
     temporary = path.with_name(path.name + ".new")
     try:
-        with temporary.open("w") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -14,11 +14,10 @@ from provision.hosts.stop_request import TICK
 from provision.jobs.child import Child, Refused, start
 from provision.jobs.fleet import HostWorker, message_of
 from provision.jobs.job_run import JobRun
-from provision.jobs.store import SERVERS, WORKERS, ProcessSpec, ProcessState
+from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, ProcessSpec, ProcessState
 from provision.jobs.units import INTERRUPTED, WORKER_LOST
 
 Worker = Child | HostWorker
-LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"  # of a script's worker on its host
 _MISTAKES = (1, 2)  # exit statuses of the trainer that starting again would not change
 
 
@@ -87,7 +86,7 @@ class WorkerGroup:
             self.members.append(replace(child, spec=spec))
             self.run.write_state()
             return
-        worker = HostWorker(self.run.fleet, spec)
+        worker = HostWorker(self.run.fleet, spec, self.run.emit)
         self.members.append(worker)  # from now on it may be there, and must be stopped
         try:
             worker.start(argv, environment, fresh=fresh)

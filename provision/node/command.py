@@ -6,13 +6,17 @@ and canned answers.
 
 import json
 import os
+import signal
 import subprocess
+import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 TIMEOUT = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_FOUND = 127
 TIMED_OUT = 124
+STOPPED = 130
+_TICK = 0.2  # seconds between two checks whether a command is wanted
 
 
 class CommandError(Exception):
@@ -206,6 +210,44 @@ class System:
             done.returncode,
             done.stdout.decode("utf-8", "replace"),
             done.stderr.decode("utf-8", "replace"),
+        )
+
+    def run_while(
+        self,
+        argv: List[str],
+        is_wanted: Callable[[], bool],
+        timeout: float,
+        environment: Optional[Dict[str, str]] = None,
+    ) -> Result:
+        """As ``run``; ends the command, with what it has started, once it is not wanted: code STOPPED."""
+        program = self.which(argv[0])
+        if not program:
+            return Result(argv, NOT_FOUND, "", "")
+        try:
+            process = subprocess.Popen(
+                [program] + argv[1:],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=dict(os.environ, LC_ALL="C.UTF-8", LANG="C.UTF-8", **(environment or {})),
+            )
+        except OSError as error:
+            return Result(argv, 126, "", str(error))
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                out, err = process.communicate(timeout=_TICK)
+                break
+            except subprocess.TimeoutExpired:
+                late = time.monotonic() > deadline
+                if late or not is_wanted():
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.communicate()
+                    code, said = (TIMED_OUT, f"gave up after {timeout:.0f} s") if late else (STOPPED, "")
+                    return Result(argv, code, "", said)
+        return Result(
+            argv, process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
         )
 
     def check(

@@ -12,13 +12,14 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import tarfile
 import zlib
 from typing import Any, Callable, Dict, List
 
 from . import jobfiles, systemd
-from .command import CommandError, Result, System
+from .command import STOPPED, CommandError, Result, System
 
 SCRIPTS = jobfiles.HOME + "/scripts"
 ENVIRONMENTS = jobfiles.HOME + "/environments"
@@ -29,6 +30,8 @@ _UNREACHABLE = re.compile(
     r"NewConnectionError|Name or service not known|Temporary failure in name resolution|Connection refused|"
     r"Network is unreachable|ConnectTimeoutError|Max retries exceeded",
 )
+_NOT_BUILT = re.compile(r"Failed (?:building wheel for|to build) (\S+)")
+_CAUSE = re.compile(r"(?:\S+: )?(?:fatal )?error: (?!subprocess-exited|metadata-generation)(.*)")
 
 
 def deliver(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -48,11 +51,18 @@ def deliver(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     made = False
     if args["environment"]:
         jobfiles.ensure_user(system, args["user"])
-        made = make_environment(system, args["environment"], args["user"])
+        made = make_environment(system, args["environment"], args["user"], _is_heard)
     units = "".join(system.read(systemd.path(name)) for name in systemd.ours(system))
     clean(system, SCRIPTS, lambda path: False)
     clean(system, ENVIRONMENTS, lambda path: path + "/" in units)
     return {"missing": False, "made": made}
+
+
+def _is_heard() -> bool:
+    """Whether somebody still reads this process's output: the launcher ends its ssh at a stop request."""
+    output = select.poll()
+    output.register(1, 0)
+    return not output.poll(0)
 
 
 def archive_path(digest: str) -> str:
@@ -99,22 +109,25 @@ def unpack(system: System, directory: str, user: str, digest: str) -> None:
     system.write(stamp, digest)
 
 
-def make_environment(system: System, wanted: Dict[str, Any], user: str = "") -> bool:
+def make_environment(
+    system: System, wanted: Dict[str, Any], user: str = "", is_wanted: Callable[[], bool] = lambda: True
+) -> bool:
     """Make an environment over that of ``python``, with packages; False if it is there already.
 
     ``wanted``: ``path``; ``python`` of the runtime's environment; ``files``, name -> text, and ``arguments``
     that make pip read them; ``index`` as runtime_index says. ``user``: who runs pip, for scripts of packages
-    are other people's; empty: this process's. CommandError says which package, or that there is no network.
+    are other people's; empty: this process's. CommandError says which package, or that there is no network,
+    or that ``is_wanted`` has become false while pip ran; nothing is left then.
     """
     path = wanted["path"]
     parent = system.path(os.path.dirname(path))
     os.makedirs(parent, 0o755, exist_ok=True)
     with open(os.path.join(parent, ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another launch may be making the same one
-        return _make(system, wanted, user)
+        return _make(system, wanted, user, is_wanted)
 
 
-def _make(system: System, wanted: Dict[str, Any], user: str) -> bool:
+def _make(system: System, wanted: Dict[str, Any], user: str, is_wanted: Callable[[], bool]) -> bool:
     path = wanted["path"]
     sites = _sites(system, wanted["python"], user)
     stamp = json.dumps({"sites": sites, "packages": _installed(system, sites)}, sort_keys=True)
@@ -127,7 +140,7 @@ def _make(system: System, wanted: Dict[str, Any], user: str) -> bool:
         os.makedirs(real, 0o755)
         if user:
             os.chown(real, *jobfiles.ensure_user(system, user))
-        _fill(system, wanted, sites, user)
+        _fill(system, wanted, sites, user, is_wanted)
     except OSError as error:
         shutil.rmtree(real, ignore_errors=True)
         raise CommandError(f"{error.filename or path}: {error.strerror}")
@@ -138,7 +151,9 @@ def _make(system: System, wanted: Dict[str, Any], user: str) -> bool:
     return True
 
 
-def _fill(system: System, wanted: Dict[str, Any], sites: List[str], user: str) -> None:
+def _fill(
+    system: System, wanted: Dict[str, Any], sites: List[str], user: str, is_wanted: Callable[[], bool]
+) -> None:
     path = wanted["path"]
     done = system.run(_as(user, [wanted["python"], "-m", "venv", "--without-pip", path]), timeout=600)
     if not done.ok:
@@ -157,7 +172,9 @@ def _fill(system: System, wanted: Dict[str, Any], sites: List[str], user: str) -
     pip += ["--no-input", "--no-cache-dir", "--quiet"] + words + wanted["arguments"]
     # pip reads files that name others from their directory.
     shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', os.path.join(path, "asked")] + pip
-    done = system.run(_as(user, shell), timeout=PIP_SECONDS, environment={"HOME": path})
+    done = system.run_while(_as(user, shell), is_wanted, PIP_SECONDS, {"HOME": path})
+    if done.code == STOPPED:
+        raise CommandError("stopped while the packages of {} were installed".format(wanted["source"]))
     if not done.ok:
         raise CommandError(_why(done, wanted))
 
@@ -173,6 +190,15 @@ def _why(done: Result, wanted: Dict[str, Any]) -> str:
         return (
             "the packages of {} cannot be installed: pip reaches no index from here; set runtime_index to a "
             "mirror, or to a directory of wheels on the host".format(wanted["source"])
+        )
+    built = _NOT_BUILT.search("\n".join(said))
+    if built:
+        causes = [found.group(1) for found in map(_CAUSE.match, said) if found]
+        return (
+            "the packages of {} cannot be installed: {} has no wheel for this Python, and it cannot be built "
+            "here{}; ask for a version with a wheel, or install what building it needs".format(
+                wanted["source"], built.group(1), f" ({causes[-1]})" if causes else ""
+            )
         )
     last = (errors[0][len("ERROR: ") :] if errors else said[-1]) if said else done.explain()
     return "the packages of {} cannot be installed: {}".format(wanted["source"], last)

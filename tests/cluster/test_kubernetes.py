@@ -15,9 +15,12 @@ from typing import Any
 
 import kube_cluster
 import kube_image
+import own_script
 import pytest
 import yaml
 from kube_cluster import NODE, Cluster, until
+
+from provision.cluster.training_settings import OF_THE_SCRIPT
 
 REPOSITORY = Path(__file__).parents[2]
 NAMESPACE, CLAIM = "ads", "deeprec"
@@ -96,6 +99,7 @@ class User:
         """Kinds of which the namespace has something that a job made."""
         places = {
             "pods": CORE,
+            "configmaps": CORE,
             "secrets": CORE,
             "services": CORE,
             "persistentvolumeclaims": CORE,
@@ -126,6 +130,7 @@ class User:
             {
                 "apiGroups": ["", "apps", "batch", "policy", "networking.k8s.io"],
                 "resources": [
+                    "configmaps",
                     "secrets",
                     "services",
                     "persistentvolumeclaims",
@@ -291,6 +296,42 @@ def test_a_job_is_followed_to_its_end_and_nothing_is_left(user: User) -> None:
     assert (run / "export").is_dir()
 
 
+def test_a_script_is_trained_stopped_and_resumed_with_other_arguments(user: User) -> None:
+    _forget(user)
+    program = own_script.write(user.directory / "mine")
+    said = user.oeprov(*_of_script(user, program), "--detach", "--", "100000", "$(RUN)")
+    assert "script: train_mine.py with its directory, 2 files" in said
+    user.reaches("train-mine", 40)
+    assert "configmaps" in user.kinds()
+    assert "told ['0', '1', '0', '1'] ['100000', '$(RUN)'] False" in user.oeprov("logs", "-n", "1000")
+    user.oeprov("stop")
+    assert user.kinds() == ["persistentvolumeclaims", "persistentvolumes"]
+    (run,) = (user.claim / "oeprov").glob("train-mine-*/run")
+    stopped = max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+    assert stopped > 40
+
+    program.write_text(own_script.SCRIPT.replace("told", "is told"))
+    epochs = str(stopped // 100 + 2)
+    said = user.oeprov("resume", "--", epochs)
+    assert f"is told ['0', '1', '0', '1'] ['{epochs}'] True" in said
+    assert "training is done" in said
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [item["step"] for item in events if item.get("event") == "resume"] == [stopped]
+    assert max(item.get("step", 0) for item in events) == int(epochs) * 100
+    until(lambda: user.kinds() == [], 60, user.news)
+
+
+def test_a_script_in_the_claim_runs_where_it_lies(user: User) -> None:
+    _forget(user)
+    program = own_script.write(user.claim / "mine")
+    os.chown(program.parent, kube_image.USER, kube_image.USER)
+    said = user.oeprov(*_of_script(user, Path("/shared/mine") / program.name), "--storage", "dram", "--", "2")
+    assert "script: /shared/mine/train_mine.py is run where it lies in claim deeprec" in said
+    assert "training is done" in said
+    assert (program.parent / "written.txt").exists()
+    until(lambda: user.kinds() == [], 60, user.news)
+
+
 def test_two_workers_find_each_other(user: User) -> None:
     if user.cluster.minor < 22:
         pytest.skip("this version has no Indexed Jobs")
@@ -353,6 +394,17 @@ def test_what_keeps_pods_from_starting_is_said(user: User) -> None:
         assert expected in said
         user.oeprov("stop")
         _forget(user)
+
+
+def _of_script(user: User, program: Path) -> list[str]:
+    """The launch of a script, with an inventory that does not say what the script decides."""
+    inventory = yaml.safe_load(user.inventory.read_text())
+    others = {f"training_{name}" for name in OF_THE_SCRIPT}
+    variables = inventory["all"]["vars"].items()
+    inventory["all"]["vars"] = {name: value for name, value in variables if name not in others}
+    path = user.directory / "script.yml"
+    path.write_text(yaml.safe_dump(inventory))
+    return ["launch-training", "-i", str(path), "--on", "kubernetes", "--script", str(program)]
 
 
 def _workers(user: User) -> dict[str, int]:

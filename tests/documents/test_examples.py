@@ -25,7 +25,7 @@ SECONDS = 840  # for all of a document, on a machine that is busy with other thi
 DATA = "clicks.py"  # what the programs train on
 PROGRAMS = sorted({path.name for path in ROOT.glob("examples/*.py")} - {DATA})
 # Of blocks that are no examples: what programs print, files, diagrams.
-OTHER_LANGUAGES = {"text", "yaml", "json", "ini", "toml", "mermaid"}
+OTHER_LANGUAGES = {"text", "yaml", "json", "ini", "toml", "diff", "mermaid"}
 
 
 def is_run(document: str) -> bool:

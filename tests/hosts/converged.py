@@ -39,8 +39,16 @@ def layer(directory: Path) -> Path:
     (venv / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {python}\n")
     stamp = {"wheel": build.build_of(state, desired), "made": True, "finished": True}
     (venv / runtime.STAMP).write_text(json.dumps(stamp))
-    names = packages.needed(desired, state.os)
-    found = packages.observe(system, state.os, names)
+    stand_for_packages(directory, desired)
+    return directory
+
+
+def stand_for_packages(directory: Path, desired: Desired) -> None:
+    """Put into dpkg's list of a layer what this machine does not have of the packages that a host needs."""
+    system = System()
+    found_os = observe_os(system)
+    names = packages.needed(desired, found_os)
+    found = packages.observe(system, found_os, names)
     status = Path("/var/lib/dpkg/status").read_text()
     for name in names:
         if not found[name]:
@@ -48,7 +56,6 @@ def layer(directory: Path) -> Path:
             status += "Maintainer: nobody <nobody@localhost>\nDescription: stands for the package\n"
     (directory / "var/lib/dpkg").mkdir(parents=True)
     (directory / "var/lib/dpkg/status").write_text(status)
-    return directory
 
 
 def entry(host: SshHost, extra: str = "") -> str:

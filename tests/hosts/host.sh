@@ -2,10 +2,10 @@
 # input, one a line (start, stop); the end of input, also by a crash of whoever wrote there, ends the host.
 # Arguments: directory of the host, its name, a directory of files to lay over its root (may be empty), and the
 # program systemd-nspawn where a systemd is to run there (empty: sshd alone). Then stop is a power cut, and start
-# the next boot.
+# the next boot. Last a directory of this machine that the host sees read-only in /srv/packages (may be empty).
 set -eu
 umask 022
-directory=$1 name=$2 layer=$3 nspawn=$4
+directory=$1 name=$2 layer=$3 nspawn=$4 packages=$5
 sshd= groups=
 
 stop() {
@@ -55,7 +55,7 @@ trap stop EXIT
 
 hostname "$name"
 mkdir "$directory/disk"
-mount -t tmpfs -o size=64m,mode=755 oeprov-host "$directory/disk"
+mount -t tmpfs -o size=256m,mode=755 oeprov-host "$directory/disk"
 cd "$directory/disk"
 mkdir upper work root
 mount -t overlay -o "lowerdir=/,upperdir=upper,workdir=work" oeprov-root root
@@ -81,6 +81,11 @@ cp --no-preserve=mode "$directory/sshd_config" "$directory/authorized_keys" root
 # The layer has the umask of whoever runs the tests: without this, it may shut other users out of /usr.
 # Links of this machine are replaced, not followed: absolute ones lead out of the root, to the machine itself.
 [ -z "$layer" ] || { chmod -R go+rX "$layer" && cp -a --remove-destination "$layer/." root/; }
+if [ -n "$packages" ]; then
+    mkdir -p root/srv/packages
+    mount --bind "$packages" root/srv/packages
+    mount -o remount,bind,ro root/srv/packages
+fi
 echo "$name" >root/etc/hostname
 ssh-keygen -q -t ed25519 -N '' -C "$name" -f root/etc/oeprov-test/host_key
 cp root/etc/oeprov-test/host_key.pub "$directory/"

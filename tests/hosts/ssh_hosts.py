@@ -172,7 +172,8 @@ class SshHosts:
     """``count`` running hosts; a context manager. ``directory`` gets keys and logs, on this machine's disk.
 
     ``layer`` is a directory whose files are copied over this machine's in every host, such as a stub of what
-    a test needs there. With ``systemd`` its own one runs on each of them (see ``why_no_systemd``).
+    a test needs there. With ``systemd`` its own one runs on each of them (see ``why_no_systemd``). They see
+    ``packages``, a directory of this machine, read-only in /srv/packages.
     """
 
     def __init__(
@@ -183,13 +184,16 @@ class SshHosts:
         layer: Path | None = None,
         prefix: str = "node",
         systemd: bool = False,
+        packages: Path | None = None,
     ) -> None:
         self.directory = directory
         self.key = directory / "id_ed25519"
         self.known_hosts = directory / "known_hosts"
         self._layer = str(layer or "")
+        self._packages = str(packages or "")
         self._nspawn = (shutil.which("systemd-nspawn") or "") if systemd else ""
         self._switch: subprocess.Popen[str] | None = None
+        self.controller = ""  # this machine's address for the hosts
         self._interface = f"oep{os.getpid()}.{next(_COUNTER)}"[-15:]
         self._hosts: list[SshHost] = []
         self._names = [f"{prefix}{index:03d}" for index in range(1, count + 1)]
@@ -218,6 +222,18 @@ class SshHosts:
         """Let packets to a host vanish, as a firewall that drops them does."""
         argv = ["ip", "neigh", "replace", host.address, "lladdr", _NOBODY, "dev", self._interface]
         subprocess.run([*argv, "nud", "permanent"], check=True)
+
+    def unplug(self, host: SshHost) -> None:
+        """Pull the host's cable: nothing reaches it or comes from it until ``plug``."""
+        self._set_cable(host, "down")
+
+    def plug(self, host: SshHost) -> None:
+        """Put the host's cable back."""
+        self._set_cable(host, "up")
+
+    def _set_cable(self, host: SshHost, state: str) -> None:
+        assert self._switch is not None
+        _ip(self._switch.pid, f"link set h{self._hosts.index(host)} {state}")
 
     def ssh_options(self) -> list[str]:
         """What ``ssh`` needs to reach the hosts as root."""
@@ -256,6 +272,7 @@ class SshHosts:
             ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         network = _free_network()
+        self.controller = f"{network}.0.1"
         for index, name in enumerate(self._names):
             self._hosts.append(self._make(name, f"{network}.{(index + 10) // 250}.{(index + 10) % 250 + 2}"))
         self._wire(network)
@@ -276,7 +293,16 @@ class SshHosts:
         argv = ["unshare", "--net", "--mount", "--uts", "--ipc"]
         with (directory / "host.log").open("w") as log:
             process = subprocess.Popen(
-                [*argv, "sh", str(_HERE / "host.sh"), str(directory), name, self._layer, self._nspawn],
+                [
+                    *argv,
+                    "sh",
+                    str(_HERE / "host.sh"),
+                    str(directory),
+                    name,
+                    self._layer,
+                    self._nspawn,
+                    self._packages,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -290,7 +316,7 @@ class SshHosts:
         pids = {process.pid for process in [self._switch, *(host.process for host in self._hosts)]}
         _await_namespaces(pids)
         _ip(None, f"link add {self._interface} type veth peer name uplink netns {self._switch.pid}")
-        _ip(None, f"addr add {network}.0.1/16 dev {self._interface}", f"link set {self._interface} up")
+        _ip(None, f"addr add {self.controller}/16 dev {self._interface}", f"link set {self._interface} up")
         lines = ["link add br0 type bridge", "link set br0 up", "link set uplink master br0 up"]
         for index, host in enumerate(self._hosts):
             lines.append(f"link add h{index} type veth peer name eth0 netns {host.process.pid}")

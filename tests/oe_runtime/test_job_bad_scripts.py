@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import job_scripts
+import numpy as np
 import pytest
-from job_scripts import run, start, write
+from job_scripts import losses, run, start, write
+from numpy.typing import NDArray
 from training_runs import events
 
-from oe_runtime.training.options import parse
+from oe_runtime.job.course import ScriptCourse
+from oe_runtime.training.options import outside, parse
+from oe_runtime.training.ranks import Ranks
+from oe_runtime.training.run_directory import RunError
 
 TRAINING = job_scripts.KERAS + "model.fit(features, labels, batch_size=50, verbose=0, callbacks=callbacks)\n"
 
@@ -33,6 +39,7 @@ BROKEN = {
     ),
     "syntax": Broken("a = 1\nif a\n", "train.py line 2: expected ':'"),
     "binary": Broken(b"\x00\xff\xfe", "train.py is not a Python program: "),
+    "control": Broken("raise SystemExit('b\\x00\\x1b[31mad')\n", "train.py line 1: b\ufffd\ufffd[31mad"),
     "status": Broken("import sys\nsys.exit(3)\n", "train.py line 2: exited with 3"),
     "sentence": Broken("raise SystemExit('no data')\n", "train.py line 1: no data"),
     "file": Broken("open('no-such')\n", "train.py line 1: no-such: No such file or directory", True),
@@ -74,6 +81,12 @@ def test_a_launcher_overrides_the_defaults_of_a_script(tmp_path: Path) -> None:
     )
 
 
+def test_data_are_one_path(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"data is \['a', 'b'\]; a job has one path, directory, glob or URL"):
+        outside(tmp_path / "train.py", data=["a", "b"])
+    assert outside(tmp_path / "train.py", data="a").data == "a"
+
+
 def test_a_job_trains_one_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = """
 other = keras.Sequential([keras.Input((2,)), keras.layers.Embedding(99, 2, name="C2")])
@@ -87,11 +100,62 @@ other.fit(features % 99, np.zeros((1000, 2, 2)), verbose=0, callbacks=[embed.Job
     assert f"error: train.py line {line}: a job trains one model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("call", "what"), [("recover(0)", "recover"), ("drop_tables(['C1'])", "dropping tables")]
+)
+def test_tables_do_not_change_in_the_middle(
+    call: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TRAINING.replace("os.kill(os.getpid(), signal.SIGTERM)", f"job.client().{call}")
+    assert run(write(tmp_path, text), tmp_path / "run", arguments=("4",)) == 1
+    line = 1 + text.splitlines().index(f"            job.client().{call}")
+    assert f"error: train.py line {line}: {what}: not in the middle of training" in capsys.readouterr().err
+
+
+def test_fit_without_its_callback_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TRAINING.replace("callbacks=callbacks", "callbacks=callbacks[:1]")
+    assert run(write(tmp_path, text), tmp_path / "run") == 1
+    line = len(text.splitlines())
+    error = capsys.readouterr().err
+    assert f"error: train.py line {line}: ValueError: fit is no part of the job without its callback" in error
+    assert not losses(tmp_path / "run")
+
+
 def test_a_callback_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = TRAINING.replace("model = embed.distributed_model(model, job.client())\n", "")
     text = text.replace("embed.distributed_optimizer(keras.optimizers.Adam(0.01))", "'adam'")
     assert run(write(tmp_path, text), tmp_path / "run") == 1
     assert "ValueError: JobCallback is for the models of oe_runtime: give this" in capsys.readouterr().err
+
+
+class TwoRanks(Ranks):
+    """Worker 1 of two, whose other one has `first` batches; -1: unknown."""
+
+    rank, count = 1, 2
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values + np.array([self.first, 0])
+
+
+def agree(first: int, mine: int | None) -> None:
+    course = ScriptCourse.__new__(ScriptCourse)
+    course._ranks = TwoRanks(first)
+    course.agree_on_batches(0, mine)
+
+
+@pytest.mark.parametrize(("first", "mine"), [(4, 4), (-1, 4), (4, None)])
+def test_equally_many_batches(first: int, mine: int | None) -> None:
+    agree(first, mine)
+
+
+def test_unequally_many_batches() -> None:
+    with pytest.raises(RunError, match="of batches in epoch 1: 4 in worker 0, 5 in worker 1; give each as"):
+        agree(4, 5)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +219,12 @@ if os.fork() == 0:
         print(error, file=sys.stderr)
     sys.exit(5)
 os.wait()
-child = subprocess.Popen(["sleep", "600"])
-(job.run_dir / "child").write_text(str(child.pid))
+forked = os.fork()
+if forked == 0:
+    time.sleep(600)
+child = subprocess.Popen(["sh", "-c", "setsid sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True)
+(job.run_dir / "left").write_text(f"{{forked}} {{child.stdout.readline()}}")
+child.wait()
 sys.stdout.buffer.write(bytes(range(256)))
 {}
 """
@@ -173,10 +241,41 @@ def test_forks_and_children_are_no_part_of_the_run(tmp_path: Path) -> None:
     assert bytes(range(256)) in done.stdout
     assert error.count("error: train.py has ended without training") == 1
     assert "job.client() is of process" in error
-    assert "warning: train.py left 1 processes running: ended" in error
+    assert "warning: train.py left 2 processes running: ended" in error
     assert [e["event"] for e in events(tmp_path / "run")] == ["start", "error"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "run" / "child").read_text()), 0)
+    for pid in (tmp_path / "run" / "left").read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+@pytest.mark.process
+def test_a_script_finds_its_standard_input_at_its_end(tmp_path: Path) -> None:
+    """The launcher's pipe is there to say when the launcher has ended, and nothing ever comes from it."""
+    script = write(tmp_path, "print(input('name? '))\n")
+    process = start(script, tmp_path / "run", "--exit-with-parent", stdin=subprocess.PIPE)
+    process.wait(timeout=60)
+    _, error = process.communicate()
+    assert "error: train.py line 1: EOFError: EOF when reading a line" in error
+
+
+@pytest.mark.process
+def test_a_crash_in_a_library_shows_the_line_of_the_script(tmp_path: Path) -> None:
+    process = start(write(tmp_path, "import ctypes\nctypes.string_at(0)\n"), tmp_path / "run")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGSEGV
+    assert f'File "{tmp_path}/train.py", line 2 in <module>' in error
+
+
+@pytest.mark.process
+def test_programs_that_a_script_starts_are_no_part_of_the_job(tmp_path: Path) -> None:
+    """As those of torchrun, horovodrun or multiprocessing, which would train on tables of their own."""
+    child = "import oe_runtime.job as job\njob.client()\n"
+    text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
+    process = start(write(tmp_path, text), tmp_path / "run")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "JobError: a process that train.py has started is no part of its job" in error
+    assert "the launcher starts several workers (--workers)" in error
 
 
 @pytest.mark.process

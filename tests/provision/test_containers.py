@@ -18,7 +18,7 @@ from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey
-from provision.jobs import containers, jobspec, launching, placement, store
+from provision.jobs import containers, jobspec, launching, placement, store, worker_group
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import Job
 from provision.jobs.supervisor import Supervisor
@@ -27,8 +27,10 @@ from provision.node.step import Plan, Step
 ENGINE = """\
 import json, os, sys
 words = sys.argv[1:]
+passed = [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
 with open({log!r}, "a") as log:
-    log.write(json.dumps(words) + "\\n")
+    given = ["--env=" + name + "=" + os.environ[name] for name in passed if "=" not in name]
+    log.write(json.dumps(words[:1] + given + words[1:]) + "\\n")
 if words[0] == "info":
     sys.exit({info})
 if words[:2] == ["image", "inspect"]:
@@ -115,6 +117,57 @@ def test_a_job_in_containers(state_dir: Path, engine: Callable[..., Engine], nam
     assert f"--volume={pool}:{pool}" not in worker
     assert second[second.index("oeprov-server") + 1 :][:3] == ["python", "-m", "oe_runtime.server"]
     assert worker[worker.index("oeprov-worker") + 1 :][:3] == ["python", "-m", "oe_runtime.train"]
+
+
+def test_data_that_lie_apart_are_mounted_each(state_dir: Path) -> None:
+    one, two = state_dir.parent / "one", state_dir.parent / "two"
+    for place in (one, two):
+        place.mkdir()
+        (place / "rows.tsv").touch()
+    options = LaunchOptions(on="docker", data=f"{one}/*.tsv", eval_data=f"{two}/rows.tsv")
+    argv = made(state_dir, options).spec().processes[-1].argv
+    assert {f"--volume={one}:{one}:ro", f"--volume={two}/rows.tsv:{two}/rows.tsv:ro"} <= set(argv)
+    # The engines refuse one place twice.
+    options = LaunchOptions(on="docker", data=f"{one}/*.tsv", eval_data=f"{one}/e*.tsv")
+    argv = made(state_dir, options).spec().processes[-1].argv
+    assert [word for word in argv if word.startswith(f"--volume={one}")] == [f"--volume={one}:{one}:ro"]
+    argv = made(state_dir, LaunchOptions(on="docker", eval_data="0.05")).spec().processes[-1].argv
+    assert not [word for word in argv if word.endswith(":ro")]
+
+
+def test_evaluation_data_get_their_whole_path(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(state_dir)
+    (state_dir / "eval.tsv").touch()
+    argv = made(state_dir, LaunchOptions(on="docker", eval_data="eval.tsv")).spec().processes[-1].argv
+    assert f"--volume={state_dir}/eval.tsv:{state_dir}/eval.tsv:ro" in argv
+    assert argv[argv.index("--eval-data") + 1] == f"{state_dir}/eval.tsv"
+
+
+def test_data_beside_a_script_are_mounted_with_it(state_dir: Path) -> None:
+    script = state_dir.parent / "mine" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    options = LaunchOptions(on="docker", script=str(script), data=f"{script.parent}/*.tsv")
+    argv = made(state_dir, options).spec().processes[-1].argv
+    mounted = [word for word in argv if word.startswith(f"--volume={script.parent}")]
+    assert mounted == [f"--volume={script.parent}:{script.parent}"]
+
+
+def test_local_ranks_are_of_each_start(state_dir: Path, engine: Callable[..., Engine]) -> None:
+    """Workers that go on without a lost one are numbered anew, in their containers too."""
+    recorded = engine()
+    script = state_dir.parent / "mine" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+    job = made(state_dir, LaunchOptions(on="docker", script=str(script), workers=2))
+    assert run(job) == "done"
+    workers = [words for words in recorded.runs() if "oe_runtime.train" in words]
+    for rank in ("0", "1"):
+        (words,) = [words for words in workers if f"--env=LOCAL_RANK={rank}" in words]
+        assert "--env=LOCAL_WORLD_SIZE=2" in words
+    left = [item for item in job.spec().processes if item.name == "worker-1"]
+    assert worker_group.environment_among(left[0], left) == {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert not any("LOCAL_RANK=" in word for word in left[0].argv)
 
 
 def test_stop_and_resume(state_dir: Path, engine: Callable[..., Engine]) -> None:

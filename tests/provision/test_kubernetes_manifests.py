@@ -314,7 +314,8 @@ class TestScripts:
         assert "--resume" not in self.said(place)
         (place / "job" / "checkpoints" / "step-0000000010" / "manifest.json").touch()
         assert self.start(place, container).wait(20) == 0
-        assert self.said(place)[-1] == "--resume"
+        # In front: the end of a script's arguments is the script's.
+        assert self.said(place) == ["-m", "oe_runtime.train", "--resume", *container["args"]]
 
     def test_a_worker_is_asked_to_end_while_it_begins(self, place: Path) -> None:
         (place / "stay").touch()
@@ -371,7 +372,15 @@ def test_the_mpi_launcher_names_the_workers_of_its_host_file(tmp_path: Path) -> 
     )
     words = done.stdout.splitlines()
     port = parts.WORKER_PORT
-    assert words[-2:] == ["--workers", f"ctr-worker-0.ctr.ads.svc:{port},ctr-worker-1.ctr.ads.svc:{port}"]
+    own = words.index("worker") + 1
+    assert words[own] == "--workers"
+    assert words[own + 1] == f"ctr-worker-0.ctr.ads.svc:{port},ctr-worker-1.ctr.ads.svc:{port}"
+    assert words[own + 2 :] == launcher["args"]
+    # ssh, which starts the others, passes on no environment.
+    assert {words[place + 1] for place, word in enumerate(words) if word == "-x"} >= {
+        "RUN",
+        "OMP_NUM_THREADS",
+    }
     assert words[words.index("-n") + 1] == "2"
     assert '--rank "$OMPI_COMM_WORLD_RANK"' in done.stdout
 

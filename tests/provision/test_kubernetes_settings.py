@@ -35,6 +35,7 @@ OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "parameter_server_storage": ("dram", {}),
     "parameter_server_storage_cache": ("1G", {"parameter_server_storage": "dram_pmem"}),
     "training_data": ("/shared/other", {}),
+    "training_eval_data": ("0.05", {}),
     "training_hidden": ("8", {}),
     "training_cin": ("8", {}),
     "training_bottom": ("8", {}),

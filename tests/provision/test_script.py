@@ -139,7 +139,7 @@ class TestWorker:
         options = LaunchOptions(script=str(program), script_arguments=["a"], on="docker", data="s3://x/y")
         argv = worker(job_of(state_dir, options)[1]).argv
         assert f"--volume={program.parent}:{program.parent}" in argv
-        assert "--env=LOCAL_RANK=0" in argv
+        assert {"--env=LOCAL_RANK", "--env=LOCAL_WORLD_SIZE"} <= set(argv)  # each start has its own values
         assert argv[-2:] == ["--", "a"]
         assert not any(word.startswith("--volume=s3") for word in argv)
 
@@ -147,6 +147,20 @@ class TestWorker:
         spec = worker(job_of(state_dir, LaunchOptions(script=str(program)))[1])
         assert "--" not in spec.argv
         assert worker_group.with_words(spec, spec.argv, ["--resume"]) == [*spec.argv, "--resume"]
+
+
+def test_nothing_has_the_credentials_of_a_store(
+    state_dir: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers find them in the environment, or in files of their user; `ps` shows command lines."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA-of-the-test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
+    options = LaunchOptions(script=str(program), data="s3://clicks/day", upload_to="s3://models/one")
+    job, spec = job_of(state_dir, options)
+    written = [path.read_text() for path in state_dir.rglob("*") if path.is_file()]
+    assert job.job_file.read_text() in written
+    for text in [*written, repr(spec)]:
+        assert "of-the-test" not in text
 
 
 def test_the_job_file_says_nothing_of_what_the_script_decides(state_dir: Path, program: Path) -> None:

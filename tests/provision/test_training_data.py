@@ -86,6 +86,8 @@ def test_every_worker_host_is_asked_once_and_the_first_that_cannot_is_named(
         check(tmp_path, HOSTS, "/srv/day.tsv")
     with pytest.raises(TrainingError, match="workers on host a run with a private /tmp and cannot see it"):
         check(tmp_path, HOSTS, "/tmp/day.tsv")
+    with pytest.raises(TrainingError, match=r"^--eval-data: /var/tmp/eval.tsv: workers on host a"):
+        check(tmp_path, HOSTS, "/srv/day.tsv", ", training_eval_data: /var/tmp/eval.tsv")
 
     def lost(host: Host, *_: object) -> dict[str, object]:
         raise HostError(host.name, "the connection broke")

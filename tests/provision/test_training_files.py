@@ -13,7 +13,7 @@ from rich.console import Console
 from provision.cluster.errors import TrainingError
 from provision.jobs import fetching, jobview, logview, store
 from provision.jobs.metrics import MetricsTail, summary
-from provision.jobs.progress import TrainingView
+from provision.jobs.progress import TrainingView, describe
 from provision.jobs.store import JobState, ProcessState
 from provision.node import process
 
@@ -155,6 +155,13 @@ def test_one_hostile_job_does_not_hide_the_others(
     assert odd.state().message.startswith(f"{odd.state_file}: is not JSON")
 
 
+def test_a_constant_label_is_named() -> None:
+    event = {"event": "eval", "rows": 300, "auc": 0.5, "accuracy": 1.0, "loss": 0.05}
+    assert describe(event).endswith("held-out part of 300 rows: AUC 0.5000, accuracy 1.0000, loss 0.0500")
+    said = describe({**event, "only_label": 0})
+    assert "loss 0.0500; the label is always 0, so AUC says nothing; is it the right column?" in said
+
+
 def test_state_of_a_supervisor_that_is_gone(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     running(job)
@@ -266,6 +273,18 @@ def test_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
     with pytest.raises(TrainingError, match="no log of process 'worker'; there are: server-0, worker-0"):
         logview.logs(tmp_path, process_name="worker")
+
+
+def test_logs_do_not_garble_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a\x00\x1b]0;title\x07b \x1b[1m8/8\x1b[0m"
+    make_job(tmp_path).log("worker-0").write_text(text + "\n")
+    logview.logs(tmp_path)
+    assert capsys.readouterr().out == text + "\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    logview.logs(tmp_path)
+    assert capsys.readouterr().out == "a\ufffd\ufffd]0;title\ufffdb \x1b[1m8/8\x1b[0m\n"
 
 
 def test_follow_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

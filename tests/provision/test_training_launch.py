@@ -227,7 +227,7 @@ def test_how_steps_follow_each_other(state_dir: Path) -> None:
     assert not {"--staleness", "--workqueue", "--pipeline", "--no-pipeline", "--on-worker-lost"} & set(words)
 
 
-def test_workers_of_several_hosts_do_not_share_a_queue(state_dir: Path) -> None:
+def test_workers_of_several_hosts_share_a_queue(state_dir: Path) -> None:
     path = state_dir.parent / "two.yml"
     hosts = "".join(
         f"    {name}: {{ansible_host: 192.0.2.{number}, oeprov_kind: cpu}}\n"
@@ -239,8 +239,11 @@ def test_workers_of_several_hosts_do_not_share_a_queue(state_dir: Path) -> None:
         "  hosts:\n" + hosts
     )
     found = load(path, state_dir=state_dir)
-    with pytest.raises(TrainingError, match="which workers on a, b do not share; put all workers on one"):
-        jobspec.check(found, jobspec.request(found, LaunchOptions()))
+    jobspec.check(found, jobspec.request(found, LaunchOptions()))
+    spec = planned(found, make_job(state_dir), LaunchOptions())
+    workers = [item for item in spec.processes if "--rank" in item.argv]
+    assert [item.host for item in workers] == ["a", "b"]
+    assert all("--workqueue" in item.argv for item in workers)
 
 
 @pytest.mark.parametrize(

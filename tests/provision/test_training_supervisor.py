@@ -7,11 +7,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_processes import make_job
 from rich.console import Console
 
+from provision.cluster.errors import HostError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import server_group, worker_group
 from provision.jobs.background import start_detached
@@ -220,7 +222,7 @@ def test_the_workers_that_continue_after_a_loss() -> None:
 
 def test_exit_codes_that_count_as_a_lost_worker(tmp_path: Path) -> None:
     job = make_job(tmp_path)
-    worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1])
+    worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1], print)
     for code, lost in ((0, False), (1, False), (3, False), (130, False), (-9, True), (137, True)):
         worker.exit_code = code
         assert worker_group.was_lost(worker) == lost, code
@@ -229,6 +231,33 @@ def test_exit_codes_that_count_as_a_lost_worker(tmp_path: Path) -> None:
     assert worker_group.was_lost(worker)
     assert not worker_group.has_mistake(worker)
     assert worker.state().exit_code is None, "nobody knows whether it runs"
+
+
+def test_a_host_that_does_not_answer_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once, not at each observation."""
+    job = make_job(tmp_path)
+    spec = job.spec().processes[-1].model_copy(update={"host": "gpu-2"})
+    clock, told = [1000.0], []
+    answers = iter([True, False, False, True, True, *[False] * 60])
+
+    def observe(fleet: Fleet, name: str) -> dict[str, Any]:
+        if not next(answers):
+            raise HostError(name, "No route to host")
+        return {"processes": {spec.name: {"pid": 7, "up": True}}, "boot": "b"}
+
+    monkeypatch.setattr(Fleet, "observe_host", observe)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    worker = HostWorker(Fleet(job, job.spec()), spec, lambda event: told.append(describe(event)))
+    while worker.poll() is None:
+        clock[0] += 3
+    assert told == [
+        f"[yellow]![/] gpu-2 ({spec.name}) does not answer, waiting up to 120 s: No route to host",
+        "[green]✓[/] gpu-2 answers again after 9.0 s",
+        f"[yellow]![/] gpu-2 ({spec.name}) does not answer, waiting up to 120 s: No route to host",
+    ]
+    assert worker.how == "cannot be reached any more: No route to host"
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -447,6 +476,25 @@ def test_a_worker_that_ended_without_a_word_is_not_done(tmp_path: Path) -> None:
     outcome, _ = supervise(job)
     assert outcome.phase == "failed"
     assert outcome.message.endswith(f"ended, but {job.metrics_file} has no end event")
+
+
+def test_a_worker_that_exits_without_a_reason_leaves_nothing(tmp_path: Path) -> None:
+    """As os._exit does in a script: what it has started before still runs."""
+    program = (
+        "import os, subprocess; child = subprocess.Popen(['sleep', '600']); print(child.pid, flush=True); "
+        "os._exit(7)"
+    )
+    job = make_job(tmp_path)
+    spec = job.spec()
+    leaving = spec.processes[1].model_copy(update={"argv": [sys.executable, "-ISc", program]})
+    job.write_spec(spec.model_copy(update={"processes": [spec.processes[0], leaving]}))
+    outcome, _ = supervise(job)
+    pid = job.log("worker-0").read_text().split()[-1]
+    assert outcome.message.endswith(f"ended with exit status 7 without a reason; its last line: {pid}")
+    deadline = time.monotonic() + 20
+    while process.start_time(int(pid)):
+        assert time.monotonic() < deadline, "what the worker has started still runs"
+        time.sleep(0.02)
 
 
 def test_a_job_that_ended_after_its_launcher_is_done(tmp_path: Path) -> None:

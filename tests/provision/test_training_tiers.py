@@ -271,7 +271,7 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[State], None]:
 def launch(found: Inventory, tmp_path: Path, **options: object) -> Placement:
     """What would run; the checks of launch first."""
     given = LaunchOptions(**options)  # type: ignore[arg-type]
-    return launching._Launch(found, given, tmp_path).new()[1]
+    return launching.Launch(found, given, tmp_path).new()[1]
 
 
 def test_the_host_decides_and_not_the_inventory(

@@ -130,12 +130,13 @@ bool ParseDecimal(std::string_view text, double* out) {
 // False if the text is no finite number.
 bool ParseDouble(std::string_view text, double* out) {
   if (ParseDecimal(text, out)) return true;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, *out);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, *out);
   return error == std::errc() && stop == end && std::isfinite(*out);
 }
 
-// Apart from the common case, integers of kLog1p.
+// Apart from the common case, integers of kLog1p. False also for what is infinite as float32.
 [[gnu::noinline]] bool ParseOther(std::string_view text, const NumberColumn& column, float* out) {
   Integer integer;
   double value;
@@ -145,7 +146,7 @@ bool ParseDouble(std::string_view text, double* out) {
     value = integer.negative ? -size : size;
   }
   *out = Scaled(value, column);
-  return true;
+  return std::isfinite(*out);
 }
 
 bool ParseNumber(std::string_view text, const NumberColumn& column, const std::array<float, 4096>& logs,
@@ -161,7 +162,7 @@ bool ParseWeight(std::string_view text, float* out) {
   double weight;
   if (!ParseDouble(text, &weight) || weight < 0) return false;
   *out = static_cast<float>(weight);
-  return true;
+  return std::isfinite(*out);
 }
 
 int64_t IdOf(std::string_view value, uint64_t cardinality) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from provision.jobs import placement, request, script
 from provision.jobs.request import Request
 
 place = placement.place
-_SHARE = re.compile(r"0?\.\d+")  # of the rows, to hold out
 
 
 def settle(inventory: Inventory, wanted: Request) -> Request:
@@ -45,7 +43,7 @@ def _check_follow(training: TrainingSettings) -> None:
     for name in ("epochs", "holdout"):
         if getattr(training, name) is not None:
             raise TrainingError(f"--{name} does not go with --follow: a stream is read once, and completely")
-    if _SHARE.fullmatch(training.eval_data or ""):
+    if training.eval_data and request.is_share(training.eval_data):
         raise TrainingError("--follow holds out no rows; name others with --eval-data PATH")
 
 
@@ -81,7 +79,7 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
         return
     request.check_data(wanted.training.data, placement.worker_hosts(inventory))
     apart = wanted.training.eval_data or ""
-    if apart and not _SHARE.fullmatch(apart):
+    if apart and not request.is_share(apart):
         request.check_data(apart, placement.worker_hosts(inventory))
 
 

@@ -11,6 +11,7 @@ import yaml
 from provision.jobs.kubernetes import parts, servers, workers
 from provision.jobs.kubernetes.parts import Document
 from provision.jobs.kubernetes.plan import Plan
+from provision.jobs.kubernetes.script import APPLIED_BYTES
 
 
 def build(plan: Plan, token: str = "") -> list[Document]:
@@ -33,7 +34,9 @@ def secret(name: str, namespace: str, token: str) -> Document:
 def render(plan: Plan, found: list[Document]) -> str:
     """One YAML text, the same for the same inventory; its head says how to use it."""
     namespace = shlex.quote(plan.settings.namespace)
-    lines = [f"Made by `oeprov manifests` for job {plan.name}: kubectl apply -f FILE"]
+    large = plan.script is not None and len(plan.script.packed) > APPLIED_BYTES
+    apply = "apply --server-side" if large else "apply"
+    lines = [f"Made by `oeprov manifests` for job {plan.name}: kubectl {apply} -f FILE"]
     if not any(item["kind"] == "Secret" for item in found):
         lines += [
             "This file lacks the secret. Create it first:",
@@ -47,8 +50,13 @@ def render(plan: Plan, found: list[Document]) -> str:
     if plan.storage == "pmem_memkind":
         lines.append("Servers have capability SYS_NICE (for mbind): Pod Security's level must be privileged.")
     lines += [f"Note: {note}" for note in plan.notes]
-    head = "".join(f"# {line}\n" for line in lines)
-    return head + yaml.dump_all(found, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=110)
+    return "".join(f"# {line}\n" for line in lines) + text(found)
+
+
+def text(found: list[Document]) -> str:
+    """Objects as one YAML text."""
+    rendered: str = yaml.dump_all(found, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=110)
+    return rendered
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,6 +1,6 @@
 """The plan of a job on Kubernetes, from an inventory: names, servers, nodes, volumes.
 
-Pure: refuses what cannot work before the cluster is asked.
+Refuses what cannot work before the cluster is asked.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.setting_types import explain
 from provision.jobs import jobspec, placement, request
-from provision.jobs.kubernetes import differences
-from provision.jobs.request import LaunchOptions, Request
+from provision.jobs.kubernetes import differences, script
+from provision.jobs.kubernetes.script import PodScript
+from provision.jobs.request import LaunchOptions, Request, flag
 from provision.jobs.storage import POOLS, storage_of
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
@@ -47,6 +48,7 @@ class Plan:
     server_hosts: tuple[str, ...]  # names of nodes; empty: server_nodes says where
     local: tuple[tuple[str, str], ...]  # of each server: node and mount point, where volumes are local
     environment: dict[str, str]
+    script: PodScript | None = None
     notes: tuple[str, ...] = ()  # what of the inventory is otherwise than on hosts
 
     @property
@@ -70,17 +72,15 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
             f"runtime_flavor: {inventory.flavor} runs on hosts only; leave out --on, or set runtime_flavor: "
             "oe_runtime"
         )
-    wanted = jobspec.request(inventory, options)
-    if wanted.training.script:
-        raise TrainingError(
-            "--script: on Kubernetes there are built-in models only as yet; leave --script out, or use --on "
-            "hosts, docker or podman"
-        )
     settings = inventory.kubernetes
+    wanted = jobspec.request(inventory, options, settings.claim_path)
     if wanted.workers:
         settings = settings.model_copy(update={"workers": wanted.workers})
     _check_settings(inventory, wanted)
     jobspec.check_together(wanted.training, settings.workers)
+    pods = script.settle(wanted.training, settings)
+    if pods is not None and not options.run_name:
+        wanted = replace(wanted, name=script.job_name(wanted.training))
     name = name or wanted.name
     if not _NAME.fullmatch(name):
         raise TrainingError(
@@ -117,8 +117,15 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
         metrics_port=metrics_port,
         server_hosts=named,
         local=_local(settings, hosts, counts, servers) if storage in POOLS else (),
-        environment=placement.worker_environment(workers[0]),
-        notes=tuple(differences.notes(inventory, wanted, storage)),
+        environment={
+            **(script.environment(wanted.training, settings) if pods is not None else {}),
+            **placement.worker_environment(workers[0]),
+        },
+        script=pods,
+        notes=(
+            *differences.notes(inventory, wanted, storage),
+            *script.notes(pods, wanted.training, settings),
+        ),
     )
 
 
@@ -131,12 +138,14 @@ def _check_settings(inventory: Inventory, wanted: Request) -> None:
     ):
         if not getattr(settings, key):
             raise TrainingError(f"{inventory.path}: kubernetes_{key} is missing: {what}")
-    if not request.check_generated(training.data) and not request.is_url(training.data):
-        root = PurePosixPath(settings.claim_path)
-        if root not in PurePosixPath(training.data).parents:
+    if not training.script:
+        request.check_generated(training.data)
+    root = PurePosixPath(settings.claim_path)
+    for key, path in request.files_of_hosts(training).items():
+        if root not in PurePosixPath(path).parents:
             raise TrainingError(
-                f"--data: {training.data}: pods see only what lies in claim {settings.claim}: give a "
-                f"path below {root} (kubernetes_claim_path)"
+                f"{flag(key)}: {path}: pods see only what lies in claim {settings.claim}: give a path below "
+                f"{root} (kubernetes_claim_path)"
             )
     if training.tls == "off":
         raise TrainingError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
-from provision.jobs.store import Job, write_json
+from provision.jobs.store import Job, write_json, write_text
 
 MANIFESTS = "manifests.yml"
 Phase = Literal["running", "done", "failed", "interrupted"]
@@ -29,6 +30,8 @@ class Record(BaseModel):
     workers: int
     claim: str
     run: str  # as pods see it
+    script: str = ""  # of a job with a script: its path, here or in the claim
+    claim_path: str = ""  # where pods mount the claim
     phase: Phase = "running"
     message: str = ""
 
@@ -54,6 +57,14 @@ def documents(job: Job) -> list[dict[str, Any]]:
         return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
     except (OSError, yaml.YAMLError) as error:
         raise TrainingError(f"{file}: {error}") from None
+
+
+def rewrite(job: Job, text: str) -> None:
+    """Replace the job's objects, without the secret, atomically; the head of their file stays."""
+    file = job.directory / MANIFESTS
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    head = "".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    write_text(file, head + text)
 
 
 def work(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
-from provision.jobs.kubernetes import api, checks, manifests, record, state
+from provision.jobs.kubernetes import api, checks, manifests, record, script, state
 from provision.jobs.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.kubernetes.follow import Follower
 from provision.jobs.kubernetes.plan import settle
@@ -39,12 +39,12 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     """Run a new job on the cluster; the exit code, as on hosts. TrainingError: nothing was made."""
     if options.resume is not None:
         raise TrainingError("to resume a job on Kubernetes: oeprov resume JOB")
-    notes = settle(inventory, options).notes  # before a directory is made
+    first = settle(inventory, options)  # before a directory is made
     cluster = Api(inventory.kubernetes.context)
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
-        job = _create(inventory, options, cluster, state_dir)
-        return _Run(cluster, job, options, state_dir, stop_request).start(notes)
+        job = _create(inventory, options, first.name, cluster, state_dir)
+        return _Run(cluster, job, options, state_dir, stop_request).start(first.notes)
 
 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
@@ -60,10 +60,18 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
         raise TrainingError(f"job {job.id} is done; there is nothing to resume")
     if found.phase == "running":
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
+    documents = record.documents(job)
+    if found.script:
+        pods = script.found(found.script, found.claim_path)
+        documents = script.renewed(documents, pods, options.script_arguments)
+    elif options.script_arguments is not None:
+        raise TrainingError(f"arguments after --: job {job.id} trains a built-in model, which takes none")
     cluster = Api(found.context)
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
-        checks.rehearse(cluster, [_secret(job), *record.documents(job)])
+        checks.rehearse(cluster, [_secret(job), *documents])
+        if found.script:
+            record.rewrite(job, manifests.text(documents))
         return _Run(cluster, job, options, state_dir, stop_request).start()
 
 
@@ -83,12 +91,10 @@ def _api_errors() -> Iterator[None]:
         raise TrainingError(f"the Kubernetes API refused: {error}") from None
 
 
-def _create(inventory: Inventory, options: LaunchOptions, cluster: Api, state_dir: Path) -> Job:
+def _create(inventory: Inventory, options: LaunchOptions, name: str, cluster: Api, state_dir: Path) -> Job:
     """Make the job's directory, after all checks."""
     now = datetime.now()
-    job = store.create(
-        state_dir, options.run_name or options.settings.get("model") or inventory.training.model, now
-    )
+    job = store.create(state_dir, name, now)
     try:
         plan = settle(inventory, options, job.id)
         documents = checks.check(cluster, plan, manifests.build(plan, _token(job)))
@@ -108,6 +114,8 @@ def _create(inventory: Inventory, options: LaunchOptions, cluster: Api, state_di
             workers=plan.settings.workers,
             claim=plan.settings.claim,
             run=str(plan.directory / "run"),
+            script=plan.request.training.script,
+            claim_path=plan.settings.claim_path,
         ),
     )
     return job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from provision.jobs.kubernetes import parts, servers
+from provision.jobs.kubernetes import parts, script, servers
 from provision.jobs.kubernetes.parts import WORKER_PORT, Document
 from provision.jobs.kubernetes.plan import Plan
 from provision.jobs.placement import CHECKPOINT_SECONDS, arguments, training_words
@@ -23,7 +23,7 @@ _WORKER_LOST = (
 # A worker that replaces another resumes from its checkpoint.
 _SCRIPT = f"""\
 {parts.TAKE_TOKEN}for saved in "$RUN"/checkpoints/step-*/manifest.json; do
-  if [ -e "$saved" ]; then set -- "$@" --resume; break; fi
+  if [ -e "$saved" ]; then set -- --resume "$@"; break; fi
 done
 {parts.passing_on('python -m oe_runtime.train "$@"')}exit "$status"
 """
@@ -49,8 +49,8 @@ _WAIT_SECONDS = 1800  # servers may take to recover their rows
 # mpirun runs this in the launcher: the operator's list of hosts says where the workers are.
 _MPI_LAUNCHER = """\
 workers=$(sed -e 's/[: ].*//' -e "s/$/:$PORT/" /etc/mpi/hostfile | paste -s -d , -)
-exec mpirun --map-by ppr:1:node -n "$WORKERS" -x RUN -x PYTHONUNBUFFERED /bin/sh -ec "$SCRIPT" worker "$@" \
-  ${MANY:+--workers "$workers"}
+exec mpirun --map-by ppr:1:node -n "$WORKERS" $PASSED /bin/sh -ec "$SCRIPT" worker \
+  ${MANY:+--workers "$workers"} "$@"
 """
 
 
@@ -60,12 +60,27 @@ def documents(plan: Plan) -> list[Document]:
     found["metadata"]["annotations"] = {"oeprov/worker-lost": _WORKER_LOST}
     many = plan.settings.workers > 1
     service = [_service(plan)] if many and plan.settings.form == "job" else []
-    return [*service, *([_policy(plan)] if many and plan.settings.form != "mpijob" else []), found]
+    files = [_script_files(plan)] if plan.script is not None and plan.script.files is not None else []
+    return [*files, *service, *([_policy(plan)] if many and plan.settings.form != "mpijob" else []), found]
 
 
 def name(plan: Plan) -> str:
     """Of the object that runs the workers; it also begins the names of their pods."""
     return f"{plan.name}-worker" if plan.settings.form == "job" else plan.name
+
+
+def _script_files(plan: Plan) -> Document:
+    """The script's directory, packed. Its name says which content, so that a pod never sees another."""
+    assert plan.script is not None  # noqa: S101 - asked by the caller
+    found = parts.document(plan, "v1", "ConfigMap", _archive(plan), role=ROLE)
+    found["metadata"]["annotations"] = {script.CONTENT: plan.script.content}
+    return {**found, "immutable": True, "binaryData": plan.script.data()}
+
+
+def _archive(plan: Plan) -> str:
+    """The name of the ConfigMap with the script's directory; empty if the job has none."""
+    name = plan.script.name if plan.script is not None else ""
+    return f"{plan.name}-{name}" if name else ""
 
 
 def _service(plan: Plan) -> Document:
@@ -147,10 +162,11 @@ def _mpijob(plan: Plan) -> Document:
     launcher = template["spec"]["containers"][0]
     launcher["command"] = ["/bin/sh", "-ec", _MPI_LAUNCHER, "launcher"]
     rank = '--rank "$OMPI_COMM_WORLD_RANK"' if count > 1 else ""
-    script = _SCRIPT.replace("oe_runtime.train", f"oe_runtime.train {rank}".rstrip())
+    passed = [item["name"] for item in launcher["env"] if item["name"] != "HOME"]
     launcher["env"] += parts.environment(
         {
-            "SCRIPT": script,
+            "SCRIPT": _start(plan).replace("oe_runtime.train", f"oe_runtime.train {rank}".rstrip()),
+            "PASSED": " ".join(f"-x {name}" for name in passed),
             "PORT": str(WORKER_PORT),
             "WORKERS": str(count),
             **({"MANY": "1"} if count > 1 else {}),
@@ -200,7 +216,11 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
     main = {
         "name": container,
         "image": settings.worker_image,
-        **parts.command(_SCRIPT, "worker", [*_words(plan, endpoints), *more]),
+        **parts.command(
+            _start(plan),
+            "worker",
+            [*_words(plan, endpoints), *more, *script.words(plan.request.training.script_arguments)],
+        ),
         "env": parts.environment(values),
         "resources": {
             "requests": {**resources, **gpus},
@@ -210,6 +230,10 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
         **parts.TELL,
         "volumeMounts": parts.mounts(plan),
     }
+    volumes = parts.volumes(plan)
+    if archive := _archive(plan):
+        volumes.append({"name": "script", "configMap": {"name": archive}})
+        main["volumeMounts"].append({"name": "script", "mountPath": script.ARCHIVE_DIR, "readOnly": True})
     where = {"nodeSelector": dict(sorted(settings.worker_nodes.items()))} if settings.worker_nodes else {}
     return {
         "metadata": {"labels": parts.labels(plan, ROLE)},
@@ -220,9 +244,14 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
             **where,
             initContainers=[wait],
             containers=[main],
-            volumes=parts.volumes(plan),
+            volumes=volumes,
         ),
     }
+
+
+def _start(plan: Plan) -> str:
+    """What the shell of a worker's container runs."""
+    return (script.UNPACK if _archive(plan) else "") + _SCRIPT
 
 
 def _words(plan: Plan, endpoints: str) -> list[str]:
@@ -234,4 +263,5 @@ def _words(plan: Plan, endpoints: str) -> list[str]:
         "checkpoint_transfer": "shared",
     }
     training = plan.request.training.model_copy(update={"on_worker_lost": "stop"})
-    return [*training_words(training, Path(plan.directory / "run")), *arguments(options)]
+    path = Path(plan.script.path) if plan.script is not None else None
+    return [*training_words(training, Path(plan.directory / "run"), path), *arguments(options)]

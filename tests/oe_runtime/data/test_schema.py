@@ -391,3 +391,71 @@ def test_whole_numbers_may_be_labels(tmp_path: Path) -> None:
     rows = everything(path, found)
     assert rows.labels.tolist() == [1, 0, 1]
     assert rows.dense[:, 0].tolist() == [1, 0, 3]
+
+
+SMALL = row_schema.parse(
+    {"label": "click", "numbers": {"age": "none"}, "categories": {"größe": 50}, "ignored": "*"}, "small.yml"
+)
+
+
+def named(path: Path, names: list[str]) -> None:
+    """Write a file of one row with these columns, in the format of its ending."""
+    values = ["0", *map(str, range(1, len(names)))]
+    if path.suffix == ".csv":
+        path.write_text(f"{','.join(names)}\n{','.join(values)}\n", encoding="utf-8")
+        return
+    numbers = [pa.array([int(value)]) for value in values]
+    pq.write_table(pa.table(numbers, names), path)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("names", "age"), [(["click", "AGE", "age", "größe"], 2), (["click", "Age", "größe"], 1)]
+)
+def test_a_column_of_the_very_name_goes_before_one_in_another_case(
+    ending: str, names: list[str], age: int, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows.{ending}"
+    named(path, names)
+    found = everything(path, SMALL)
+    assert found.dense.tolist() == [[age]]
+    assert found.ids.tolist() == [[ident(str(len(names) - 1), 50)]]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("names", [["click", "age", "age", "größe"], ["click", "Age", "AGE", "größe"]])
+def test_a_column_that_a_file_has_twice_is_refused(ending: str, names: list[str], tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{ending}"
+    named(path, names)
+    shown = f"the column age 2 times: {names[1]} .column 2., {names[2]} .column 3."
+    with pytest.raises(DataError, match=shown):
+        everything(path, SMALL)
+
+
+def test_unsigned_ids_are_read_as_text_files_have_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    large = 2**64 - 5
+    pq.write_table(pa.table({"click": [0], "age": [1.0], "größe": pa.array([large], pa.uint64())}), path)
+    assert everything(path, SMALL).ids.tolist() == [[ident(str(large), 50)]]
+
+
+@pytest.mark.parametrize("column", ["age", "weight"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_number_that_models_would_have_as_infinite_is_a_broken_row(
+    ending: str, column: str, tmp_path: Path
+) -> None:
+    wanted = row_schema.parse(
+        {"label": "click", "numbers": {"age": "none"}, "weight": "weight", "ignored": "*"}, "small.yml"
+    )
+    values = {"click": [1, 1], "age": [1.0, 2.0], "weight": [1.0, 2.0]} | {column: [1.0, 1e39]}
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        path.write_text(
+            "\n".join(
+                [",".join(values), *(",".join(map(str, r)) for r in zip(*values.values(), strict=True))]
+            )
+        )
+    else:
+        pq.write_table(pa.table(values), path)
+    with pytest.raises(DataError, match=f"{column} is '1e.39', expected a number"):
+        everything(path, wanted)

@@ -266,6 +266,34 @@ def test_a_run_is_served_as_it_is(tmp_path):
     assert auc.log_loss() == pytest.approx(events(run, "eval")[0]["loss"], rel=1e-5)
 
 
+def test_a_run_with_columns_of_its_own_is_served(tmp_path):
+    data, run = tmp_path / "rows.csv", tmp_path / "run"
+    data.write_text("click,price,site\n" + "".join(f"{i % 2},{i}.5,s{i % 7}\n" for i in range(200)))
+    flags = ["--data", str(data), "--label", "click", "--numbers", "price:none", "--categories", "site:50"]
+    flags += [*SMALL, "--in-process", "--steps", "2", "--run-dir", str(run)]
+    assert train.main(flags) == 0
+    with Model.load(run) as model:
+        found = model.predict({"numbers": np.float32([[2.5]]), "site_id": np.int64([[3]])})
+    assert 0 < found["output_0"].item() < 1
+
+
+def test_a_run_of_an_earlier_version_has_criteo_s_columns(tmp_path):
+    run = tmp_path / "run"
+    flags = [*DATA, *SMALL, "--run-dir", str(run), "--in-process", "--steps", "2"]
+    assert train.main(flags) == 0
+    config = json.loads((run / "config.json").read_text())
+    del config["schema"]
+    (run / "config.json").write_text(json.dumps(config))
+    with Model.load(run) as model:
+        assert len(model.inputs) == 27
+
+
+def test_a_run_of_a_script_has_no_model_to_serve(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"script": "train.py", "stock": False}))
+    with pytest.raises(ServingError, match=r"is a run of train\.py, which alone makes its model"):
+        Model.load(tmp_path)
+
+
 def test_optimizer_state_takes_no_memory(tmp_path):
     spec = TableSpec("t", 16, optimizer={"name": "adam"})
     ids = np.arange(40_000)

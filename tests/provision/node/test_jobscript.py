@@ -2,6 +2,7 @@
 
 import base64
 import os
+import socket
 import subprocess
 import sys
 import zlib
@@ -14,7 +15,7 @@ from sample_wheel import wheel
 from provision.jobs import script_files, script_packages
 from provision.jobs.script_files import ScriptFiles
 from provision.node import jobfiles, jobscript
-from provision.node.command import CommandError, System
+from provision.node.command import CommandError, Result, System
 
 DIRECTORY = jobfiles.HOME + "/jobs/mine"
 
@@ -98,10 +99,12 @@ class TestEnvironment:
 
     def test_has_the_runtime_s_packages_and_its_own(self, wanted: dict[str, Any]) -> None:
         assert jobscript.make_environment(System(), wanted)
-        program = "import oeprov_sample, numpy, provision; print(oeprov_sample.VALUE, numpy.__file__)"
+        program = (
+            "import oeprov_sample, numpy, provision; print(oeprov_sample.VALUE, numpy.__file__, sep='\\n')"
+        )
         python = f"{wanted['path']}/bin/python"
         done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True, cwd="/")
-        value, numpy = done.stdout.split()
+        value, numpy = done.stdout.splitlines()
         assert value == "7"
         assert not numpy.startswith(wanted["path"])
         assert not jobscript.make_environment(System(), wanted), "it is there already"
@@ -120,6 +123,42 @@ class TestEnvironment:
         assert "the packages of requirements.txt cannot be installed: " in str(caught.value)
         assert "oeprov-sample==2.0" in str(caught.value)
         assert not os.path.exists(wanted["path"])
+
+    def test_a_stop_request_ends_pip_and_leaves_nothing(self, wanted: dict[str, Any], tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            wanted["index"] = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+            with pytest.raises(CommandError, match=r"stopped while the packages of requirements\.txt were"):
+                jobscript.make_environment(System(), wanted, is_wanted=lambda: False)
+        assert os.listdir(Path(wanted["path"]).parent) == [".lock"]
+
+    def test_nobody_reads_an_errand_whose_connection_is_gone(self) -> None:
+        program = (
+            "import os, sys, provision.node.jobscript as s; h = s._is_heard(); print(h, flush=True); "
+            "sys.stdin.read(); print(s._is_heard(), file=sys.stderr)"
+        )
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            [sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == "True\n"
+            process.stdout.close()
+            process.stdin.close()
+            assert process.stderr.readline() == "False\n"
+
+    def test_that_must_be_built_and_cannot_be(self, wanted: dict[str, Any]) -> None:
+        said = """\
+  error: subprocess-exited-with-error
+  × python setup.py bdist_wheel did not run successfully.
+      gcc -fPIC -c cext.c -o build/temp.linux-x86_64-cpython-311/cext.o
+      cext.c:1:10: fatal error: Python.h: No such file or directory
+      error: command '/usr/bin/gcc' failed with exit code 1
+  ERROR: Failed building wheel for cext
+ERROR: Could not build wheels for cext, which is required to install pyproject.toml-based projects"""
+        why = jobscript._why(Result(["pip"], 1, "", said), wanted)
+        assert "cext has no wheel for this Python, and it cannot be built here (command '/usr/bin/gcc'" in why
 
     def test_without_a_network(self, wanted: dict[str, Any]) -> None:
         wanted["index"] = "http://127.0.0.1:9/simple"
