@@ -116,7 +116,7 @@ def tensorflow_rich(path: str) -> int:
         ids = [tf.strings.to_hash_bucket_fast(c, size) for c, size in zip(singles, sizes, strict=True)]
         for column, separator, size in ((tags, "|", 1000), (seen, " ", 50000)):
             ids.append(tf.strings.to_hash_bucket_fast(tf.strings.split(column, separator), size).to_tensor())
-        return label, numbers, ids, weight
+        return label, numbers, tuple(ids), weight
 
     defaults = [tf.constant([0], tf.int64), *[tf.constant([0.0])] * 13, *[tf.constant([""])] * 20]
     return _csv_dataset(path, [*defaults, tf.constant([1.0])], range(1, 36), convert)
@@ -374,7 +374,7 @@ def main() -> int:
     # Two processors at work throughout; reading and Python's part are done beside the parsing.
     reach = 2e6 / costs["ours, to ids"]
     parts = {name: costs["ours, to ids"] / costs[f"{name}: ours, to ids"] for name in ("Avazu", "rich")}
-    met = max(best, reach) >= ROWS_PER_SECOND and min(parts.values()) >= OTHERS
+    met = reach >= ROWS_PER_SECOND and min(parts.values()) >= OTHERS
     verdict = "met" if met else "MISSED"
     text = header("Reading rows")
     text += f"""{options.data.name} {options.copies} times over, {size / 1e6:,.0f} MB of TSV in the page
@@ -389,7 +389,7 @@ of Criteo's, in other formats too. `to ids` ends with what a model takes: labels
     text += table(["reader", "rows/s", "range", "MB/s", "µs per row"], cells)
     text += f"""
 Goals: {ROWS_PER_SECOND / 1e6:.1f} M rows/s of Criteo's on two cores, and {OTHERS} of that for other schemas:
-{verdict}. Criteo's were read at {best / 1e6:.2f} M rows/s, {best * mb:.0f} MB/s:
+{verdict} by processor time. Criteo's were read at {best / 1e6:.2f} M rows/s, {best * mb:.0f} MB/s:
 {best / means["pandas, to ids"]:.1f} × pandas and {best / means["tf.data, to ids"]:.1f} × tf.data, to ids.
 By processor time two cores of its own have {reach / 1e6:.2f} M rows/s; Avazu's rows have
 {parts["Avazu"]:.2f} of that, the rich schema's {parts["rich"]:.2f}.
