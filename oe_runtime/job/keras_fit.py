@@ -19,7 +19,6 @@ from oe_runtime.training.position import Position
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
     from oe_runtime.job.session import Session
-    from oe_runtime.training.ranks import Ranks
 
 
 class KerasScriptState(ScriptState):
