@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from provision.cluster.errors import TrainingError
 from provision.jobs import script_files
 
 _FILE = re.compile(r"^(?:-r|-c|--requirement|--constraint)(?:\s+|=)?(\S+)")
+_LINKS = re.compile(r"^(?:-f|--find-links)(?:\s+|=)?(?!/|[a-zA-Z][a-zA-Z0-9+.-]*:)(\S+)")
 _LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.{1,2}(?:/|$)|file:\.)")
 _REQUIREMENTS, _PROJECT = "requirements.txt", "pyproject.toml"
 
@@ -99,8 +101,13 @@ def _read(directory: Path, name: str, files: dict[str, str]) -> None:
                 f"--script: {path} line {number}: found {line}; a package of the script's directory needs no "
                 "installation, it is imported from there"
             )
+        if match := _LINKS.match(line):
+            raise TrainingError(
+                f"--script: {path} line {number}: found {line}; wheels of the script's directory are not "
+                "installed: copy them to a directory on the hosts and set runtime_index to it"
+            )
         if (match := _FILE.match(line)) and "://" not in match[1]:
-            other = (Path(name).parent / match[1]).as_posix()
+            other = posixpath.normpath((Path(name).parent / match[1]).as_posix())
             if other.startswith(("/", "../")):
                 raise TrainingError(
                     f"--script: {path} line {number}: found {line}; it is outside of the script's directory "

@@ -15,8 +15,9 @@ import re
 import select
 import shutil
 import tarfile
+import time
 import zlib
-from typing import Any, Callable, Dict, List
+from typing import IO, Any, Callable, Dict, List
 
 from . import jobfiles, systemd
 from .command import STOPPED, CommandError, Result, System
@@ -26,6 +27,7 @@ ENVIRONMENTS = jobfiles.HOME + "/environments"
 KEPT = 5  # archives, and environments that no job uses
 STAMP = "oeprov-environment.json"
 PIP_SECONDS = 3000
+_POLL = 0.2  # seconds
 _UNREACHABLE = re.compile(
     r"NewConnectionError|Name or service not known|Temporary failure in name resolution|Connection refused|"
     r"Network is unreachable|ConnectTimeoutError|Max retries exceeded",
@@ -77,6 +79,7 @@ def _keep(system: System, path: str, digest: str, archive: bytes) -> None:
     try:
         os.makedirs(os.path.dirname(temporary), 0o755, exist_ok=True)
         with open(temporary, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # it may hold what only the user may read
             file.write(archive)
             file.flush()
             os.fsync(file.fileno())
@@ -123,8 +126,23 @@ def make_environment(
     parent = system.path(os.path.dirname(path))
     os.makedirs(parent, 0o755, exist_ok=True)
     with open(os.path.join(parent, ".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another launch may be making the same one
+        while not _locked(lock):  # another launch may be making the same one
+            if not is_wanted():
+                raise _stopped(wanted)
+            time.sleep(_POLL)
         return _make(system, wanted, user, is_wanted)
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _stopped(wanted: Dict[str, Any]) -> CommandError:
+    return CommandError("stopped while the packages of {} were installed".format(wanted["source"]))
 
 
 def _make(system: System, wanted: Dict[str, Any], user: str, is_wanted: Callable[[], bool]) -> bool:
@@ -174,7 +192,7 @@ def _fill(
     shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', os.path.join(path, "asked")] + pip
     done = system.run_while(_as(user, shell), is_wanted, PIP_SECONDS, {"HOME": path})
     if done.code == STOPPED:
-        raise CommandError("stopped while the packages of {} were installed".format(wanted["source"]))
+        raise _stopped(wanted)
     if not done.ok:
         raise CommandError(_why(done, wanted))
 

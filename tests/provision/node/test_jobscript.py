@@ -1,11 +1,13 @@
 """Training scripts on a host: their archives, a job's copy, and the environment of their packages."""
 
 import base64
+import fcntl
 import os
 import socket
 import subprocess
 import sys
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,11 @@ class TestArchive:
         assert deliver(host, files, ask=True) == {"missing": True, "made": False}
         assert deliver(host, files) == {"missing": False, "made": False}
         assert deliver(host, files, ask=True) == {"missing": False, "made": False}
+
+    def test_only_root_reads_it(self, host: System, tmp_path: Path) -> None:
+        files = files_of(tmp_path / "mine", "PASSWORD = 'secret'\n")
+        deliver(host, files)
+        assert os.stat(host.path(jobscript.archive_path(files.digest))).st_mode & 0o077 == 0
 
     def test_that_did_not_come_whole_is_not_kept(self, host: System, tmp_path: Path) -> None:
         files, other = files_of(tmp_path / "mine", "print(1)\n"), files_of(tmp_path / "other", "print(2)\n")
@@ -130,6 +137,18 @@ class TestEnvironment:
             with pytest.raises(CommandError, match=r"stopped while the packages of requirements\.txt were"):
                 jobscript.make_environment(System(), wanted, is_wanted=lambda: False)
         assert os.listdir(Path(wanted["path"]).parent) == [".lock"]
+
+    def test_a_stop_request_ends_the_wait_for_another_launch(self, wanted: dict[str, Any]) -> None:
+        parent = Path(wanted["path"]).parent
+        parent.mkdir()
+        with (parent / ".lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = pool.submit(jobscript.make_environment, System(), wanted, is_wanted=lambda: False)
+            try:
+                with pytest.raises(CommandError, match="stopped while the packages of"):
+                    made.result(timeout=30)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def test_nobody_reads_an_errand_whose_connection_is_gone(self) -> None:
         program = (
