@@ -13,7 +13,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.job.course import ScriptCourse
 from oe_runtime.job.state import ScriptState
-from oe_runtime.support import early_join
+from oe_runtime.support import early_join, launched
 from oe_runtime.training.connection import connect, refuse_trained
 from oe_runtime.training.followers import FollowingDirectory
 from oe_runtime.training.options import ScriptOptions, outside
@@ -72,6 +72,7 @@ class Session:
         Session._current = session
         several = session is not None and session.launched and session.workers > 1
         early_join.install(session.join if session is not None and several else None)
+        launched.install(session.client if session is not None and session.launched else None)
 
     @classmethod
     def set_defaults(cls, options: Mapping[str, Any]) -> None:

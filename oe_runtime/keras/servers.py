@@ -14,7 +14,7 @@ import yaml
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
 from oe_runtime.spec import StorageSpec, Worker
-from oe_runtime.support import horovod
+from oe_runtime.support import horovod, launched
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import TensorFlowWorkers, Workers
@@ -100,6 +100,20 @@ def _endpoints(environment: Mapping[str, str]) -> tuple[int, Sequence[str]] | No
 def known_workers() -> Workers | None:
     """Return the workers that `flags.num_workers` has waited for."""
     return _together.workers if flags.num_workers > 1 else None
+
+
+def job_client() -> Client | None:
+    """Return the client of the launcher's job that this process is in; None outside of one.
+
+    Raises ValueError for flags that name other servers.
+    """
+    if flags.master_endpoint and launched.is_job():
+        raise ValueError(
+            f"flags.master_endpoint is {flags.master_endpoint!r}, but this process is in a job, which has "
+            "servers of its own: leave it out"
+        )
+    found: Client | None = launched.client()
+    return found
 
 
 def connect(workers: Workers | None) -> Client:
