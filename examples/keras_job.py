@@ -7,6 +7,8 @@ Run by itself, in this process:
 Run as a job, here with its rows in the process too; --servers names parameter servers:
 
     python -m oe_runtime.train --script examples/keras_job.py --in-process --run-dir run
+
+Several workers (--workers) each train on their part of each batch.
 """
 
 import keras
@@ -29,4 +31,7 @@ model.compile(
     embed.distributed_optimizer(keras.optimizers.Adam(0.01)), "binary_crossentropy", metrics=["AUC"]
 )
 callbacks = [embed.JobCallback(job)]  # 3
-model.fit(*clicks(100_000), batch_size=512, epochs=2, verbose=0, callbacks=callbacks)
+features, labels = clicks(100_000)
+mine = slice(job.rank, None, job.workers)  # this worker's part of the data
+features = {name: ids[mine] for name, ids in features.items()}
+model.fit(features, labels[mine], batch_size=512 // job.workers, epochs=2, verbose=0, callbacks=callbacks)

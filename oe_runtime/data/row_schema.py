@@ -3,6 +3,8 @@
 A schema is `criteo`, `deeprec` or `avazu`, a YAML file, or the same as JSON in one word:
 
     label: click
+    positive: "yes"                                # of the label; all others are 0. Unset: it is 0 or 1
+    missing: [NA, '\\N']                           # what counts as no value, besides nothing
     numbers:
       price: log1p                                 # log1p, none, min-max or standard
       age: {scale: min-max, min: 18, max: 90}
@@ -102,6 +104,8 @@ class Schema:
     columns: tuple[str, ...] = ()  # the order in text files without a header
     header: bool | None = None  # None: text files may have one
     separator: str = ""  # of text files' fields; none: as the file's name and first line say
+    positive: str = ""  # the label of a positive row, all others being 0; none: labels are 0 and 1
+    missing: tuple[str, ...] = ()  # values that count as missing, besides none
     name: str = dataclasses.field(default="", compare=False)  # of a built-in one, or the file
 
     @cached_property
@@ -138,17 +142,23 @@ class Schema:
         return replace(self, categories=capped)
 
     def places(self, what: str, names: Sequence[str]) -> list[int]:
-        """Return the positions of `names` of this schema in a file's, in any case.
+        """Return the positions of this schema's `names` in a file's: the very names, else in any case.
 
-        DataError names missing columns with the most similar ones, and columns that nobody named.
+        DataError names missing columns with the most similar ones, columns that the file has several times,
+        and columns that nobody named.
         """
-        found = {name.lower(): place for place, name in reversed(list(enumerate(names)))}
-        missing = [name for name in self.names if name.lower() not in found]
+        exact, alike = _positions(names), _positions([name.lower() for name in names])
+        found = {name: exact.get(name) or alike.get(name.lower(), []) for name in self.names}
+        missing = [name for name in self.names if not found[name]]
         if missing:
             raise DataError(
                 f"{what} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
                 f"{self._expected(missing, names)}"
             )
+        for name, places in found.items():
+            if len(places) > 1:
+                shown = ", ".join(f"{names[place]} (column {place + 1})" for place in places)
+                raise DataError(f"{what} has the column {name} {len(places)} times: {shown}; leave one")
         if self.ignored is not None:
             known = {name.lower() for name in (*self.names, *self.ignored)}
             others = [name for name in names if name.lower() not in known]
@@ -157,7 +167,7 @@ class Schema:
                     f"{what} has columns that the schema does not name: {', '.join(others[:10])}; "
                     'use them, or name them in its `ignored` (ignored: "*" is all of them)'
                 )
-        return [found[name.lower()] for name in self.names]
+        return [found[name][0] for name in self.names]
 
     def _expected(self, missing: Sequence[str], names: Sequence[str]) -> str:
         if self.columns == COLUMNS:
@@ -171,6 +181,10 @@ class Schema:
     def to_value(self) -> dict[str, Any]:
         """Return it as plain values, as `parse` takes them."""
         value: dict[str, Any] = {"label": self.label}
+        if self.positive:
+            value["positive"] = self.positive
+        if self.missing:
+            value["missing"] = list(self.missing)
         if self.numbers:
             value["numbers"] = {one.name: _number_value(one) for one in self.numbers}
         if self.categories:
@@ -220,8 +234,9 @@ def load(text: str) -> Schema:
 
 def parse(value: Any, what: str) -> Schema:
     """Return the schema of plain values, from the file `what`. DataError names the key."""
-    keys = ("label", "numbers", "categories", "weight", "ignored", "columns", "header", "separator")
-    given = _mapping(value, what, keys)
+    of_rows = ("label", "positive", "missing", "numbers", "categories", "weight")
+    of_files = ("ignored", "columns", "header", "separator")
+    given = _mapping(value, what, (*of_rows, *of_files))
     if "label" not in given:
         raise DataError(f"{what} names no label")
     ignored = given.get("ignored", ())
@@ -236,6 +251,8 @@ def parse(value: Any, what: str) -> Schema:
         _names(given.get("columns", ()), f"{what}: columns"),
         _bool(given["header"], f"{what}: header") if given.get("header") is not None else None,
         _byte(given.get("separator", ""), f"{what}: separator"),
+        _value(given["positive"], f"{what}: positive") if "positive" in given else "",
+        _values(given.get("missing", ()), f"{what}: missing"),
         what,
     )
     check(schema, what)
@@ -249,6 +266,8 @@ def check(schema: Schema, what: str) -> None:
         if name.lower() in seen:
             raise DataError(f"{what} names the column {name} twice (names are the same in any case)")
         seen[name.lower()] = name
+    if schema.positive in schema.missing:
+        raise DataError(f"{what}: positive is {schema.positive}, which counts as missing")
     if not schema.categories and not schema.numbers:
         raise DataError(f"{what} names neither numbers nor categories")
     if schema.columns:
@@ -423,6 +442,26 @@ def _name(value: Any, what: str) -> str:
 def _names(value: Any, what: str) -> tuple[str, ...]:
     _expect(value, what, "a list of columns", lambda v: isinstance(v, (list, tuple)))
     return tuple(_name(one, what) for one in value)
+
+
+def _value(value: Any, what: str) -> str:
+    """Return a value of a field. YAML has other types for yes, no, null and 1.0, whose text is lost."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    expected = 'a text or a whole number; write others in quotes, such as "yes"'
+    found: str = _expect(text, what, expected, lambda v: isinstance(v, str) and v != "")
+    return found
+
+
+def _values(value: Any, what: str) -> tuple[str, ...]:
+    _expect(value, what, "a list of values", lambda v: isinstance(v, (list, tuple)))
+    return tuple(_value(one, what) for one in value)
+
+
+def _positions(names: Sequence[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        found.setdefault(name, []).append(place)
+    return found
 
 
 def _byte(value: Any, what: str) -> str:

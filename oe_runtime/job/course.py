@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.job.state import ScriptState
@@ -17,10 +18,10 @@ from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.course import Course
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.training.options import ScriptOptions
-from oe_runtime.training.position import Position
+from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
-from oe_runtime.training.run_directory import RunDirectory
+from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.uploads import Uploads
@@ -29,6 +30,8 @@ _FIXED = (
     "not in the middle of training, because the job's checkpoints would not hold the tables as they were; "
     "do it before fit, or after it"
 )
+_MOST_NAMED = 8  # workers
+_LEAST_STEPS = 2  # before losses are compared
 
 
 class ScriptCourse(Course):
@@ -64,6 +67,8 @@ class ScriptCourse(Course):
         self._parts = 0  # begun
         self._compiled = False
         self._asked = False  # to stop
+        self._warned = False  # looked whether workers train on the same batches
+        self._checked = False  # the weights after the first step
         self._began = time.perf_counter()
         self._start = 0
 
@@ -77,6 +82,7 @@ class ScriptCourse(Course):
         if self._run.resume:
             with self._stop.without_time_limit():
                 saved, lost = self._checkpoints.roll_back()
+                self.state.share_extra(self._ranks, saved.path)
             self.saved, self.position = saved, saved.position
             if lost:
                 self._view.say(lost)
@@ -118,6 +124,7 @@ class ScriptCourse(Course):
     def end_part(self, epochs: int) -> None:
         """End the part, of which so many epochs were asked: the run can go on after it."""
         self.position = replace(self.position, batch=0, ended=epochs)
+        self.state.gather(self._ranks)
         self._finish(self.position)
         self._directory.event("trained", step=self.position.step)
         seconds, speed = self.speed()
@@ -130,13 +137,32 @@ class ScriptCourse(Course):
         if epoch != self.position.epoch:
             self.position = replace(self.position, epoch=epoch, batch=0)
 
-    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> None:
-        """Note the end of an epoch, with its figures."""
+    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> dict[str, float]:
+        """Note the end of an epoch, with its figures; return those of worker 0."""
+        self._ranks.end_epoch()
         values = {name: float(value) for name, value in figures.items()}
+        values = dict(json.loads(self._ranks.share(json.dumps(values).encode())))
         self._directory.event("epoch", epoch=epoch, step=self.position.step, figures=values)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self._view.say(f"epoch {epoch + 1} done at step {self.position.step}  {shown}".rstrip())
         self.position = replace(self.position, epoch=epoch + 1, batch=0)
+        return values
+
+    def agree_on_batches(self, epoch: int, batches: int | None) -> None:
+        """Before an epoch: refuse workers with different numbers of batches, where all know theirs."""
+        count, rank = self._ranks.count, self._ranks.rank
+        if count == 1:
+            return
+        mine = np.zeros(count, np.int64)
+        mine[rank] = -1 if batches is None else batches
+        found = self._ranks.sum(mine).tolist()
+        if -1 in found or len(set(found)) == 1:
+            return
+        each = ", ".join(f"{n} in worker {r}" for r, n in enumerate(found[:_MOST_NAMED]))
+        raise RunError(
+            f"the workers have different numbers of batches in epoch {epoch + 1}: {each}"
+            f"{', …' if count > _MOST_NAMED else ''}; give each as many as the others"
+        )
 
     def expect(self, steps: int, epochs: int) -> None:
         """Note how many steps this part has in an epoch, and its epochs."""
@@ -169,8 +195,31 @@ class ScriptCourse(Course):
 
     def own_step(self, rows: int) -> None:
         """Count a step that the script has computed by itself."""
+        self._check_equal()
         self._asked = self._ranks.stop_requested(self._stop)
         self.stepped(rows)
+
+    def _check_equal(self) -> None:
+        """After the first step: refuse workers that do not train the same weights."""
+        if self._ranks.count == 1 or self._checked:
+            return
+        self._checked = True
+        problem = ""
+        for name, mine in sorted(self.state.equal_values().items()):
+            theirs = np.frombuffer(self._ranks.share(mine.tobytes()), mine.dtype).reshape(mine.shape)
+            if not problem and not np.allclose(mine, theirs, rtol=1e-6, atol=1e-8):
+                problem = (
+                    f"after the first step, {name} of worker {self._ranks.rank} differs from that of worker "
+                    "0: wrap the model that distributed_model returns in "
+                    "torch.nn.parallel.DistributedDataParallel, which averages the workers' gradients"
+                )
+        refuse_together(self._ranks, problem)
+
+    def _take(
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
+    ) -> None:
+        self.state.gather(self._ranks)
+        super()._take(take, position, again)
 
     def stop_here(self) -> None:
         """Between steps, as in an evaluation: take a checkpoint and stop, if that was asked for."""
@@ -188,9 +237,25 @@ class ScriptCourse(Course):
 
     def window(self) -> tuple[float, float | None]:
         """See Course."""
-        total, rows = self._ranks.sum(np.array(self.measure(), np.float64))
+        own = np.zeros((self._ranks.count, 2), np.float64)
+        own[self._ranks.rank] = self.measure()
+        each = self._ranks.sum(own)
+        total, rows = each.sum(axis=0)
+        self._warn_of_same_batches(each)
         auc = next((value for name, value in self.figures().items() if name.lower() == "auc"), None)
         return (float(total / rows) if rows else 0.0), auc
+
+    def _warn_of_same_batches(self, losses: NDArray[np.float64]) -> None:
+        """Look at the first figures after the first step, before which all losses may be equal."""
+        done = self.position.step - self._start
+        if self._ranks.count == 1 or done < _LEAST_STEPS or self._warned:
+            return
+        self._warned = True
+        if losses[0, 0] and (losses == losses[0]).all():
+            self._view.say(
+                f"warning: all {self._ranks.count} workers seem to train on the same batches, because their "
+                "losses are equal: give each its part of the data by job.rank and job.workers"
+            )
 
     def end(self) -> None:
         """After the script: the last event of its run."""

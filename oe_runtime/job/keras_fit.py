@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime.job.callback_state import CallbackStates
 from oe_runtime.job.state import ScriptState
 from oe_runtime.training.dense_state import KerasState
-from oe_runtime.training.ranks import Ranks, refuse_together
+from oe_runtime.training.position import Position
 
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
@@ -24,10 +26,42 @@ class KerasScriptState(ScriptState):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, KerasState(model))
+        self.callbacks: CallbackStates | None = None  # of the present fit, once they have begun
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
-        return {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        metrics = {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        if self.callbacks is not None:
+            changed = json.dumps(self.callbacks.changed()).encode()
+            metrics["callbacks"] = np.frombuffer(changed, np.uint8)
+        states = {f"random/{i}": one.state.numpy() for i, one in enumerate(self._generators())}
+        return {**metrics, **states}
+
+    def load_extra(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load_extra(directory)
+        for i, generator in enumerate(self._generators()):
+            if (state := self.loaded.get(f"random/{i}")) is not None:
+                generator.state.assign(state)
+
+    def unsaved_random_layers(self) -> list[str]:
+        """Return the names of layers of tf-keras whose random numbers go on otherwise after a resume."""
+        return [layer.name for layer, generator in self._random_layers() if generator is None]
+
+    def _generators(self) -> list[Any]:
+        """Return the random generators of tf-keras's layers; Keras 3 has theirs among the variables."""
+        return [generator for _, generator in self._random_layers() if generator is not None]
+
+    def _random_layers(self) -> list[tuple[Any, Any]]:
+        layers = self.model._flatten_layers(include_self=False, recursive=True)
+        random = [(one, one._random_generator) for one in layers if hasattr(one, "_random_generator")]
+        stateful = [(one, found) for one, found in random if found._rng_type != found.RNG_STATELESS]
+        return [(one, getattr(found, "_generator", None)) for one, found in stateful]
+
+    def restore_callbacks(self) -> None:
+        """Give the callbacks the state that they had at the checkpoint."""
+        if self.callbacks is not None and (state := self.loaded.get("callbacks")) is not None:
+            self.callbacks.restore(json.loads(state.tobytes()))
 
     def restore_metrics(self) -> None:
         """Give the metrics the values that they had at the checkpoint, where they are the same metrics."""
@@ -49,11 +83,19 @@ class FitPart:
         self._course: ScriptCourse | None = None
         self._model: Any = None
         self._skip = 0  # batches of the epoch that were trained before the checkpoint
+        self._drop = 0  # batches before these: steps_per_epoch's epochs share an iterator
         self._data: Any = None
+        self._callback: Any = None
+        self._others: list[Any] = []  # callbacks
+        self._resumed = False  # in this part
         self._logs: Any = None  # of the skipped batches
 
-    def fit(self, model: Any, given: dict[str, Any]) -> Any:
-        """Call the model's `fit` with the `given` arguments, from the position of the run's checkpoint on."""
+    def fit(self, callback: Any, model: Any, given: dict[str, Any]) -> Any:
+        """Call the model's `fit` with the `given` arguments, from the position of the run's checkpoint on.
+
+        `callback` is the JobCallback among them.
+        """
+        self._callback = callback
         if model.steps_per_execution != 1:
             raise ValueError("JobCallback counts single batches: leave out steps_per_execution")
         self._model = model
@@ -61,11 +103,20 @@ class FitPart:
         state = KerasScriptState(model)
         losses = steps.measure_losses()
         course = self._course = self._session.begin(state)
+        if (layers := state.unsaved_random_layers()) and not self._session.told_of_random:
+            self._session.told_of_random = True
+            self._session.screen.say(
+                f"warning: the random numbers of layer {', '.join(layers)} are not in checkpoints, so losses "
+                "after a resume differ from those of a run without a stop: call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before the layers are made"
+            )
         course.measure = lambda: _taken(losses)
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
         first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))
-        self._data = given["x"] = epoch_data(given.get("x"))
+        self._data = given["x"] = epoch_data(
+            _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
+        )
         if not course.begin_part(epochs):
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
@@ -73,15 +124,15 @@ class FitPart:
         at = course.position
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
-            if given.get("steps_per_epoch") is not None:
-                raise ValueError(
-                    "fit(steps_per_epoch=…) cannot go on in the middle: its epochs share an iterator; leave "
-                    "it out, and give fit a dataset of one epoch (data.take(steps))"
-                )
-            _pass_epochs(self._data, at.epoch - first)
+            passes, batches = _read_before(given, at, first, epochs)
+            self._drop = batches - at.batch
+            _pass_epochs(self._data, passes)
             if hasattr(self._data, "pass_batches"):
-                self._data.pass_batches(at.batch)
+                self._data.pass_batches(batches)
             given["initial_epoch"] = at.epoch
+        state = course.state  # type: ignore[assignment]
+        state.callbacks = None
+        self._others, self._resumed = _first(self._callback, given), bool(at.batch or at.epoch > first)
         _seed(self._session, course.position.part)
         model._around = self._around
         try:
@@ -97,6 +148,9 @@ class FitPart:
         steps = self._model._running()
 
         def function(iterator: Any) -> Any:
+            while self._drop:
+                next(iterator)
+                self._drop -= 1
             if self._skip:
                 data = next(iterator)
                 self._skip -= 1
@@ -117,19 +171,31 @@ class FitPart:
             self._data.training = True
         if self._course is None:
             return
-        check_batches(self._session.ranks, params.get("steps"))
+        self._course.agree_on_batches(self._course.position.epoch, params.get("steps"))
         if params.get("steps"):
             self._course.expect(params["steps"], params["epochs"])
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note the position."""
+        """Note the position. Before the first, callbacks get the state that they had at the checkpoint."""
         assert self._course is not None  # noqa: S101 - in fit
+        state: Any = self._course.state
+        if state.callbacks is None:
+            state.callbacks = CallbackStates(self._others)
+            if self._resumed:
+                state.restore_callbacks()
         self._course.begin_epoch(epoch)
 
-    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> None:
-        """Note the position, and the epoch's figures."""
+    def end_epoch(self, epoch: int, figures: dict[str, Any]) -> None:
+        """Note the position, and the epoch's figures, which become worker 0's: callbacks then do the same."""
         assert self._course is not None  # noqa: S101 - in fit
-        self._course.end_epoch(epoch, figures)
+        state: Any = self._course.state
+        if (unsaved := state.callbacks.unsaved()) and not self._session.told_of_callbacks:
+            self._session.told_of_callbacks = True
+            self._session.screen.say(
+                f"warning: {', '.join(unsaved)} of fit's callbacks is no number or text: after a resume, "
+                "such callbacks begin anew"
+            )
+        figures.update(self._course.end_epoch(epoch, figures))
 
     def stop_here(self) -> None:
         """Stop in a validation too."""
@@ -140,19 +206,14 @@ class FitPart:
         return {name: float(value) for name, value in self._model.get_metrics_result().items()}
 
 
-def check_batches(ranks: Ranks, batches: int | None) -> None:
-    """Refuse workers that give fit unequal numbers of batches per epoch: the others would wait for one more.
+def _first(callback: Any, given: dict[str, Any]) -> list[Any]:
+    """Put a JobCallback before fit's other callbacks, which are returned."""
+    import keras
 
-    None: unknown, as of a generator, which nobody can check.
-    """
-    theirs = json.loads(ranks.share(json.dumps(batches).encode()))
-    problem = ""
-    if None not in (batches, theirs) and batches != theirs:
-        problem = (
-            f"fit has {batches} batches per epoch in worker {ranks.rank} and {theirs} in worker 0: give all "
-            "workers equally many, as each step sums the gradients of all"
-        )
-    refuse_together(ranks, problem)
+    every = [one for one in keras.tree.flatten(given.get("callbacks") or []) if one is not None]
+    others = [one for one in every if one is not callback]
+    given["callbacks"] = [callback, *others]
+    return others
 
 
 def _taken(losses: Any) -> tuple[float, int]:
@@ -182,6 +243,52 @@ def epoch_data(data: Any) -> Any:
     from oe_runtime.job.keras_data import EpochDataset
 
     return EpochDataset(data)
+
+
+def _read_before(given: Mapping[str, Any], at: Position, first: int, epochs: int) -> tuple[int, int]:
+    """Return how often fit had read its data to their end at a position, and the batches since.
+
+    `first` is fit's initial epoch. Raises ValueError where epochs have ended early, or will.
+    """
+    steps = given.get("steps_per_epoch")
+    if steps in (None, -1):
+        return at.epoch - first, at.batch
+    batches = (at.epoch - first) * steps + at.batch
+    size = _size(given)
+    passes, rest = (0, batches) if size is None else divmod(batches, size)
+    several = size is not None and steps < size < steps * (epochs - first)  # its epochs share an iterator
+    early = size is not None and size < steps
+    if several and size is not None:
+        early = rest >= steps or (passes > 0 and size % steps > 0)
+    if early or (not at.part and batches != at.step):
+        raise ValueError(
+            f"fit(steps_per_epoch={steps}) cannot go on here, because its data end at another place than its "
+            "epochs: repeat the dataset (data.repeat()), or leave steps_per_epoch out"
+        )
+    return passes, rest
+
+
+def _repeated(given: Mapping[str, Any], epochs: int) -> Any:
+    """Return fit's data; an endless dataset in place of one that has several epochs and is read again."""
+    steps, data = given.get("steps_per_epoch") or -1, given["x"]
+    size = _size(given) if hasattr(data, "repeat") and hasattr(data, "cardinality") else None
+    if size and 0 < steps < size < steps * epochs and not size % steps:
+        return data.repeat()
+    return data
+
+
+def _size(given: Mapping[str, Any]) -> int | None:
+    """Return the number of batches in fit's data; None for endless data and where it is unknown."""
+    import tensorflow as tf
+
+    data = given["x"]
+    if isinstance(data, tf.data.Dataset):
+        size = int(data.cardinality())
+        return size if size >= 0 else None
+    if hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end"):  # a PyDataset
+        return getattr(data, "num_batches", None) or len(data)
+    shape = getattr((tf.nest.flatten(data) or [None])[0], "shape", None)
+    return -(-int(shape[0]) // int(given.get("batch_size") or 32)) if shape else None
 
 
 def _pass_epochs(data: Any, epochs: int) -> None:

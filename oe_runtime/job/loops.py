@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 from oe_runtime.job.course import ScriptCourse
@@ -51,7 +51,9 @@ class Loop:
         """Yield the batches of an epoch that are left; the same data must be given at every start."""
         if self._skip:
             return
-        done = self._course.position.batch
+        at = self._course.position
+        done = at.batch
+        self._course.agree_on_batches(at.epoch, len(data) if isinstance(data, Sized) else None)
         self._state.begin_epoch(resumed=done > 0)
         iterator = iter(data)
         for _ in range(done):
@@ -90,8 +92,6 @@ class Loop:
 
 def begin(session: Session, model: Any, optimizer: Any, others: Mapping[str, Any]) -> Loop:
     """See oe_runtime.job.training."""
-    if session.workers > 1 and optimizer is not None:
-        raise JobError("several workers with a PyTorch loop are not supported yet: start one (--workers)")
     state = _state(model, optimizer, others)
     course = session.begin(state)
     return Loop(course, course.state, done=not course.begin_part())

@@ -6,7 +6,10 @@ import ctypes
 import fcntl
 import os
 import signal
+import socket
+import stat
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +54,19 @@ def close_on_exec() -> None:
         if int(name) > 2:
             with suppress(OSError):
                 fcntl.fcntl(int(name), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+
+
+def shut_connections(keep: Collection[int]) -> None:
+    """End this process's TCP connections, so that their other ends notice; those of the ports `keep` stay."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
+                    continue
+                if not {found.getsockname()[1], found.getpeername()[1]} & set(keep):
+                    found.shutdown(socket.SHUT_RDWR)
 
 
 def _state(pid: int) -> str:

@@ -8,8 +8,10 @@ program, and its data, where the checkpoint was.
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -50,6 +52,7 @@ from oe_runtime.training.uploads import prepare as prepare_uploads
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 _EXIT_SECONDS = 20.0  # that a program may take to end after its last line
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 _LOSS = "OE_JOB_LOSS"  # the environment of a process that starts anew: the loss, as JSON
 
 
@@ -110,7 +113,8 @@ class _Run:
             except Interrupted as interrupted:
                 return self._interrupted(interrupted)
             except OeError as error:
-                return self._failed(explain(error, self._options), error)
+                code = WORKER_LOST if isinstance(error, WorkerLost) else 1
+                return self._failed(explain(error, self._options), error, code)
         except OeError as error:
             code = WORKER_LOST if isinstance(error, WorkerLost) else 1
             return self._failed(explain(error, self._options), error, code)
@@ -166,15 +170,33 @@ class _Run:
             raise _ScriptError(f"{_line(error, script)}: {explain(error, options)}") from error
         except Exception as error:
             self._leave_child(1, error)
+            if (lost := self._loss(error)) is not None:
+                raise lost from error
             raise _program_error(error, script) from error
         finally:
             if os.getpid() == self._process:
                 sys.modules["__main__"], sys.argv, sys.path[0] = before[:3]
+                if sys.modules.get("__mp_main__") is module:  # of multiprocessing
+                    del sys.modules["__mp_main__"]
                 with suppress(OSError):
                     os.chdir(before[3])
                 os.environ.clear()
                 os.environ.update(before[4])
         self._leave_child(0)
+
+    def _loss(self, error: Exception) -> ServerLost | WorkerLost | None:
+        """Return the loss that an error of PyTorch's process groups comes from; None for another error."""
+        if self._options.size == 1 or "torch.distributed" not in sys.modules:
+            return None
+        from oe_runtime.job.torch_ranks import loss_of_worker
+
+        lost = loss_of_worker(error)
+        if lost is not None and self._session.connected is not None:
+            try:
+                self._session.connected.stats()  # a worker that has lost a server ends its connections
+            except (ServerLost, WorkerLost) as known:
+                return known
+        return lost
 
     def _leave_child(self, code: object, error: BaseException | None = None) -> None:
         """End a process that the program has forked, which is no part of the run."""
@@ -259,14 +281,15 @@ class _Run:
                 f"{str(lost).partition(';')[0]}; that was loss {losses} of a server without a new checkpoint "
                 "in between: look at its log",
             )
+        session.ranks.break_off({int(server.rpartition(":")[2]) for server in options.servers})
         name = _server_name(lost.endpoint, options)
         reason = str(lost).partition(";")[0]
         directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
         session.screen.say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
+        stopped = Interrupted(Position(), None) if saved is None else Interrupted(saved.position, saved.path)
         while True:
             if self._stop:
-                position = Position() if saved is None else saved.position
-                raise Interrupted(position, None if saved is None else saved.path)
+                raise stopped
             try:
                 client.reconnect()
                 break
@@ -275,6 +298,10 @@ class _Run:
                     name = _server_name(again.endpoint, options)
                     raise ServerLost(again.endpoint, f"{name} did not come back within {seconds} s") from lost
                 self._stop.wait(_PAUSE)
+        try:
+            session.ranks.wait_to_start_anew()
+        except Stopped:
+            raise stopped from None
         leave(client)
         client.close()
         if session.uploads is not None:
@@ -310,8 +337,8 @@ class _Run:
             "server_back", endpoint=loss["endpoint"], step=step, seconds=loss["seconds"]
         )
         self._session.screen.say(
-            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} "
-            f"anew from step {step}"
+            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} anew"
+            + ("" if self._options.rank else f" from step {step}")  # worker 0 knows it
         )
 
 
@@ -370,17 +397,44 @@ def _set_environment(options: ScriptOptions) -> None:
     given.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "3" if options.size > 1 else "2"
     )  # lost workers are reported here
-    local = given.get("LOCAL_RANK", "0"), given.get("LOCAL_WORLD_SIZE", size)
+    hosts = [worker.rpartition(":")[0] for worker in options.workers] or [""]
+    own = hosts[options.rank]
+    local = (
+        given.get("LOCAL_RANK", str(hosts[: options.rank].count(own))),
+        given.get("LOCAL_WORLD_SIZE", str(hosts.count(own))),
+    )
     given.update({"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local[0], "LOCAL_WORLD_SIZE": local[1]})
     given.update({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
     given.update({"HOROVOD_LOCAL_RANK": local[0], "HOROVOD_LOCAL_SIZE": local[1]})
-    if options.workers:
+    if not options.workers:
+        given["MASTER_ADDR"], given["MASTER_PORT"] = "127.0.0.1", str(_free_port())
+    else:
         host, _, port = options.workers[0].rpartition(":")
         given["MASTER_ADDR"], given["MASTER_PORT"] = host.strip("[]"), port
+        if interface := _interface(options.workers[options.rank].rpartition(":")[0]):
+            given.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo takes that of the host's name
         cluster = {"worker": list(options.workers)}
         given["TF_CONFIG"] = json.dumps(
             {"cluster": cluster, "task": {"type": "worker", "index": options.rank}}
         )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+def _interface(host: str) -> str:
+    """Return the network interface that has this IPv4 address as its first; empty if none has."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        address = socket.inet_aton(socket.gethostbyname(host))
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                found = fcntl.ioctl(any_socket, _SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+                if found[20:24] == address:
+                    return name
+    return ""
 
 
 def _with_resume(words: Sequence[str]) -> list[str]:

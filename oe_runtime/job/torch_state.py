@@ -16,6 +16,7 @@ from oe_runtime.job.state import ScriptState
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
 from oe_runtime.torch.model import table_layers
+from oe_runtime.training.ranks import Ranks
 
 _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
 
@@ -27,6 +28,7 @@ class TorchDense:
         """Raises ValueError for a model that is not made by distributed_model and distributed_optimizer."""
         self._model = model
         self._optimizer = optimizer
+        self._wrappers = [f"{path}.".lstrip(".") for path, one in model.named_modules() if _is_wrapper(one)]
         layers = table_layers(model)
         if unbound := [name for name, layer in layers.items() if layer.table is None]:
             raise ValueError(
@@ -34,21 +36,34 @@ class TorchDense:
                 "optimizer to distributed_optimizer, before job.training"
             )
         anchors = {id(layer.anchor) for layer in layers.values()}
-        self._names = {id(p): name for name, p in model.named_parameters() if id(p) not in anchors}
-        self._anchors = {name for name, p in model.named_parameters() if id(p) in anchors}
+        parameters = {self._plain(name): p for name, p in model.named_parameters()}
+        self._parameters = {name: p for name, p in parameters.items() if id(p) not in anchors}
+        self._names = {id(p): name for name, p in self._parameters.items()}
+        self._anchors = parameters.keys() - self._parameters.keys()
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """See DenseState."""
         return {layer.bound().spec.name: layer.bound().spec for layer in table_layers(self._model).values()}
 
+    def trained(self) -> dict[str, NDArray[Any]]:
+        """Return the weights that the optimizer trains."""
+        return {name: _array(p) for name, p in self._parameters.items() if p.requires_grad}
+
+    def _state(self) -> dict[str, Any]:
+        """Return the model's state without tables, by its names outside of DistributedDataParallel."""
+        found = {self._plain(name): value for name, value in self._model.state_dict().items()}
+        return {name: value for name, value in found.items() if name not in self._anchors}
+
+    def _plain(self, name: str) -> str:
+        for wrapper in sorted(self._wrappers, key=len, reverse=True):
+            if name.startswith(f"{wrapper}module."):
+                name = wrapper + name.removeprefix(f"{wrapper}module.")
+        return name
+
     def values(self) -> dict[str, NDArray[Any]]:
         """See DenseState."""
-        arrays = {
-            f"model/{name}": _array(value)
-            for name, value in self._model.state_dict().items()
-            if name not in self._anchors
-        }
+        arrays = {f"model/{name}": _array(value) for name, value in self._state().items()}
         groups = []
         for group in self._optimizer.param_groups:
             groups.append({key: value for key, value in group.items() if key != "params"})
@@ -68,7 +83,7 @@ class TorchDense:
         """See DenseState."""
         path = directory / dense_file.FILE
         arrays = dense_file.read(path)
-        wanted = {n: v for n, v in self._model.state_dict().items() if n not in self._anchors}
+        wanted = self._state()
         found = {n.removeprefix("model/"): v for n, v in arrays.items() if n.startswith("model/")}
         for name in sorted(wanted.keys() | found.keys()):
             if name not in found:
@@ -113,8 +128,11 @@ class TorchScriptState(ScriptState):
     """The same with the states of random generators, schedulers and other objects."""
 
     def __init__(self, model: Any, optimizer: Any, others: Mapping[str, Any]) -> None:
-        super().__init__(model, TorchDense(model, optimizer))
+        self._trained = TorchDense(model, optimizer)
+        super().__init__(model, self._trained)
         self._others = others
+        self._rank = 0
+        self._gathered: dict[str, NDArray[Any]] = {}  # the other workers' generators
         self._epoch: NDArray[Any] = torch.get_rng_state().numpy().copy()  # of the generator, at its begin
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
@@ -123,25 +141,54 @@ class TorchScriptState(ScriptState):
             f"other/{name}": to_json(one.state_dict(), f"job.training({name}=…)")
             for name, one in self._others.items()
         }
-        return {"random/epoch": self._epoch, "random/now": torch.get_rng_state().numpy().copy(), **states}
+        return {**self._random(), **self._gathered, **states}
 
-    def load(self, directory: Path) -> None:
+    def _random(self) -> dict[str, NDArray[Any]]:
+        return {"random/epoch": self._epoch, "random/now": torch.get_rng_state().numpy().copy()}
+
+    def equal_values(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
-        super().load(directory)
+        return self._trained.trained()
+
+    def gather(self, ranks: Ranks) -> None:
+        """See ScriptState."""
+        self._rank = ranks.rank
+        for rank in range(1, ranks.count):
+            for name, mine in self._random().items():
+                found = ranks.share(mine.tobytes(), rank)
+                self._gathered[f"{name}/{rank}"] = np.frombuffer(found, np.uint8)
+
+    def share_extra(self, ranks: Ranks, directory: Path) -> None:
+        """See ScriptState."""
+        self._rank = ranks.rank
+        super().share_extra(ranks, directory)
+
+    def load_extra(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load_extra(directory)
         for name, one in self._others.items():
             if (state := self.loaded.get(f"other/{name}")) is not None:
                 one.load_state_dict(from_json(state))
 
     def begin_epoch(self, *, resumed: bool) -> None:
         """Before the data of an epoch, which may shuffle: go to the generator's state of then."""
-        if resumed and "random/epoch" in self.loaded:
-            torch.set_rng_state(torch.from_numpy(self.loaded["random/epoch"].copy()))
+        if resumed:
+            self._go_to("random/epoch")
         self._epoch = torch.get_rng_state().numpy().copy()
 
     def skipped(self) -> None:
         """After the batches that were trained before the checkpoint: go to the generator's state of then."""
-        if "random/now" in self.loaded:
-            torch.set_rng_state(torch.from_numpy(self.loaded["random/now"].copy()))
+        self._go_to("random/now")
+
+    def _go_to(self, name: str) -> None:
+        """Set the generator's state; a worker that the checkpoint has none of takes worker 0's."""
+        state = self.loaded.get(f"{name}/{self._rank}", self.loaded.get(name))
+        if state is not None:
+            torch.set_rng_state(torch.from_numpy(state.copy()))
+
+
+def _is_wrapper(module: Any) -> bool:
+    return isinstance(module, torch.nn.parallel.DistributedDataParallel)
 
 
 def to_json(value: Any, what: str) -> NDArray[Any]:

@@ -31,12 +31,12 @@ from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
 from oe_runtime.keras.saving import check_export, save_as_original_model
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.translate import distributed_optimizer
-from oe_runtime.support import early_join
+from oe_runtime.support import job_hooks
 
 __version__ = version("oeprov")
 
 if backends.NAME == "tensorflow":
-    early_join.join()
+    job_hooks.join()
 
 __all__ = [
     "AdagradDecay",

@@ -42,6 +42,7 @@ from oe_runtime.keras.tape import GradientTape
 from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 from oe_runtime.tf_keras.convert import distributed_model
 from oe_runtime.tf_keras.embedding import Embedding
+from oe_runtime.tf_keras.job_callback import JobCallback
 from oe_runtime.tf_keras.model import Distributed, DistributedModel
 from oe_runtime.tf_keras.translate import distributed_optimizer
 
@@ -53,6 +54,7 @@ __all__ = [
     "Embedding",
     "Flags",
     "GradientTape",
+    "JobCallback",
     "TensorFlowWorkers",
     "Workers",
     "check_export",

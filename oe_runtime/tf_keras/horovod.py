@@ -17,14 +17,13 @@ import tf_keras
 
 from oe_runtime.keras.servers import flags
 from oe_runtime.keras.workers import METRICS, SUM_OVER_WORKERS
-from oe_runtime.support import launched
 
 Average, Sum = "Average", "Sum"
 
 
 def init() -> None:
     """Wait for the other processes. Call it before TensorFlow computes anything."""
-    if size() > 1 and not launched.is_job():
+    if size() > 1:
         flags.num_workers = size()
 
 

@@ -16,6 +16,7 @@ from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
+from oe_runtime.support import job_hooks
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 
 
@@ -32,7 +33,8 @@ def distributed_model(
     """Replace the large embeddings of `model` by tables on parameter servers, in place; return `model`.
 
     Replaces every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` by this
-    package's layer. Connects this package's layers to `client`, or to tables in this process. A table has the
+    package's layer. Connects this package's layers to `client`, by default the job's, or to tables in this
+    process. A table has the
     name `name_prefix` + the layer's path in the model. Its rows start with the weights of the replaced layer,
     trained or not, which `distributed_optimizer` sends to the servers; with several processes of
     torch.distributed, those of the first. Make the optimizer after this. Rows of this package's layers start
@@ -47,8 +49,14 @@ def distributed_model(
     than these workers use them. `fresh=False` keeps them without the warning.
 
     Raises ValueError naming the layer for what tables do not support (max_norm, scale_grad_by_freq, weights
-    shared with another layer); the model is unchanged then.
+    shared with another layer, layers inside DistributedDataParallel); the model is unchanged then.
     """
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.parallel.DistributedDataParallel) and _has_embeddings(layer):
+            raise ValueError(
+                f"{f'layer {name!r}' if name else 'the model'} is in DistributedDataParallel already, which "
+                "would keep the embeddings: call distributed_model first, and wrap what it returns"
+            )
     kept = _kept_layers(model, in_worker)
     replaced: dict[int, Any] = {}
     for name, layer in model.named_modules():
@@ -64,13 +72,18 @@ def distributed_model(
             if id(child) in replaced:  # a layer that is used twice stays one
                 setattr(parent, name, replaced[id(child)])
     _warn_of_large_weights(model, sparse_as_dense_size, kept)
-    client = client if client is not None else Client.in_process()
+    if client is None:
+        client = job_hooks.client() or Client.in_process()
     for name, layer in table_layers(model).items():
         layer.client = client
         layer.default_name = name_prefix + (name or "embedding")
         layer.seed = seed
         layer.fresh = fresh
     return model
+
+
+def _has_embeddings(model: Any) -> bool:
+    return any(isinstance(one, (nn.Embedding, nn.EmbeddingBag, TableLayer)) for one in model.modules())
 
 
 def _kept_layers(model: Any, names: Sequence[str]) -> set[int]:

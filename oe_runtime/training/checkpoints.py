@@ -186,7 +186,6 @@ class Checkpoints:
         self._ranks.barrier()
         assert choice is not None  # noqa: S101 - else `meet` has raised
         saved, lost = choice
-        self._chosen(saved)
         if self._client is not None:
             target = {
                 "path": str(saved.path),
@@ -194,6 +193,7 @@ class Checkpoints:
                 "files": [] if saved.pool else [str(one.absolute()) for one in checkpoint.chain(saved.path)],
                 "position": saved.position.to_json(),
             }
+            self._chosen(saved, target)
             self._ranks.share(json.dumps(target).encode())
             with deferring_losses(self._ranks):
                 restore_target(self._client, target)
@@ -205,8 +205,8 @@ class Checkpoints:
         self._ranks.share((saved.path / dense_file.FILE).read_bytes())
         return saved, lost
 
-    def _chosen(self, saved: RunCheckpoint) -> None:
-        """Do something before the servers go back to `saved`; for subclasses."""
+    def _chosen(self, saved: RunCheckpoint, target: Mapping[str, Any]) -> None:
+        """Do something before the servers go back to `saved`, as `target` says; for subclasses."""
 
     def _mark(self, position: Position, *, wait: bool) -> _Pending:
         assert self._client is not None  # noqa: S101 - pools are on servers

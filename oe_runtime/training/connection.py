@@ -6,6 +6,7 @@ import contextlib
 
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
+from oe_runtime.shared_values import SharedValues
 from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.support.token_file import read_token
 from oe_runtime.training.options import RunOptions
@@ -22,12 +23,6 @@ def connect(options: RunOptions) -> Client | None:
             options.storage, options.storage_path, options.storage_size, cache_bytes=options.storage_cache
         )
         return Client.in_process(storage)
-    token = ""
-    if options.token_file is not None:
-        try:
-            token = read_token(options.token_file)
-        except ValueError as error:
-            raise RunError(str(error)) from error
     worker = None
     if options.workers or options.generation:  # a single remaining worker must take the others' places
         worker = Worker(
@@ -41,12 +36,26 @@ def connect(options: RunOptions) -> Client | None:
         )
     return (HoldingClient if options.workqueue else Client)(
         options.servers,
-        token=token,
+        token=_token(options),
         tls=options.tls,
         checkpoint_transfer=options.checkpoint_transfer,
         job=options.job,
         worker=worker,
     )
+
+
+def connect_values(options: RunOptions) -> SharedValues:
+    """Return the connection for what asynchronous workers share. Raises as `connect`."""
+    return SharedValues(options.servers, token=_token(options), tls=options.tls, job=options.job)
+
+
+def _token(options: RunOptions) -> str:
+    if options.token_file is None:
+        return ""
+    try:
+        return read_token(options.token_file)
+    except ValueError as error:
+        raise RunError(str(error)) from error
 
 
 def leave(client: Client | None) -> None:

@@ -63,8 +63,11 @@ class FollowingCheckpoints:
         with deferring_losses(self._ranks):
             restore_target(self._client, target)
         self._ranks.barrier()
+        return self._loaded(target, self._ranks.share(b""))
+
+    def _loaded(self, target: Mapping[str, Any], weights: bytes) -> tuple[RunCheckpoint, str]:
         with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / dense_file.FILE).write_bytes(self._ranks.share(b""))
+            (Path(directory) / dense_file.FILE).write_bytes(weights)
             self._state.load(Path(directory))
         return RunCheckpoint(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,9 +12,11 @@ from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.work_queue import Work
+from oe_runtime.support import dense_file
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.course import Interrupted
 from oe_runtime.training.dense_state import DenseState
+from oe_runtime.training.followers import FollowingCheckpoints, restore_target
 from oe_runtime.training.loop import Loop
 from oe_runtime.training.options import Options
 from oe_runtime.training.position import Position, RunCheckpoint
@@ -122,7 +124,7 @@ class QueueLoop(Loop):
 
 
 class QueueCheckpoints(Checkpoints):
-    """The checkpoints of asynchronous workers: worker 0 takes them; all go back to them, together."""
+    """The checkpoints of worker 0 of asynchronous workers; all go back to them, together."""
 
     def __init__(
         self,
@@ -139,26 +141,28 @@ class QueueCheckpoints(Checkpoints):
         self._excuse = excuse
 
     def roll_back(self) -> tuple[RunCheckpoint, str]:
-        """See Checkpoints; call it after a loss, when all are connected again."""
+        """See Checkpoints; call it at the start or after a loss, when this worker is connected."""
         with self._shared.sharing_losses():
-            if self._options.rank:
-                self._shared.await_begin()
-            else:
-                for rank in self._shared.await_others():
-                    self._excuse(rank)
-            return self.begin()
-
-    def begin(self) -> tuple[RunCheckpoint, str]:
-        """Do so when all workers start: the first ones wait at the servers."""
-        if self._options.rank:
-            found = super().roll_back()
-        else:
+            for rank in self._shared.await_others():
+                self._excuse(rank)
             with self._shared.between_steps():  # no pushes until everything is checked
-                found = super().roll_back()
-        self._shared.check_input()
-        self._shared.follow()
-        return found
+                return super().roll_back()
 
-    def _chosen(self, saved: RunCheckpoint) -> None:
-        if not self._options.rank:
-            self._shared.begin(saved.position.queue)
+    def _chosen(self, saved: RunCheckpoint, target: Mapping[str, Any]) -> None:
+        weights = (saved.path / dense_file.FILE).read_bytes()
+        self._shared.begin(saved.position.queue, target, weights)
+
+
+class QueueFollower(FollowingCheckpoints):
+    """The same for the other workers, which need not see the checkpoints' directory."""
+
+    def __init__(self, state: DenseState, client: Client, ranks: Ranks, shared: SharedInput) -> None:
+        super().__init__(state, client, ranks)
+        self._shared = shared
+
+    def roll_back(self) -> tuple[RunCheckpoint, str]:
+        """Go to worker 0's checkpoint, as QueueCheckpoints.roll_back."""
+        with self._shared.sharing_losses():
+            target, weights = self._shared.await_begin()
+            restore_target(self._client, target)
+            return self._loaded(target, weights)

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _FIRST_SUM = 16  # oe_runtime.keras.workers uses the numbers below
 _CHUNK = 1 << 18  # int32 values per message; all have this size
 _LOST = 1024.0  # a stop request of this size: its worker has lost servers
+_ENDED = 65536.0  # in place of a stop request: its worker has ended an epoch
 _POLL = 0.2  # seconds
 _LEAST_SILENCE = 20.0  # seconds that another worker's host may be unreachable
 
@@ -65,6 +66,9 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until all workers have come here, with all they did before."""
 
+    def end_epoch(self) -> None:
+        """After an epoch's last step. Raises RunError in all workers if some have more steps in it."""
+
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sum all workers' float32, float64, int32 or int64 arrays of one shape."""
         return values
@@ -73,19 +77,27 @@ class Ranks:
         """Return the `value` of worker `origin` in all workers."""
         return value
 
+    def break_off(self, keep: Collection[int]) -> None:
+        """After the loss of a server, which a worker finds alone: let the others find it too.
 
-class CollectiveRanks(Ranks):
-    """Several workers, through TensorFlow's collectives."""
+        Connections to or from the ports `keep` stay.
+        """
 
-    def __init__(self, workers: TensorFlowWorkers, stop: StopRequest) -> None:
+    def wait_to_start_anew(self) -> None:
+        """Before an exec of all workers: wait until no process that comes anew can meet an old one.
+
+        Raises WorkerLost when the others do not come, Stopped after a stop request.
+        """
+
+
+class SeveralRanks(Ranks):
+    """Several workers; subclasses sum."""
+
+    def __init__(self, rank: int, count: int, stop: StopRequest) -> None:
         """`stop` learns when this worker waits for others."""
-        self._workers = workers
         self._stop = stop
-        self.rank, self.count = workers.rank, workers.count
-        self.gradients = 0  # values of dense gradients per step
+        self.rank, self.count = rank, count
         self._error: OeError | None = None
-        self._sent = 0.0
-        self._sums: dict[tuple[str, int], int] = {}  # each number is for one type and size
 
     @property
     def lost(self) -> bool:
@@ -96,25 +108,9 @@ class CollectiveRanks(Ranks):
         """See Ranks."""
         self._error = self._error or error
 
-    def send_stop_request(self, stop: StopRequest) -> None:
-        """See Ranks. Goes with the step's gradients."""
-        value = self._value(stop)
-        if value != self._sent:
-            self._sent = value
-            self._workers.stop_request.assign(value)
-        self._workers.stop_requests.assign(-1.0)
-
     def any_stop_request(self, stop: StopRequest) -> bool:
         """See Ranks."""
-        from oe_runtime.keras.workers import GRADIENTS
-
-        requests = float(self._workers.stop_requests.numpy())
-        if requests < 0:  # the step did not reach the sum of gradients, in which the others wait
-            nothing = np.zeros(self.gradients + 2, np.float32)
-            nothing[-1] = self._value(stop)
-            with self._stop.waiting():
-                requests = float(self._workers.sum(nothing, GRADIENTS)[-1])
-        return self._agreed(stop, requests)
+        return self.stop_requested(stop)
 
     def stop_requested(self, stop: StopRequest) -> bool:
         """See Ranks."""
@@ -124,13 +120,13 @@ class CollectiveRanks(Ranks):
         """See Ranks."""
         self._agreed(None, float(self.sum(np.array([self._value(None)], np.float32))[0]))
 
+    def end_epoch(self) -> None:
+        """See Ranks. The others may be in `stop_requested`, after a further step."""
+        self._check_ended(float(self.sum(np.array([_ENDED], np.float32))[0]))
+
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """See Ranks."""
-        flat = np.ascontiguousarray(values).reshape(-1)
-        what = self._sums.setdefault((flat.dtype.name, flat.size), _FIRST_SUM + len(self._sums))
-        with self._stop.waiting():
-            total: NDArray[Any] = np.asarray(self._workers.sum(flat, what))
-        return total.reshape(values.shape)
+        raise NotImplementedError
 
     def share(self, value: bytes, origin: int = 0) -> bytes:
         """See Ranks."""
@@ -148,7 +144,16 @@ class CollectiveRanks(Ranks):
     def _value(self, stop: StopRequest | None) -> float:
         return _LOST if self.lost else float(bool(stop))
 
+    def _check_ended(self, requests: float) -> None:
+        ended = int(requests // _ENDED)
+        if 0 < ended < self.count:
+            raise RunError(
+                f"the workers have different numbers of batches: {ended} of {self.count} have ended an epoch "
+                "before the others; give each as many as the others"
+            )
+
     def _agreed(self, stop: StopRequest | None, requests: float) -> bool:
+        self._check_ended(requests)
         if requests >= _LOST:
             error, self._error = self._error, None
             if isinstance(error, ServerLost):
@@ -157,6 +162,56 @@ class CollectiveRanks(Ranks):
         if requests and stop is not None and not stop:
             stop.reason = stop.reason or "another worker was asked to"
         return requests > 0
+
+
+class CollectiveRanks(SeveralRanks):
+    """Several workers, through TensorFlow's collectives."""
+
+    def __init__(self, workers: TensorFlowWorkers, stop: StopRequest) -> None:
+        super().__init__(workers.rank, workers.count, stop)
+        self._workers = workers
+        self.gradients = 0  # values of dense gradients per step
+        self._sent = 0.0
+        self._sums: dict[tuple[str, int], int] = {}  # each number is for one type and size
+
+    def send_stop_request(self, stop: StopRequest) -> None:
+        """See Ranks. Goes with the step's gradients."""
+        value = self._value(stop)
+        if value != self._sent:
+            self._sent = value
+            self._workers.stop_request.assign(value)
+        self._workers.stop_requests.assign(-1.0)
+
+    def any_stop_request(self, stop: StopRequest) -> bool:
+        """See Ranks."""
+        requests = float(self._workers.stop_requests.numpy())
+        if requests < 0:  # the step did not reach the sum of gradients, in which the others wait
+            requests = self._sum_of_gradients(self._value(stop))
+        return self._agreed(stop, requests)
+
+    def end_epoch(self) -> None:
+        """See Ranks. The others may be in the sum of gradients of a further step."""
+        if not self.gradients:
+            super().end_epoch()
+            return
+        self._check_ended(self._sum_of_gradients(_ENDED))
+
+    def _sum_of_gradients(self, request: float) -> float:
+        """Take part in a step's sum of gradients, with none; return the sum of requests."""
+        from oe_runtime.keras.workers import GRADIENTS
+
+        nothing = np.zeros(self.gradients + 2, np.float32)
+        nothing[-1] = request
+        with self._stop.waiting():
+            return float(self._workers.sum(nothing, GRADIENTS)[-1])
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """See Ranks."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        what = self._sums.setdefault((flat.dtype.name, flat.size), _FIRST_SUM + len(self._sums))
+        with self._stop.waiting():
+            total: NDArray[Any] = np.asarray(self._workers.sum(flat, what))
+        return total.reshape(values.shape)
 
 
 def join_workers(options: RunOptions, stop: StopRequest) -> TensorFlowWorkers:

@@ -9,13 +9,13 @@ from dataclasses import replace
 from functools import partial
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, make_split, open_source
+from oe_runtime.data import Source, Stream, make_split, open_source
 from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import horovod
 from oe_runtime.training.charts import duration
-from oe_runtime.training.checkpoints import Checkpoints, check_resume, newest
-from oe_runtime.training.connection import connect, leave, refuse_trained
+from oe_runtime.training.checkpoints import Checkpoints, check_resume
+from oe_runtime.training.connection import connect, connect_values, leave, refuse_trained
 from oe_runtime.training.course import Interrupted
 from oe_runtime.training.dense_state import KerasState
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
@@ -31,12 +31,13 @@ from oe_runtime.training.outcome import (
 )
 from oe_runtime.training.position import Position, RunCheckpoint
 from oe_runtime.training.progress import View, view
-from oe_runtime.training.queue_loop import QueueCheckpoints, QueueLoop
+from oe_runtime.training.queue_loop import QueueCheckpoints, QueueFollower, QueueLoop
 from oe_runtime.training.ranks import Stopped, check_agreement, check_input, translating_worker_losses
 from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.stream_loop import StreamLoop
 from oe_runtime.training.trainee import KerasTrainee, check_backend, prepare
 from oe_runtime.training.uploads import Uploads
 from oe_runtime.training.uploads import prepare as prepare_uploads
@@ -59,7 +60,12 @@ def _run(options: Options, stop: StopRequest) -> int:
         # Check everything before TensorFlow is imported and before anything is written.
         check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
         source = open_source(
-            options.data, options.max_cardinality, options.max_bad_rows, options.schema, options.eval_data
+            options.data,
+            options.max_cardinality,
+            options.max_bad_rows,
+            options.schema,
+            options.eval_data,
+            follow=options.follow,
         )
         if options.device != "auto" or options.inter_threads or options.intra_threads:
             prepare(options)  # before a TFRecord file uses it
@@ -145,7 +151,9 @@ def _train(
     start, resumed = Position(), None
     loop: Loop
     if isinstance(client, HoldingClient):
-        shared = SharedInput(options, source, make_split(source, options.holdout), stop, client, mine)
+        client.values = connect_values(options)
+        split = make_split(source, options.holdout)
+        shared = SharedInput(options, source, split, stop, client.values, client, mine)
         checkpoints: Checkpoints | FollowingCheckpoints
         checkpoints, resumed = _begin_asynchronous(options, client, trainee, shared, stop)
         parts = (options, source, trainee, checkpoints, directory, screen, stop, figures)
@@ -153,7 +161,8 @@ def _train(
         start = resumed.position
     else:
         checkpoints, start, resumed = _begin_in_step(options, mine, client, trainee, screen, stop)
-        loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
+        kind = partial(StreamLoop, stream=source) if isinstance(source, Stream) else Loop
+        loop = kind(options, source, trainee, checkpoints, directory, screen, stop, figures)
     if uploads is not None and isinstance(checkpoints, Checkpoints):
         checkpoints.upload_to(uploads, resumed)
     directory.event(
@@ -252,7 +261,7 @@ def _begin_in_step(
 
 def _begin_asynchronous(
     options: Options, client: Client, trainee: KerasTrainee, shared: SharedInput, stop: StopRequest
-) -> tuple[Checkpoints, RunCheckpoint]:
+) -> tuple[Checkpoints | FollowingCheckpoints, RunCheckpoint]:
     """Begin with asynchronous workers, which wait for each other by going back to a checkpoint."""
 
     def excuse(rank: int) -> None:
@@ -260,24 +269,22 @@ def _begin_asynchronous(
             with there:
                 there.leave()
 
-    checkpoints = QueueCheckpoints(options, KerasState(trainee.model), client, trainee.ranks, shared, excuse)
+    checkpoints: Checkpoints | FollowingCheckpoints
+    state = KerasState(trainee.model)
     if options.rank:
-        deadline = time.monotonic() + options.worker_wait
-        while newest(options.run_dir) is None:
-            if stop:
-                raise Stopped
-            if time.monotonic() > deadline:
-                raise WorkerLost(
-                    f"worker 0 has written no checkpoint to {options.run_dir} within "
-                    f"{options.worker_wait} s: with --workqueue all workers must see the run directory"
-                )
-            stop.wait(0.1)
-    elif not options.resume:
-        refuse_trained(client)
-        shared.begin(None)
-        with shared.paused_queue() as state:
-            checkpoints.take_files(Position(queue=state))
-    saved, _ = checkpoints.begin()
+        checkpoints = QueueFollower(state, client, trainee.ranks, shared)
+    else:
+        first = QueueCheckpoints(options, state, client, trainee.ranks, shared, excuse)
+        checkpoints = first
+        if not options.resume:
+            refuse_trained(client)
+            first.take_files(Position(queue=shared.fresh))
+    try:
+        saved, _ = checkpoints.roll_back()
+    except ServerLost:
+        if stop:
+            raise Stopped from None
+        raise
     trainee.dense.rebase()
     return checkpoints, saved
 

@@ -1,45 +1,59 @@
-"""The input of asynchronous workers: a work queue in the run directory, in step with checkpoints.
+"""The input of asynchronous workers: a work queue on the first server, in step with checkpoints.
 
-A worker pushes rows and then reports them, under a lock that all steps share; a checkpoint takes the lock
-exclusively. So the checkpoint's rows and its queue agree.
+A worker holds a mark in the queue's object from its push to the report of the rows; a checkpoint keeps all
+from taking it. So the checkpoint's rows and its queue agree.
 
-The worker that notices a lost server leaves a mark for the others. All connect again and report ready. Then
+The worker that notices a lost server leaves a note for the others. All connect again and report ready. Then
 worker 0 chooses a checkpoint, restores the queue, and all go back to it. Calls to the queue's old state are
-refused (QueueRestored).
+refused (QueueRestored). If the first server was lost, everybody notices, and the queue is that of the
+checkpoint.
+
+A worker lives as long as its connection to the first server (oe_runtime.shared_values). After that server was
+lost, workers that do not connect again within _LEASE seconds are gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, Source, Split, holdout_batches, range_batches
-from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
-from oe_runtime.data.work_queue import Work
-from oe_runtime.errors import ServerLost, TornError, WorkerLost
+from oe_runtime.data.shared_queue import NAME, QueueRestored, SharedWorkQueue
+from oe_runtime.data.work_queue import Work, WorkQueue
+from oe_runtime.errors import OeError, ServerLost, TornError, WorkerLost
+from oe_runtime.shared_values import SharedValues
 from oe_runtime.training.options import Options
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.worker_input import WorkerInput
 
 _ALWAYS = 1 << 40  # epochs, where --steps decides the end
-_LOCK_POLL = 0.005  # seconds
+_HOLD_POLL = 0.005  # seconds
 _POLL = 0.2
-# Seconds for the mark of a lost server to appear, after servers take the worker that noticed it for lost.
+# Seconds for the note of a lost server to appear, after servers take the worker that noticed it for lost.
 _GRACE = 5.0
+# Seconds for a worker to connect to the first server again.
+_LEASE = 15.0
+_WEIGHTS = "weights"  # the shared value with a checkpoint's dense weights
 
 
 class HoldingClient(Client):
-    """A client whose pushes take the lock of the steps; pulls, which may wait for other workers, do not."""
+    """A client whose pushes hold off checkpoints; pulls, which may wait for other workers, do not."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.before_push: Callable[[], None] = lambda: None
+        self.values: SharedValues | None = None  # ends with this client
+
+    def close(self) -> None:
+        """See Client."""
+        if self.values is not None:
+            self.values.close()
+        super().close()
 
     def push(self, *arguments: Any, **options: Any) -> None:
         """See Client."""
@@ -48,7 +62,13 @@ class HoldingClient(Client):
 
 
 class SharedInput:
-    """One worker's end of the queue."""
+    """One worker's end of the queue.
+
+    Beside the queue its object has: `ranks`, the connection of each worker, unless it has finished; `ready`,
+    those that wait for worker 0 to go back to a checkpoint; `target`, that checkpoint, or `problem`, why
+    nobody starts; `lost`, the server that a worker has lost; `stop`, whether all shall stop; `holds`, the
+    connections that push, and `gate`, that of a checkpoint.
+    """
 
     def __init__(
         self,
@@ -56,95 +76,136 @@ class SharedInput:
         source: Source,
         split: Split,
         stop: StopRequest,
+        values: SharedValues,
         client: HoldingClient | None = None,
         mine: WorkerInput | None = None,
     ) -> None:
-        """The directory must be visible to all workers. `mine`: the input of one of several."""
+        """`mine`: the input of one of several."""
         self._source = source
         self._split = split
         self._options = options
         self._stop = stop
+        self._values = values
         self._client = client
         self._left = False  # whether the servers know that this worker pushes no more
         if client is not None:
             client.before_push = self.hold
-        self._directory = options.run_dir / "queue"
         self._ranges = source.ranges()
-        self._queue = SharedWorkQueue(self._directory, self._ranges, options.epochs or _ALWAYS)
-        self._marker = self._directory / "stop"
-        self._gate = (self._directory / "gate.lock").open("a")
-        self._steps = (self._directory / "steps.lock").open("a")
+        self._queue = SharedWorkQueue(values, self._ranges, options.epochs or _ALWAYS)
         self._holds = False
-        # Locked until this worker finishes.
-        self._mine = self._rank_file(options.rank).open("a")
-        _try(self._mine, fcntl.LOCK_EX)
-        if mine is not None:
-            partial = self._input(options.rank).with_suffix(".part")
-            partial.write_text(mine.to_json())
-            partial.replace(self._input(options.rank))
+        self._mine = mine
+        self._started = False
+        values.announce(self._announce)
 
-    def check_input(self) -> None:
-        """When all have come, raise RunError, the same in each worker, unless all have the same input."""
-        if self._options.size == 1:
-            return
-        found = [
-            WorkerInput.from_json(self._input(rank).read_text())
-            for rank in range(self._options.size)
-            if self._input(rank).exists()
-        ]
-        for other in found[1:]:
-            if problem := other.problem(found[0]):
-                raise RunError(problem)
+    def _announce(self) -> None:
+        """Tell the others that this worker is there."""
+        if self._mine is not None:
+            self._values.write(self._input(self._options.rank), self._mine.to_json().encode())
 
-    def begin(self, state: Mapping[str, Any] | None) -> None:
-        """Start the queue in worker 0, before any range is taken: from the start, or a checkpoint's state."""
-        self._marker.unlink(missing_ok=True)
-        for mark in [*self._directory.glob("lost-*"), *self._directory.glob("ready-*")]:
-            mark.unlink(missing_ok=True)
-        self._queue.restore(state)
+        def announce(found: dict[str, Any]) -> None:
+            found.setdefault("ranks", {})[str(self._options.rank)] = self._values.me
 
-    def follow(self) -> None:
-        """Note that this worker has gone back to the queue's checkpoint."""
+        self._values.change(NAME, announce)
+
+    @property
+    def fresh(self) -> dict[str, Any]:
+        """The queue's state before the first range is taken."""
+        return self._queue.fresh
+
+    def begin(
+        self, state: Mapping[str, Any] | None, target: Mapping[str, Any] | None = None, weights: bytes = b""
+    ) -> None:
+        """Start the queue in worker 0, before any range is taken: from the start, or a checkpoint's state.
+
+        The others get the checkpoint's `target` and dense `weights`, see `await_begin`.
+        """
         self._left = False
-        self._queue.follow()
+        if self._options.size > 1:
+            self._values.write(_WEIGHTS, weights)
+        self._queue.restore(state, target=target, problem=None, ready=None, lost=None, stop=None, holds=None)
 
     def await_others(self) -> list[int]:
-        """In worker 0, connected again, wait for the others; return the lost ones, if others may continue.
+        """In worker 0, connected, wait for the others; return the lost ones, if others may continue.
 
-        Raises WorkerLost for a worker that is gone or does not come, and ServerLost after a stop request.
+        Raises WorkerLost for a worker that is gone or does not come; RunError, the same in each worker,
+        unless all have the same input; and ServerLost after a stop request.
         """
+        self._values.rejoin()
+        self._note("")  # others may not have noticed what this worker has
+        since = time.monotonic()
         gone = []
         for rank in range(1, self._options.size):
-            self._await(self._ready(rank).exists, rank)
-            if not self._ready(rank).exists():
+            if not self._await(partial(self._is_ready, str(rank)), rank, since):
                 gone.append(rank)
         if gone and self._options.on_worker_lost == "stop":
             raise WorkerLost(f"worker {gone[0]} was lost")
+        self._check_input()
+        # Those that are left are of lost workers, whose connections may seem to live for a while.
+        self._values.change(NAME, lambda found: found.pop("holds", None))
+        self._started = True
         return gone
 
-    def await_begin(self) -> None:
-        """In another worker, connected again, wait for worker 0 to begin. Raises as `await_others`."""
-        before = self._queue.restores()
-        self._ready(self._options.rank).touch()
-        try:
-            self._await(lambda: self._queue.restores() != before, 0)
-            if self._queue.restores() == before:
-                raise WorkerLost("worker 0 was lost, which takes the others back to a checkpoint")
-        finally:
-            self._ready(self._options.rank).unlink(missing_ok=True)
+    def await_begin(self) -> tuple[dict[str, Any], bytes]:
+        """In another worker, connected, wait for worker 0; return the checkpoint and its dense weights.
 
-    def _await(self, condition: Callable[[], bool], rank: int) -> None:
-        """Wait until the condition holds or that worker is gone."""
-        deadline = time.monotonic() + self._options.worker_wait
-        while not (condition() or self.is_gone(rank)):
+        Raises as `await_others`.
+        """
+        self._values.rejoin()
+        self._note("")
+
+        def report_ready(found: dict[str, Any]) -> str | None:
+            found.setdefault("ready", {})[str(self._options.rank)] = self._values.me
+            restored: str | None = found.get("restored")
+            return restored
+
+        before = self._values.change(NAME, report_ready)
+
+        def begun(found: dict[str, Any]) -> bool:
+            if found.get("problem"):
+                raise RunError(found["problem"])
+            return bool(found.get("restored") != before)
+
+        if not self._await(begun, 0, time.monotonic()):
+            raise WorkerLost("worker 0 was lost, which takes the others back to a checkpoint")
+        self._started = True
+        self._left = False
+        self._queue.follow()
+        return self._values.object(NAME)["target"], self._values.read_written(_WEIGHTS)
+
+    def _await(self, condition: Callable[[dict[str, Any]], bool], rank: int, since: float) -> bool:
+        """Wait until the condition of the queue's object holds, True, or that worker is gone."""
+
+        def is_lost(found: dict[str, Any]) -> bool:
+            number = found.get("ranks", {}).get(str(rank))
+            if number is None:
+                return time.monotonic() - since > _LEASE
+            return number not in self._values.members
+
+        while not self._values.change(NAME, condition):
             if self._stop:
                 raise ServerLost("", "a server was lost")
-            if time.monotonic() > deadline:
+            if time.monotonic() - since > self._options.worker_wait:
                 raise WorkerLost(
-                    f"worker {rank} did not come within {self._options.worker_wait} s, to go back to a "
-                    "checkpoint"
+                    f"worker {rank} did not come within {self._options.worker_wait} s, to go to a checkpoint "
+                    "with the others"
                 )
+            if self._started and self._values.change(NAME, is_lost):
+                return False
             self._stop.wait(_POLL)
+        return True
+
+    def _is_ready(self, rank: str, found: dict[str, Any]) -> bool:
+        return found.get("ready", {}).get(rank) in self._values.members
+
+    def _check_input(self) -> None:
+        problem = ""
+        for rank in range(1, self._options.size):
+            text = self._values.read_written(self._input(rank))
+            if text and self._mine is not None:
+                problem = problem or WorkerInput.from_json(text.decode()).problem(self._mine)
+        if problem:
+            self._values.change(NAME, lambda found: found.update(problem=problem))
+            raise RunError(problem)
 
     def work(self) -> Iterator[tuple[Work, Batch, int]]:
         """Yield this worker's batches, each with the number of rows of its range that are done with it.
@@ -177,31 +238,49 @@ class SharedInput:
     def _hold(self) -> None:
         looked = time.monotonic()
         while not self._holds:
-            # Not while a checkpoint waits for the steps to end.
-            if _try(self._gate, fcntl.LOCK_SH):
-                fcntl.flock(self._gate, fcntl.LOCK_UN)
-                self._holds = _try(self._steps, fcntl.LOCK_SH)
+            self._holds = self._queue.change(self._try_hold)
             if self._holds:
                 return
             if time.monotonic() - looked > _POLL:
                 self.raise_losses()
                 looked = time.monotonic()
-            time.sleep(_LOCK_POLL)
+            time.sleep(_HOLD_POLL)
+
+    def _try_hold(self, _: WorkQueue, found: dict[str, Any]) -> bool:
+        me, members = self._values.me, self._values.members
+        if found.get("gate", me) != me and found["gate"] in members:  # a checkpoint waits for steps to end
+            return False
+        found["holds"] = sorted({me, *found.get("holds", [])} & members)
+        return True
 
     def report(self, work: Work, done: int) -> int:
         """Report the pushed rows; return the number of batches that all workers pushed."""
-        batches = self._queue.report(work, done)
-        self._release()
+
+        def report(queue: WorkQueue, found: dict[str, Any]) -> int:
+            queue.report(self._queue.worker, work, done)
+            self._let_go(found)
+            return queue.reports
+
+        batches = self._queue.change(report)
+        self._holds = False
         return batches
 
     @contextlib.contextmanager
     def between_steps(self) -> Iterator[None]:
         """Run the block between the steps of all workers."""
-        with contextlib.ExitStack() as locks:
+
+        def close(found: dict[str, Any]) -> bool:
+            found["gate"] = self._values.me
+            return bool({*found.get("holds", [])} & self._values.members - {self._values.me})
+
+        try:
             with self._stop.waiting():
-                for file in (self._gate, self._steps):
-                    locks.enter_context(_locked(file, fcntl.LOCK_EX))
+                while self._values.change(NAME, close):
+                    time.sleep(_HOLD_POLL)
             yield
+        finally:
+            with contextlib.suppress(ServerLost):
+                self._values.change(NAME, lambda found: found.pop("gate", None))
 
     @contextlib.contextmanager
     def paused_queue(self) -> Iterator[dict[str, Any]]:
@@ -215,7 +294,7 @@ class SharedInput:
         try:
             yield
         except ServerLost as error:
-            self._mark(self._queue.restores()).write_text(error.endpoint)
+            self._note(error.endpoint)
             raise
         except (QueueRestored, TornError, WorkerLost) as error:
             deadline = time.monotonic() + _GRACE
@@ -228,11 +307,13 @@ class SharedInput:
             self._release()
 
     def is_losing(self) -> bool:
-        """Whether another worker has lost a server."""
+        """Whether another worker has lost a server. Raises ServerLost for the first server."""
         followed = self._queue.followed
-        if followed is None:
-            return False
-        return self._mark(followed).exists() or self._queue.restores() != followed
+
+        def is_losing(found: dict[str, Any]) -> bool:
+            return "lost" in found or found.get("restored") != followed
+
+        return followed is not None and self._values.change(NAME, is_losing)
 
     def raise_losses(self) -> None:
         """Raise ServerLost if another worker has lost a server."""
@@ -241,39 +322,37 @@ class SharedInput:
 
     def end(self) -> None:
         """Finish this worker; the others wait for worker 0, which may need them to go back."""
+        rank = str(self._options.rank)
         if self._options.rank:
             self._leave()
-            while not (self.is_gone(0) or self._stop):
+            while not (self._values.change(NAME, self._has_finished) or self._stop):
                 self.raise_losses()
                 time.sleep(_POLL)
-        self._mine.close()
+        self._values.change(NAME, lambda found: found["ranks"].pop(rank, None))
 
-    def is_gone(self, rank: int) -> bool:
-        """Whether that worker has ended or finished."""
-        with self._rank_file(rank).open("a") as file:
-            return _try(file, fcntl.LOCK_SH)
+    def _has_finished(self, found: dict[str, Any]) -> bool:
+        """Whether worker 0 has finished or ended."""
+        return found.get("ranks", {}).get("0") not in self._values.members
 
     def stop_all(self) -> None:
         """Ask all workers to stop after their step."""
-        self._marker.touch()
+        self._values.change(NAME, lambda found: found.update(stop=True))
 
     def stop_requested(self) -> bool:
-        """Whether any worker was asked to stop."""
+        """Whether any worker was asked to stop, as of the last call that asked the server."""
         if self._stop:
             return True
-        if self._marker.exists():
+        if self._values.object(NAME).get("stop"):
             self._stop.reason = self._stop.reason or "another worker was asked to"
             return True
         return False
 
     def close(self) -> None:
         """Give back unfinished ranges."""
-        self._queue.close()
-        for file in (self._gate, self._steps, self._mine):
-            file.close()
+        self._values.close()
 
     def _gives_up(self) -> bool:
-        return self.stop_requested() or self.is_losing()
+        return self.is_losing() or self.stop_requested()
 
     def _leave(self) -> None:
         """Stop others from waiting for this worker's pushes (--staleness) while it has none."""
@@ -281,43 +360,28 @@ class SharedInput:
             self._client.leave()
             self._left = True
 
+    def _let_go(self, found: dict[str, Any]) -> None:
+        found["holds"] = [number for number in found.get("holds", []) if number != self._values.me]
+
     def _release(self) -> None:
         if self._holds:
-            fcntl.flock(self._steps, fcntl.LOCK_UN)
             self._holds = False
+            with contextlib.suppress(OeError):  # then the connection is lost, or the client is closed
+                self._values.change(NAME, self._let_go)
 
-    def _mark(self, restored: int) -> Path:
-        """Return the file that notes a lost server, for this number of restores of the queue."""
-        return self._directory / f"lost-{restored}"
+    def _note(self, endpoint: str) -> None:
+        """Tell the others of a lost server, unless they have gone back meanwhile."""
+
+        def note(found: dict[str, Any]) -> None:
+            if self._started and found.get("restored") == self._queue.followed:
+                found.setdefault("lost", endpoint)
+
+        with contextlib.suppress(ServerLost):  # the first server, which everybody misses
+            self._values.change(NAME, note)
 
     def _loss(self) -> ServerLost:
-        endpoint = ""
-        with contextlib.suppress(OSError):
-            endpoint = self._mark(self._queue.followed or 0).read_text()
+        endpoint = self._values.object(NAME).get("lost", "")
         return ServerLost(endpoint, "another worker has lost a server")
 
-    def _ready(self, rank: int) -> Path:
-        return self._directory / f"ready-{rank}"
-
-    def _input(self, rank: int) -> Path:
-        return self._directory / f"input-{rank}.json"
-
-    def _rank_file(self, rank: int) -> Path:
-        return self._directory / f"rank-{rank}.lock"
-
-
-def _try(file: IO[str], how: int) -> bool:
-    try:
-        fcntl.flock(file, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _locked(file: IO[str], how: int) -> Iterator[None]:
-    fcntl.flock(file, how)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+    def _input(self, rank: int) -> str:
+        return f"input-{rank}"

@@ -191,18 +191,25 @@ def test_a_server_comes_back_after_a_power_cut(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("workqueue", [None, True])
 def test_real_workers_on_hosts_stop_resume_and_are_fetched(
-    layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    layer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    workqueue: bool | None,
 ) -> None:
-    """Two servers with pools and two workers, a host each, with the real trainer."""
+    """Two servers with pools and two workers, a host each, in step or with a work queue."""
     monkeypatch.chdir(tmp_path)
     with SshHosts(tmp_path / "hosts", 4, layer=layer, systemd=True) as hosts:
         cluster = halves(hosts, tmp_path)
         monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey(states=cluster.states))
         use_real_runtime(cluster)
         first = list(hosts)[2]
-        small = {"data": "generate:20000", "batch_size": 16, "steps": 250, "max_cardinality": 5000, "dim": 4}
-        assert cluster.launch(detach=True, **small) == 0
+        small = {"data": "generate:20000", "batch_size": 16, "max_cardinality": 5000, "dim": 4}
+        small["steps"] = 1000 if workqueue else 250
+        lost = "continue" if workqueue else None
+        assert cluster.launch(detach=True, workqueue=workqueue, on_worker_lost=lost, **small) == 0
         job = cluster.job()
         log = f"journalctl --no-pager -u oeprov-{job.id}-worker-0.service"
         deadline = time.monotonic() + 300
@@ -210,6 +217,12 @@ def test_real_workers_on_hosts_stop_resume_and_are_fetched(
             assert job.state().phase in store.ACTIVE, job.state().message
             assert time.monotonic() < deadline, cluster.tell(first, log)
             time.sleep(1)
+        if workqueue:  # the other worker takes over
+            unit = f"oeprov-{job.id}-worker-1.service"
+            cluster.tell(list(hosts)[3], f"systemctl kill --kill-who=main --signal=KILL {unit}")
+            reached = cluster.report()["step"]
+            wait_for(lambda: cluster.report()["step"] > reached + 20, 120)
+            assert job.state().phase in store.ACTIVE, job.state().message
         assert stopping.stop(cluster.state_dir, None) == 0
         state = job.state()
         assert state.phase == "interrupted", state.message

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import job_scripts
+import numpy as np
 import pytest
-from job_scripts import run, start, write
+from job_scripts import losses, run, start, write
+from numpy.typing import NDArray
 from training_runs import events
 
-from oe_runtime.job.keras_fit import check_batches
+from oe_runtime.job.course import ScriptCourse
 from oe_runtime.training.options import outside, parse
 from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
@@ -110,6 +112,17 @@ def test_tables_do_not_change_in_the_middle(
     assert f"error: train.py line {line}: {what}: not in the middle of training" in capsys.readouterr().err
 
 
+def test_fit_without_its_callback_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TRAINING.replace("callbacks=callbacks", "callbacks=callbacks[:1]")
+    assert run(write(tmp_path, text), tmp_path / "run") == 1
+    line = len(text.splitlines())
+    error = capsys.readouterr().err
+    assert f"error: train.py line {line}: ValueError: fit is no part of the job without its callback" in error
+    assert not losses(tmp_path / "run")
+
+
 def test_a_callback_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = TRAINING.replace("model = embed.distributed_model(model, job.client())\n", "")
     text = text.replace("embed.distributed_optimizer(keras.optimizers.Adam(0.01))", "'adam'")
@@ -118,25 +131,31 @@ def test_a_callback_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 class TwoRanks(Ranks):
-    """Worker 1 of two, whose other one has `first` as the value to share."""
+    """Worker 1 of two, whose other one has `first` batches; -1: unknown."""
 
     rank, count = 1, 2
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first: int) -> None:
         self.first = first
 
-    def share(self, value: bytes, origin: int = 0) -> bytes:
-        return value if origin else self.first.encode()
+    def sum(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values + np.array([self.first, 0])
 
 
-@pytest.mark.parametrize(("first", "mine"), [("4", 4), ("null", 4), ("4", None)])
-def test_equally_many_batches(first: str, mine: int | None) -> None:
-    check_batches(TwoRanks(first), mine)
+def agree(first: int, mine: int | None) -> None:
+    course = ScriptCourse.__new__(ScriptCourse)
+    course._ranks = TwoRanks(first)
+    course.agree_on_batches(0, mine)
+
+
+@pytest.mark.parametrize(("first", "mine"), [(4, 4), (-1, 4), (4, None)])
+def test_equally_many_batches(first: int, mine: int | None) -> None:
+    agree(first, mine)
 
 
 def test_unequally_many_batches() -> None:
-    with pytest.raises(RunError, match="fit has 5 batches per epoch in worker 1 and 4 in worker 0: give all"):
-        check_batches(TwoRanks("4"), 5)
+    with pytest.raises(RunError, match="of batches in epoch 1: 4 in worker 0, 5 in worker 1; give each as"):
+        agree(4, 5)
 
 
 @pytest.mark.parametrize(

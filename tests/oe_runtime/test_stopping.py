@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import SMALL
+from training_runs import SMALL, ServerProcess
 
 from oe_runtime.data import Batch, make_split, open_source
 from oe_runtime.errors import ServerLost
+from oe_runtime.shared_values import SharedValues
 from oe_runtime.training.course import Interrupted
 from oe_runtime.training.loop import Loop
 from oe_runtime.training.lost_server import ServerRecovery
@@ -159,25 +159,43 @@ def test_a_restore_takes_as_long_as_it_takes(tmp_path: Path, stop: StopRequest) 
     assert not ended(stop)
 
 
-def queue(tmp_path: Path, stop: StopRequest, *flags: str) -> tuple[Options, SharedInput]:
-    given = options(tmp_path, "--servers", "a:1", "--workqueue", "--batch-size", "100", *flags)
-    source = open_source(given.data)
-    shared = SharedInput(given, source, make_split(source, given.holdout), stop)
-    shared.begin(None)
-    shared.follow()
-    return given, shared
+Queue = Callable[..., tuple[Options, SharedInput, SharedValues]]
 
 
+@pytest.fixture
+def queue(tmp_path: Path, stop: StopRequest) -> Iterator[Queue]:
+    """Worker 0's end of a queue that has begun, and the connection of another worker."""
+    server = ServerProcess(tmp_path / "server")
+    ends: list[SharedValues] = []
+
+    def begin(*flags: str) -> tuple[Options, SharedInput, SharedValues]:
+        given = options(tmp_path, "--servers", "a:1", "--workqueue", "--batch-size", "100", *flags)
+        source = open_source(given.data)
+        ends.extend(SharedValues([server.endpoint]) for _ in range(2))
+        shared = SharedInput(given, source, make_split(source, given.holdout), stop, ends[0])
+        shared.begin(None)
+        return given, shared, ends[1]
+
+    yield begin
+    for values in ends:
+        values.close()
+    server.stop()
+
+
+def hold(other: SharedValues) -> None:
+    other.change("queue", lambda found: found.setdefault("holds", []).append(other.me))
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("staleness", [[], ["--staleness", "8"]])
 def test_worker_0_of_a_queue_takes_its_checkpoint_however_slow_the_steps(
-    tmp_path: Path, stop: StopRequest, staleness: list[str]
+    queue: Queue, stop: StopRequest, staleness: list[str]
 ) -> None:
-    given, shared = queue(tmp_path, stop, *staleness)
-    other = (shared._directory / "steps.lock").open("a")
+    given, shared, other = queue(*staleness)
 
     def train(*_: Any) -> None:
-        # Both compile; the other one holds the lock of the steps for longer.
-        fcntl.flock(other, fcntl.LOCK_SH)
+        # Both compile; the other one holds off checkpoints for longer.
+        hold(other)
         stop.ask("SIGTERM")
         time.sleep(LONG)
         threading.Timer(LONG, other.close).start()
@@ -186,15 +204,14 @@ def test_worker_0_of_a_queue_takes_its_checkpoint_however_slow_the_steps(
     loop = QueueLoop(*parts(stop, given, train), shared=shared, dense=Quiet())
     with pytest.raises(Interrupted) as caught:
         loop.train(Position())
-    shared.close()
     assert not ended(stop)
     assert caught.value.path == Path("checkpoint")
 
 
-def test_worker_0_of_a_queue_does_not_wait_for_a_frozen_step(tmp_path: Path, stop: StopRequest) -> None:
-    _, shared = queue(tmp_path, stop)
-    other = (shared._directory / "steps.lock").open("a")
-    fcntl.flock(other, fcntl.LOCK_SH)
+@pytest.mark.process
+def test_worker_0_of_a_queue_does_not_wait_for_a_frozen_step(queue: Queue, stop: StopRequest) -> None:
+    _, shared, other = queue()
+    hold(other)
 
     def let_go() -> None:
         ended(stop, 10)
@@ -206,16 +223,16 @@ def test_worker_0_of_a_queue_does_not_wait_for_a_frozen_step(tmp_path: Path, sto
     with shared.between_steps():
         assert ended(stop)
     thread.join()
-    shared.close()
 
 
-def test_a_push_waits_for_a_checkpoint(tmp_path: Path, stop: StopRequest) -> None:
-    _, shared = queue(tmp_path, stop)
-    gate = (shared._directory / "gate.lock").open("a")
-    fcntl.flock(gate, fcntl.LOCK_EX)
-    threading.Timer(LONG, gate.close).start()
+@pytest.mark.process
+def test_a_push_waits_for_a_checkpoint(queue: Queue, stop: StopRequest) -> None:
+    _, shared, other = queue()
+    other.change("queue", lambda found: found.update(gate=other.me))
+    threading.Timer(LONG, other.close).start()
     stop.ask("SIGTERM")
+    began = time.monotonic()
     with stop.waiting():  # a step, in which pulls wait
         shared.hold()
-    shared.close()
+    assert time.monotonic() - began > LIMIT
     assert not ended(stop)

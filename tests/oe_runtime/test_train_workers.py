@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from test_train import keep_determinism, train  # noqa: F401
 from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime.data import Split, open_source
-from oe_runtime.errors import WorkerLost
+from oe_runtime.errors import ServerLost, WorkerLost
+from oe_runtime.shared_values import SharedValues
 from oe_runtime.support.horovod import Started, exchange
 from oe_runtime.training.options import parse
 from oe_runtime.training.shared_input import SharedInput
@@ -26,17 +28,26 @@ EVERY = ["--checkpoint-steps", "5"]
 
 
 def start(run_dir: Path, count: int, server: ServerProcess, *flags: str) -> list[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "oe_runtime.train", *ENDLESS, *SMALL, *EVERY, "--run-dir", str(run_dir)]
+    """Start the workers; each but the first has a run directory of its own, as on another host."""
+    command = [sys.executable, "-m", "oe_runtime.train", *ENDLESS, *SMALL, *EVERY]
     command += ["--servers", server.endpoint, "--workers", free_endpoints(count), *flags]
     pipe = subprocess.PIPE
     # The trainer's own choice of what TensorFlow says, not that of the tests here.
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     return [
         subprocess.Popen(
-            [*command, "--rank", str(rank)], stdout=pipe, stderr=pipe, text=True, env=environment
+            [*command, "--rank", str(rank), "--run-dir", str(own_directory(run_dir, rank))],
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            env=environment,
         )
         for rank in range(count)
     ]
+
+
+def own_directory(run_dir: Path, rank: int) -> Path:
+    return run_dir.with_name(f"{run_dir.name}-{rank}") if rank else run_dir
 
 
 @pytest.mark.process
@@ -121,7 +132,7 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) -> None:
-    """A server is lost, then a worker, then the server again; each row counts once all the same."""
+    """A stop, then a lost server, a lost worker, the server again; each row counts once all the same."""
     excerpt = (Path(__file__).parent / "data" / "criteo_200.tsv").read_bytes()
     for number in range(4):
         (tmp_path / f"part-{number}.tsv").write_bytes(excerpt * 2)
@@ -141,11 +152,16 @@ def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) 
 
     try:
         wait_for(lambda: max(losses(run_dir), default=0) > 4, workers[0])
+        workers[0].send_signal(signal.SIGTERM)
+        said = [worker.communicate(timeout=60) for worker in workers]
+        assert [worker.returncode for worker in workers] == [130, 130], said
+        workers = start(run_dir, 2, lost, *flags, "--resume")
+        wait_for(lambda: max(losses(run_dir)) > events(run_dir, "interrupted")[0]["step"] + 4, workers[0])
         lose_the_server(1)
         assert workers[1].poll() is None
         workers[1].kill()
         lose_the_server(2)
-        said, error = workers[0].communicate(timeout=120)
+        output, error = workers[0].communicate(timeout=120)
         assert workers[0].returncode == 0, error
         assert error == ""
     finally:
@@ -157,9 +173,11 @@ def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) 
     batches = 4 * 2 * (2 * 180 // 20)
     assert events(run_dir, "checkpoint")[-1]["step"] == batches
     assert events(run_dir, "eval")[0]["rows"] == 4 * 40
-    assert "server 0 at 127.0.0.1:" in said
+    assert "server 0 at 127.0.0.1:" in output
+    assert not own_directory(run_dir, 1).exists(), "worker 1 needs nothing of worker 0's directory"
 
 
+@pytest.mark.process
 def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
     excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
     for number in range(3):
@@ -167,8 +185,14 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
     flags = ["--data", str(tmp_path), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
     options = parse([*flags, "--run-dir", str(tmp_path / "run"), "--epochs", "2"])
     source, split = open_source(options.data), Split(0.1)
+    server = ServerProcess(tmp_path / "server")
+
+    def shared(rank: int) -> SharedInput:
+        values = SharedValues([server.endpoint])
+        return SharedInput(replace(options, rank=rank), source, split, stop, values)
+
     with StopRequest(with_parent=False) as stop:
-        workers = [SharedInput(options, source, split, stop) for _ in range(2)]
+        workers = [shared(rank) for rank in range(2)]
         workers[0].begin(None)
         counts = [0, 0]
         turns = [worker.work() for worker in workers]
@@ -183,7 +207,7 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
         for worker in workers:
             worker.close()
         assert [sum(batch.rows for batch in workers[0].held_out())] == [60]
-        one = SharedInput(options, source, split, stop)
+        one = shared(0)
         one.begin(state)
         for work, batch, done in one.work():
             counts[0] += batch.rows
@@ -195,6 +219,45 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
         assert next(one.work(), None) is None
         assert stop.reason == "another worker was asked to"
         one.close()
+    server.stop()
+
+
+@pytest.mark.process
+def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
+    """Its host was unreachable: the servers and the other worker have not noticed."""
+    excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
+    (tmp_path / "rows.tsv").write_bytes(excerpt.read_bytes())
+    flags = ["--data", str(tmp_path / "rows.tsv"), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
+    options = parse([*flags, "--run-dir", str(tmp_path / "run"), "--workers", "a:1,b:2", "--rank", "0"])
+    source, split = open_source(options.data), Split(0.1)
+    server = ServerProcess(tmp_path / "server")
+    ends = [SharedValues([server.endpoint]) for _ in range(2)]
+    target = {"path": "checkpoint"}
+    with StopRequest(with_parent=False) as stop, ThreadPoolExecutor(1) as pool:
+        one, two = (
+            SharedInput(replace(options, rank=rank), source, split, stop, values)
+            for rank, values in enumerate(ends)
+        )
+        begun = pool.submit(two.await_begin)
+        assert one.await_others() == []
+        one.begin(None, target, b"weights")
+        assert begun.result(60) == (target, b"weights")
+        assert not one.is_losing()
+        work, *_ = next(two.work())
+        two.hold()  # in its push
+        begun = pool.submit(two.await_begin)
+        while not one.is_losing():
+            assert not begun.done()
+        with pytest.raises(ServerLost, match="another worker has lost a server"):
+            one.raise_losses()
+        assert one.await_others() == []
+        with one.between_steps():
+            one.begin(None, target, b"weights")
+        assert begun.result(60) == (target, b"weights")
+        assert next(one.work())[0] == work
+    for values in ends:
+        values.close()
+    server.stop()
 
 
 @pytest.mark.parametrize(

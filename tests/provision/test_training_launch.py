@@ -107,6 +107,19 @@ class TestRefusals:
             ({"staleness": 1, "workers": 2}, "--staleness: found 1; 2 workers train each batch together"),
             ({"staleness": 1, "pipeline": False}, "--staleness 1 is a part of the pipeline"),
             ({"workqueue": True, "optimizer": "ftrl"}, "--workqueue does not go with optimizer ftrl"),
+            ({"data": "-"}, "--data -: workers have no standard input"),
+            (
+                {"follow": True, "data": "/inbox", "workers": 2},
+                "--follow is for one worker, and this job has",
+            ),
+            (
+                {"follow": True, "data": "/inbox", "workqueue": True},
+                "this job has --workqueue",
+            ),
+            ({"follow": True, "data": "/inbox", "epochs": 2}, "--epochs does not go with --follow"),
+            ({"follow": True, "data": "/inbox", "eval_data": ".1"}, "--follow holds out no rows"),
+            ({"follow": True}, "--follow: generate:"),
+            ({"follow": True, "data": "/etc/passwd"}, "--data: --follow: /etc/passwd is no directory"),
             ({"learning_rate": -1.0}, "--learning-rate: found -1.0"),
             ({"storage": "pmem"}, "--storage: found 'pmem'; allowed: dram, pmem_libpmem"),
             ({"servers": 65}, "--servers: found 65"),
@@ -214,7 +227,7 @@ def test_how_steps_follow_each_other(state_dir: Path) -> None:
     assert not {"--staleness", "--workqueue", "--pipeline", "--no-pipeline", "--on-worker-lost"} & set(words)
 
 
-def test_workers_of_several_hosts_do_not_share_a_queue(state_dir: Path) -> None:
+def test_workers_of_several_hosts_share_a_queue(state_dir: Path) -> None:
     path = state_dir.parent / "two.yml"
     hosts = "".join(
         f"    {name}: {{ansible_host: 192.0.2.{number}, oeprov_kind: cpu}}\n"
@@ -226,8 +239,11 @@ def test_workers_of_several_hosts_do_not_share_a_queue(state_dir: Path) -> None:
         "  hosts:\n" + hosts
     )
     found = load(path, state_dir=state_dir)
-    with pytest.raises(TrainingError, match="which workers on a, b do not share; put all workers on one"):
-        jobspec.check(found, jobspec.request(found, LaunchOptions()))
+    jobspec.check(found, jobspec.request(found, LaunchOptions()))
+    spec = planned(found, make_job(state_dir), LaunchOptions())
+    workers = [item for item in spec.processes if "--rank" in item.argv]
+    assert [item.host for item in workers] == ["a", "b"]
+    assert all("--workqueue" in item.argv for item in workers)
 
 
 @pytest.mark.parametrize(

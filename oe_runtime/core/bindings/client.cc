@@ -285,9 +285,10 @@ std::unique_ptr<Client> InProcess(const std::string& storage, uint32_t servers, 
 std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const std::string& token,
                                 double timeout, unsigned threads, bool wire_checkpoints,
                                 const std::string& tls, const std::string& job, const std::string& worker,
-                                bool read_only, bool share_memory) {
+                                bool read_only, bool share_memory, uint32_t of) {
   RemoteOptions options;
   options.endpoints = endpoints;
+  options.of = of;
   options.token = token;
   options.job = job;
   if (!worker.empty()) options.worker = WorkerSpecFromJsonText(worker);
@@ -302,6 +303,25 @@ std::unique_ptr<Client> Connect(const std::vector<std::string>& endpoints, const
   };
   const py::gil_scoped_release release;
   return Client::Connect(options, threads);
+}
+
+// Without a version to replace, a read. The version, whether it was written, this client's number, all
+// members' numbers, and the value: None if there is none, or if it was written.
+py::tuple ExchangeShared(Client& client, const std::string& name, std::optional<uint64_t> replaces,
+                         const std::string& value) {
+  SharedRequest request;
+  request.name = name;
+  request.write = replaces.has_value();
+  request.version = replaces.value_or(0);
+  request.value = {reinterpret_cast<const uint8_t*>(value.data()), value.size()};
+  SharedReply reply;
+  {
+    const py::gil_scoped_release release;
+    reply = client.ExchangeShared(request);
+  }
+  py::object found = py::none();
+  if (reply.value != nullptr) found = py::bytes(*reply.value);
+  return py::make_tuple(reply.version, reply.written, reply.client, reply.members, found);
 }
 
 // Calls a method without the GIL.
@@ -342,7 +362,7 @@ void BindClient(py::module_& module) {
       .def_static("in_process", &InProcess, py::arg("storage"), py::arg("servers"), py::arg("threads"))
       .def_static("connect", &Connect, py::arg("endpoints"), py::arg("token"), py::arg("timeout"),
                   py::arg("threads"), py::arg("wire_checkpoints"), py::arg("tls"), py::arg("job"),
-                  py::arg("worker"), py::arg("read_only"), py::arg("share_memory"))
+                  py::arg("worker"), py::arg("read_only"), py::arg("share_memory"), py::arg("of") = 0)
       .def_property_readonly("servers", &Client::servers)
       .def("create_table",
            [](Client& client, const std::string& spec) {
@@ -390,6 +410,7 @@ void BindClient(py::module_& module) {
                          std::optional<uint64_t> id) { return Released([&] { return client.Recover(id); }); })
       .def("evict", [](Client& client) { return Released([&] { return client.Evict(); }); })
       .def("stats", [](Client& client) { return Released([&] { return client.Stats().dump(); }); })
+      .def("exchange_shared", &ExchangeShared, py::arg("name"), py::arg("replaces"), py::arg("value"))
       .def("leave", [](Client& client) { Released([&] { client.Leave(); }); })
       .def("shutdown", [](Client& client) { Released([&] { client.Shutdown(); }); })
       .def("close", [](Client& client) { Released([&] { client.Close(); }); });

@@ -77,9 +77,11 @@ class Backend {
                                        const std::optional<std::string>& job, bool force) = 0;
   virtual uint64_t Evict() = 0;        // Store::Evict on every server; their sum
   virtual nlohmann::json Stats() = 0;  // an array, one object per server
-  virtual void Leave() = 0;            // this worker pushes no more: the others go on without it
-  virtual void Shutdown() = 0;         // ends the servers
-  virtual void Close() = 0;            // ends this client
+  // SharedValues::Exchange on the first server.
+  virtual SharedReply ExchangeShared(const SharedRequest& request) = 0;
+  virtual void Leave() = 0;     // this worker pushes no more: the others go on without it
+  virtual void Shutdown() = 0;  // ends the servers
+  virtual void Close() = 0;     // ends this client
 };
 
 // The ids that are in all of several ascending lists.
@@ -90,6 +92,7 @@ std::unique_ptr<Backend> NewLocalBackend(const StorageSpec& storage, uint32_t se
 
 struct RemoteOptions {
   std::vector<std::string> endpoints;  // "host:port"; the order is the servers' index
+  uint32_t of = 0;                     // servers that there are, if `endpoints` are the first of them; else 0
   std::string token;
   std::string job;               // whose tables this client works on; the servers' other jobs have their own
   WorkerSpec worker;             // which of the job's workers this is

@@ -660,6 +660,11 @@ uint64_t Client::Evict() {
   return backend_->Evict();
 }
 
+SharedReply Client::ExchangeShared(const SharedRequest& request) {
+  const std::lock_guard<std::mutex> lock(request_mutex_);
+  return backend_->ExchangeShared(request);
+}
+
 void Client::Leave() {
   const std::lock_guard<std::mutex> request(request_mutex_);
   backend_->Leave();

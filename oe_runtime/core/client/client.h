@@ -132,6 +132,8 @@ class Client {
   // Table::Evict of every table on every server; how many rows went.
   uint64_t Evict();
   nlohmann::json Stats();
+  // SharedValues::Exchange (server/shared_values.h) on the first server.
+  SharedReply ExchangeShared(const SharedRequest& request);
   // Of a job with several workers: this one pushes no more, and the others' batches are complete without it.
   void Leave();
   void Shutdown();

@@ -342,6 +342,22 @@ class RemoteBackend : public Backend {
 
   json Stats() override { return AskAll(Op::kStats, "", timeout_); }
 
+  SharedReply ExchangeShared(const SharedRequest& request) override {
+    RequireVersion(kVersion6, "shared values");
+    if (request.name.size() > SharedRequest::kMostName || request.value.size > kMaxSharedValue) {
+      throw SpecError("shared value '" + request.name + "' of " + std::to_string(request.value.size) +
+                      " bytes: a name has at most " + std::to_string(SharedRequest::kMostName) +
+                      " bytes, a value " + std::to_string(kMaxSharedValue));
+    }
+    const std::string body = EncodeSharedRequest(request);
+    std::vector<Call> calls(peers_.size());
+    for (size_t i = 1; i < calls.size(); ++i) calls[i].skip = true;
+    calls.front().body = {View(body)};
+    Run(Op::kSharedValue, &calls, timeout_);
+    RaiseErrors(calls, "");
+    return ParseSharedReply({calls.front().reply.data(), calls.front().reply.size()});
+  }
+
   void Leave() override {
     if (worker_.takes_part()) AskAll(Op::kLeave, "", timeout_);
   }
@@ -661,10 +677,11 @@ class RemoteBackend : public Backend {
         throw CheckpointError("server " + peers_[i]->endpoint +
                               " has no directory of its own for checkpoints; start it with --checkpoint-dir");
       }
-      if (index == i && count == peers_.size()) continue;
+      const size_t all = options.of == 0 ? peers_.size() : options.of;
+      if (index == i && count == all) continue;
       throw SpecError("server " + peers_[i]->endpoint + " is server " + std::to_string(index) + " of " +
                       std::to_string(count) + ", but it stands at place " + std::to_string(i) + " of " +
-                      std::to_string(peers_.size()) + "; give all servers, in the order of their index");
+                      std::to_string(all) + "; give all servers, in the order of their index");
     }
   }
 

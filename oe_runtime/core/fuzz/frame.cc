@@ -41,6 +41,9 @@ void ParseBody(Op op, Bytes body) {
               text);
       return;
     }
+    case Op::kSharedValue:
+      Require(EncodeSharedRequest(ParseSharedRequest(body)) == text);
+      return;
     case Op::kAssign:
     case Op::kErase:
     case Op::kReadRows: {
@@ -94,6 +97,7 @@ std::vector<std::pair<std::string, std::string>> FrameSeeds() {
       {Op::kKeys, EncodeKeysRequest({1, 2})},
       {Op::kReadFile, EncodeFileChunk({"server-0-of-1.t.oet", 4096, 512})},
       {Op::kWriteFile, EncodeFileChunk({"server-0-of-1.t.oet", 0, 4}) + "data"},
+      {Op::kSharedValue, EncodeSharedRequest({"queue", true, 5, {&kMagic[0], kMagic.size()}})},
       {Op::kAssign, TextOf(rows) + std::string(size_t{3} * 4 * sizeof(float), '\1')},
   };
   std::vector<std::pair<std::string, std::string>> seeds;

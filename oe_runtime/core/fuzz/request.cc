@@ -12,10 +12,10 @@
 namespace oe {
 namespace {
 
-constexpr Op kOps[] = {Op::kCreateTable, Op::kPull,  Op::kPush,      Op::kRestore, Op::kReceive,
-                       Op::kReadFile,    Op::kKeys,  Op::kWriteFile, Op::kDrop,    Op::kHello,
-                       Op::kLeave,       Op::kEvict, Op::kRecover,   Op::kAssign,  Op::kErase,
-                       Op::kReadRows,    Op::kTear,  Op::kVersions};
+constexpr Op kOps[] = {Op::kCreateTable, Op::kPull,  Op::kPush,      Op::kRestore,    Op::kReceive,
+                       Op::kReadFile,    Op::kKeys,  Op::kWriteFile, Op::kDrop,       Op::kHello,
+                       Op::kLeave,       Op::kEvict, Op::kRecover,   Op::kAssign,     Op::kErase,
+                       Op::kReadRows,    Op::kTear,  Op::kVersions,  Op::kSharedValue};
 constexpr uint8_t kOther = 0x80;  // in the byte of the operation: the second client says it
 
 // What a fresh server has after a client made two tables.
@@ -97,6 +97,7 @@ void FuzzRequest(const uint8_t* data, size_t size) {
   }
   for (const Session& session : sessions) {
     workers->End(session.client);
+    fixture.job->shared.End(session.client);
     fixture.scratch.Drop(session.client);
   }
   fixture.store.Mend();
@@ -157,6 +158,9 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
                            request(Op::kRecover, R"({"id":1})")},
       {"rows", request(Op::kAssign, rows(1, false, {4, 5}) + std::string(24, '\1')) +
                    request(Op::kReadRows, rows(1, true, {3, 4})) + request(Op::kErase, rows(1, false, {4}))},
+      {"values",
+       request(Op::kSharedValue, EncodeSharedRequest({"queue", true, 0, {&kMagic[0], kMagic.size()}})) +
+           other(Op::kSharedValue, EncodeSharedRequest({"queue", false, 0, {}}))},
       {"read", request(Op::kReadFile, EncodeFileChunk({"server-0-of-1.a.oet", 0, 4}))},
       {"torn", request(Op::kTear, R"({"reason":"a disk is full"})") + request(Op::kVersions, "") +
                    request(Op::kPush, batch(0, {1, 2}, 0.5) + std::string(8, '\1'))},

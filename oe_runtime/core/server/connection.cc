@@ -67,6 +67,7 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
 
 Connection::~Connection() {
   if (greeted_) session_.job->clients.fetch_sub(1);
+  if (greeted_) session_.job->shared.End(session_.client);
   if (session_.worker) session_.job->workers.End(session_.client);
   if (may_have_files_) session_.scratch->Drop(session_.client);
   if (shared_ != nullptr) context_->sharing.fetch_sub(1);

@@ -14,6 +14,7 @@
 
 #include "oe_runtime/core/server/budget.h"
 #include "oe_runtime/core/server/fence.h"
+#include "oe_runtime/core/server/shared_values.h"
 #include "oe_runtime/core/server/slots.h"
 #include "oe_runtime/core/server/store.h"
 #include "oe_runtime/core/server/workers.h"
@@ -27,10 +28,13 @@ void CheckJobName(const std::string& job);
 struct Job {
   Job(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool, const std::string& name,
       Budget* held, const Workers::Post* post)
-      : store(std::move(storage), shard, pool, name), workers(name, &store, &fence, held, post) {}
+      : store(std::move(storage), shard, pool, name),
+        workers(name, &store, &fence, held, post),
+        shared(held) {}
   Store store;
   Fence fence;
   Workers workers;
+  SharedValues shared;
   std::atomic<uint32_t> clients{0};  // that are connected
   Slots::Owner serving;              // requests of its clients that are served,
   Slots::Owner slow;                 // and those that have a thread of their own
@@ -41,7 +45,8 @@ class Jobs {
  public:
   static constexpr size_t kMost = 1000;
 
-  // `pool` must outlive the jobs. `held_bytes` bounds what waits for other workers, and `post` runs tasks for
+  // `pool` must outlive the jobs. `held_bytes` bounds what waits for other workers or is
+  // shared by them, and `post` runs tasks for
   // Workers (workers.h); without it they run at once.
   Jobs(std::shared_ptr<Storage> storage, ShardInfo shard, ThreadPool* pool,
        uint64_t held_bytes = std::numeric_limits<uint64_t>::max(), Workers::Post post = nullptr);

@@ -403,6 +403,7 @@ bool IsSlow(Op op) {
     case Op::kPull:
     case Op::kPush:
     case Op::kLeave:
+    case Op::kSharedValue:
       return false;
     default:
       return true;
@@ -461,6 +462,7 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
     const RowsRequest request = ParseRowsRequest(body);
     return RowBytes(session, request) + request.keys.size;
   }
+  if (op == Op::kSharedValue) return session.job->shared.Bytes(ParseSharedRequest(body).name);
   if (op == Op::kReadFile) {
     Bytes rest;
     return ParseFileChunk(body, &rest).size;
@@ -516,6 +518,9 @@ void ServeOther(Session* of_client, Op op, Buffer* request, Buffer* reply) {
       return ServeReadRows(session, body, reply);
     case Op::kDropTables:
       return ServeDropTables(of_client, body, reply);
+    case Op::kSharedValue:
+      return Put(EncodeSharedReply(session.job->shared.Exchange(session.client, ParseSharedRequest(body))),
+                 reply);
     case Op::kLeave:
       if (session.worker) session.job->workers.Leave(session.client);
       return Put("{}", reply);

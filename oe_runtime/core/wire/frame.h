@@ -63,8 +63,9 @@ enum class Op : uint16_t {
   // the job has other clients, unless "force"; the workers of a job all ask for the same. The reply is how
   // many tables there were, or null if another worker's request dropped them. An empty list only asks.
   kDropTables = 23,
-  kTear = 24,      // {"reason"}: Store::Tear
-  kVersions = 25,  // Store::Versions
+  kTear = 24,         // {"reason"}: Store::Tear
+  kVersions = 25,     // Store::Versions
+  kSharedValue = 27,  // a read or a compare-and-set (server/shared_values.h, wire/messages.h)
   // Not a request: the server says, about four times per second, that the client's request
   // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
   kBusy = 26,
@@ -76,6 +77,9 @@ constexpr uint64_t kMaxBusyBody = 4096;
 
 // The most bytes of a file that one request moves.
 constexpr uint32_t kMaxChunk = uint32_t{4} << 20;
+
+// The most bytes of one shared value.
+constexpr uint32_t kMaxSharedValue = uint32_t{1} << 20;
 
 // The largest body of a request, which a server checks before it takes memory for it; a reply has up to
 // kMaxBody. A parsed body takes more than its bytes (JSON up to 20 times as much), so only rows and keys,
@@ -101,6 +105,8 @@ constexpr uint64_t MaxRequest(Op op) {
       return kMaxChunk + 2 * kSmall;  // the name of the file too
     case Op::kReadFile:
       return 2 * kSmall;
+    case Op::kSharedValue:
+      return kMaxSharedValue + kSmall;  // the name too
     case Op::kError:
     case Op::kCreateTable:
     case Op::kStats:

@@ -184,6 +184,63 @@ FileChunk ParseFileChunk(Bytes body, Bytes* data) {
   return chunk;
 }
 
+std::string EncodeSharedRequest(const SharedRequest& request) {
+  std::string body;
+  Append(&body, request.version);
+  Append(&body, static_cast<uint32_t>(request.write ? 1 : 0));
+  Append(&body, static_cast<uint16_t>(request.name.size()));
+  body += request.name;
+  return body.append(reinterpret_cast<const char*>(request.value.data), request.value.size);
+}
+
+SharedRequest ParseSharedRequest(Bytes body) {
+  Reader reader(body, "shared value");
+  SharedRequest request;
+  request.version = reader.Number<uint64_t>("version");
+  const auto write = reader.Number<uint32_t>("write");
+  if (write > 1) throw ProtocolError("shared value: write is " + std::to_string(write) + ", neither 0 nor 1");
+  request.write = write == 1;
+  const auto length = reader.Number<uint16_t>("length of the name");
+  if (length == 0 || length > SharedRequest::kMostName) {
+    throw ProtocolError("shared value: a name of " + std::to_string(length) + " bytes is not between 1 and " +
+                        std::to_string(SharedRequest::kMostName));
+  }
+  request.name.assign(reinterpret_cast<const char*>(reader.Take(length, "name")), length);
+  request.value = reader.rest();
+  if (request.value.size > (request.write ? kMaxSharedValue : 0)) {
+    throw ProtocolError("shared value: " + std::to_string(request.value.size) + " bytes; at most " +
+                        std::to_string(request.write ? kMaxSharedValue : 0) + " are allowed");
+  }
+  return request;
+}
+
+std::string EncodeSharedReply(const SharedReply& reply) {
+  std::string body;
+  Append(&body, reply.version);
+  Append(&body, reply.client);
+  Append(&body, static_cast<uint32_t>(reply.written ? 1 : 0));
+  Append(&body, static_cast<uint32_t>(reply.members.size()));
+  for (const uint64_t member : reply.members) Append(&body, member);
+  return reply.value == nullptr ? body : body + *reply.value;
+}
+
+SharedReply ParseSharedReply(Bytes body) {
+  Reader reader(body, "reply of a shared value");
+  SharedReply reply;
+  reply.version = reader.Number<uint64_t>("version");
+  reply.client = reader.Number<uint64_t>("client");
+  reply.written = reader.Number<uint32_t>("written") != 0;
+  const auto members = reader.Number<uint32_t>("number of members");
+  const uint8_t* const numbers = reader.TakeMany(members, 8, "members");
+  reply.members.resize(members);
+  if (members > 0) std::memcpy(reply.members.data(), numbers, size_t{members} * 8);
+  const Bytes rest = reader.rest();
+  if (reply.version != 0 && !reply.written) {
+    reply.value = std::make_shared<const std::string>(reinterpret_cast<const char*>(rest.data), rest.size);
+  }
+  return reply;
+}
+
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head) {
   if (std::max(entries.size(), blocks.size()) > kMaxEntries) {
     throw SpecError("a batch of " + std::to_string(std::max(entries.size(), blocks.size())) +

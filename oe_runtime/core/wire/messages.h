@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -131,6 +132,32 @@ struct FileChunk {
 std::string EncodeFileChunk(const FileChunk& chunk);
 // Sets *data to what follows the name: nothing for a read. Throws ProtocolError for more than kMaxChunk.
 FileChunk ParseFileChunk(Bytes body, Bytes* data);
+
+// Op::kSharedValue (server/shared_values.h).
+//
+//   request  uint64 version that a write replaces, uint32 1 for a write, 0 for a read,
+//            uint16 length of the name, the name, the value of a write
+//   reply    uint64 version, uint64 the client's number, uint32 1 if it has written, else 0,
+//            uint32 number of members, their numbers, uint64 each, the value unless it has written
+struct SharedRequest {
+  static constexpr size_t kMostName = 64;  // bytes
+  std::string name;
+  bool write = false;
+  uint64_t version = 0;
+  Bytes value;
+};
+struct SharedReply {
+  uint64_t version = 0;  // of the present value; 0: there is none
+  uint64_t client = 0;
+  bool written = false;
+  std::vector<uint64_t> members;             // clients that take part, ascending
+  std::shared_ptr<const std::string> value;  // nullptr: none, or the client knows it
+};
+std::string EncodeSharedRequest(const SharedRequest& request);
+// The value is a view into the body. Throws ProtocolError for a name or value that is too long.
+SharedRequest ParseSharedRequest(Bytes body);
+std::string EncodeSharedReply(const SharedReply& reply);
+SharedReply ParseSharedReply(Bytes body);
 
 // Writes everything but values and counts into *head.
 void EncodeBatch(const std::vector<BatchEntry>& entries, const std::vector<KeyBlock>& blocks, Buffer* head);

@@ -176,6 +176,47 @@ TEST(MessageTest, FileChunkRoundTripAndTruncation) {
   }
 }
 
+TEST(MessageTest, SharedValueRoundTripAndLimits) {
+  const std::string value = "{\"taken\": 3}";
+  const auto view = [](const std::string& text) {
+    return Bytes{reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+  };
+  const std::string body = EncodeSharedRequest({"queue", true, uint64_t{7} << 40, view(value)});
+  const SharedRequest request = ParseSharedRequest(view(body));
+  EXPECT_EQ(request.name, "queue");
+  EXPECT_TRUE(request.write);
+  EXPECT_EQ(request.version, uint64_t{7} << 40);
+  EXPECT_EQ(std::string(request.value.data, request.value.data + request.value.size), value);
+  for (size_t size = 0; size < body.size() - value.size(); ++size) {
+    EXPECT_THROW(ParseSharedRequest({view(body).data, size}), ProtocolError);
+  }
+  const std::string most(kMaxSharedValue, 'x');
+  const std::string more(kMaxSharedValue + 1, 'x');
+  EXPECT_LE(EncodeSharedRequest({std::string(64, 'n'), true, 0, view(most)}).size(),
+            MaxRequest(Op::kSharedValue));
+  for (const auto& bad : {EncodeSharedRequest({"", true, 0, view(value)}),
+                          EncodeSharedRequest({std::string(65, 'n'), true, 0, view(value)}),
+                          EncodeSharedRequest({"queue", false, 0, view(value)}),
+                          EncodeSharedRequest({"queue", true, 0, view(more)})}) {
+    EXPECT_THROW(ParseSharedRequest(view(bad)), ProtocolError);
+  }
+  SharedReply reply;
+  reply.version = 9;
+  reply.client = 4;
+  reply.members = {2, 4, uint64_t{1} << 33};
+  reply.value = std::make_shared<const std::string>(value);
+  const std::string answer = EncodeSharedReply(reply);
+  const SharedReply parsed = ParseSharedReply(view(answer));
+  EXPECT_EQ(parsed.version, 9U);
+  EXPECT_EQ(parsed.client, 4U);
+  EXPECT_FALSE(parsed.written);
+  EXPECT_EQ(parsed.members, reply.members);
+  EXPECT_EQ(*parsed.value, value);
+  for (size_t size = 0; size < answer.size() - value.size(); ++size) {
+    EXPECT_THROW(ParseSharedReply({view(answer).data, size}), ProtocolError);
+  }
+}
+
 TEST(BatchTest, RoundTrip) {
   const Buffer head = SampleBatch();
   const BatchView view = ParseBatch(ViewOf(head));

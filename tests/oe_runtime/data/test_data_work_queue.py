@@ -7,19 +7,22 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from server_processes import Servers
 
 from oe_runtime.data import DataError, Split, open_source, training_batches
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.generate import BLOCK_ROWS, Generator, tables
 from oe_runtime.data.schema import COLUMNS, concatenate
-from oe_runtime.data.shared_queue import SharedWorkQueue
+from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Range, WorkQueue
+from oe_runtime.shared_values import SharedValues
 
 EXCERPT = Path(__file__).with_name("criteo_200.tsv")
 RANGES = [Range("a.tsv", 0, 100), Range("a.tsv", 100, 180), Range("b.gz", 0, 50)]
@@ -221,14 +224,16 @@ def test_synchronous_workers_have_the_batches_of_one(workers: int) -> None:
 
 WORKER = """
 import sys, time
-from pathlib import Path
 import numpy as np
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.shared_queue import SharedWorkQueue
+from oe_runtime.shared_values import SharedValues
 
-directory, data, log, hang = sys.argv[1:]
+endpoints, data, log, hang = sys.argv[1:]
 source = CriteoFiles(data)
-with SharedWorkQueue(Path(directory), source.ranges(20000), epochs=2, seed=3) as queue, open(log, "a") as out:
+values = SharedValues(endpoints.split(","), job="train")
+queue = SharedWorkQueue(values, source.ranges(20000), epochs=2, seed=3)
+with open(log, "a") as out:
     while work := queue.take(0.05):
         done = work.done
         for batch in source.read(work.range, done):
@@ -243,16 +248,31 @@ with SharedWorkQueue(Path(directory), source.ranges(20000), epochs=2, seed=3) as
                     print("hanging", flush=True)
                     time.sleep(600)
         queue.finish(work)
+values.close()
 """
 
 
+@pytest.fixture
+def endpoints(tmp_path: Path) -> Iterator[list[str]]:
+    """Two servers, of which the first has the queue."""
+    servers = Servers(tmp_path / "servers", 2)
+    try:
+        yield servers.endpoints
+    finally:
+        servers.end()
+
+
 @pytest.mark.process
-def test_four_processes_of_which_one_is_killed(tmp_path: Path) -> None:
+def test_four_processes_of_which_one_is_killed(tmp_path: Path, endpoints: list[str]) -> None:
     data = tmp_path / "rows.tsv"
     fields = [line.split(b"\t") for line in EXCERPT.read_bytes().splitlines()]
     numbered = (b"\t".join([f[0], b"%d" % i, *f[2:]]) for i, f in enumerate(fields * 10))
     data.write_bytes(b"".join(line + b"\n" for line in numbered))
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "queue"), str(data), str(tmp_path / "log")]
+    ranges = CriteoFiles(str(data)).ranges(20000)
+    values = SharedValues(endpoints, job="train")
+    queue = SharedWorkQueue(values, ranges, epochs=2, seed=3)
+    queue.save()
+    command = [sys.executable, "-c", WORKER, ",".join(endpoints), str(data), str(tmp_path / "log")]
     with subprocess.Popen([*command, "yes"], stdout=subprocess.PIPE) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"hanging\n"
@@ -262,26 +282,45 @@ def test_four_processes_of_which_one_is_killed(tmp_path: Path) -> None:
     assert [worker.wait(timeout=120) for worker in workers] == [0, 0, 0]
     seen = Counter(tuple(map(int, line.split())) for line in (tmp_path / "log").read_text().splitlines())
     assert seen == {(epoch, row): 1 for epoch in (0, 1) for row in range(2000)}
-    ranges = CriteoFiles(str(data)).ranges(20000)
-    with SharedWorkQueue(tmp_path / "queue", ranges, epochs=2, seed=3) as queue:
-        assert queue.take() is None
-        state = queue.save()
+    assert queue.take() is None
+    state = queue.save()
     assert state["open"] == []
-    with SharedWorkQueue(tmp_path / "another", ranges, epochs=2, seed=3) as queue:
-        queue.restore(state)
-        assert queue.take() is None
+    values.close()
+    values = SharedValues(endpoints, job="another")
+    queue = SharedWorkQueue(values, ranges, epochs=2, seed=3)
+    queue.restore(state)
+    assert queue.take() is None
+    values.close()
 
 
-def test_a_shared_queue_takes_back_what_a_closed_worker_had(tmp_path: Path) -> None:
-    one, two = (SharedWorkQueue(tmp_path, RANGES) for _ in range(2))
+@pytest.mark.process
+def test_a_shared_queue_takes_back_what_a_closed_worker_had(endpoints: list[str]) -> None:
+    ends = [SharedValues(endpoints) for _ in range(2)]
+    one, two = (SharedWorkQueue(values, RANGES) for values in ends)
     had = one.take()
     assert had is not None
     one.report(had, 7)
     assert [two.take(), two.take()] != [None, None]
-    one.close()
-    one.close()
+    ends[0].close()
+    ends[0].close()
     assert two.take() == had._replace(done=7)
     assert two.take() is None  # all the others are its own
-    two.close()
-    with pytest.raises(DataError, match="cannot keep a work queue in"):
-        SharedWorkQueue(EXCERPT / "queue", RANGES)
+    ends[1].close()
+
+
+@pytest.mark.process
+def test_a_restored_queue_refuses_workers_that_have_not_followed(endpoints: list[str]) -> None:
+    ends = [SharedValues(endpoints) for _ in range(2)]
+    one, two = (SharedWorkQueue(values, RANGES) for values in ends)
+    one.restore(None)
+    two.follow()
+    had = two.take()
+    assert had is not None
+    one.restore(None, target={"path": "checkpoint"}, stop=None)
+    with pytest.raises(QueueRestored):
+        two.report(had, 1)
+    two.follow()
+    assert two.take() == had
+    assert ends[1].object("queue")["target"] == {"path": "checkpoint"}
+    for values in ends:
+        values.close()

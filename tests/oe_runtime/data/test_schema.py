@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -191,6 +192,13 @@ def test_built_in_schemas(tmp_path: Path) -> None:
         ("label: y\ncategories: [a]\ncolumns: [y, b]", "columns lacks the column a"),
         ("label: y\ncategories: [a]\nheader: false", "without a header, `columns` must name"),
         ("label: y\ncategories: [a]\nseparator: '::'", "separator is '::', expected one ASCII character"),
+        (
+            "label: y\npositive: yes\nnumbers: [a]",
+            "positive is True, expected a text or a whole number",
+        ),
+        ("label: y\nmissing: [null]\nnumbers: [a]", "missing is None, expected a text or a whole number"),
+        ("label: y\nmissing: NA\nnumbers: [a]", "missing is 'NA', expected a list of values"),
+        ("label: y\nmissing: [NA]\npositive: NA\nnumbers: [a]", "positive is NA, which counts as missing"),
         ("[y]", "schema.yml is ['y'], expected keys of label"),
     ],
 )
@@ -311,3 +319,143 @@ def test_a_constant_label_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
         found = capsys.readouterr().err
         assert found.startswith(said)
         assert bool(found) == bool(said)
+
+
+WORDS: dict[str, Any] = {
+    "label": "bought",
+    "positive": "yes",
+    "missing": ["NA", -1],
+    "numbers": {"price": {"scale": "none", "missing": 7}},
+    "categories": {"site": 50, "tags": {"cardinality": 20, "separator": "|", "length": 2}},
+}
+
+
+def words_as_text(path: Path) -> None:
+    path.write_text("bought,price,site,tags\nyes,-1,NA,NA|x|-1\nno,2.5,NAN,NA\nmaybe,,a,x|y\n")
+
+
+def words_as_columns(path: Path) -> None:
+    columns = {"bought": ["yes", "no", "maybe"], "price": [-1.0, 2.5, None], "site": ["NA", "NAN", "a"]}
+    tags = [["NA", "x", "-1"], [], ["x", "y"]]
+    pq.write_table(pa.table(columns | {"tags": tags}), path)
+
+
+def words_as_records(path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    tags = ["NA|x|-1", "NA", "x|y"]
+    rows = zip(["yes", "no", "maybe"], [[-1.0], [2.5], []], ["NA", "NAN", "a"], tags, strict=True)
+    with tf.io.TFRecordWriter(str(path)) as out:
+        for label, price, site, tag in rows:
+            features = {
+                name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+                for name, text in (("bought", label), ("site", site), ("tags", tag))
+            }
+            features["price"] = tf.train.Feature(float_list=tf.train.FloatList(value=price))
+            out.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("rows.csv", words_as_text), ("rows.parquet", words_as_columns), ("rows.tfrecord", words_as_records)],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_other_labels_and_words_for_missing_values(
+    tmp_path: Path, name: str, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path / name)
+    words = schema(json.dumps(WORDS))
+    assert row_schema.parse(words.to_value(), "again") == words
+    rows = everything(tmp_path / name, words)
+    assert rows.labels.tolist() == [1, 0, 0]
+    assert rows.dense[:, 0].tolist() == [7, 2.5, 7]
+    x, y = ident("x", 20), ident("y", 20)
+    assert rows.ids.tolist() == [[0, x, 0], [ident("NAN", 50), 0, 0], [ident("a", 50), x, y]]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_label_without_a_value_is_broken(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"rows.{kind}"
+    columns = {"bought": ["yes", "NA"], "price": [1.0, 2.0], "site": ["a", "b"], "tags": ["x", "y"]}
+    if kind == "csv":
+        path.write_text("bought,price,site,tags\nyes,1,a,x\nNA,2,b,y\n")
+    else:
+        pq.write_table(pa.table(columns), path)
+    with pytest.raises(DataError, match="the label is 'NA', which is no value"):
+        everything(path, schema(json.dumps(WORDS)))
+
+
+def test_whole_numbers_may_be_labels(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"y": [2, 1, 2], "a": [1, -1, 3]}), path)
+    found = schema('{"label": "y", "positive": 2, "missing": [-1], "numbers": {"a": "none"}}')
+    rows = everything(path, found)
+    assert rows.labels.tolist() == [1, 0, 1]
+    assert rows.dense[:, 0].tolist() == [1, 0, 3]
+
+
+SMALL = row_schema.parse(
+    {"label": "click", "numbers": {"age": "none"}, "categories": {"größe": 50}, "ignored": "*"}, "small.yml"
+)
+
+
+def named(path: Path, names: list[str]) -> None:
+    """Write a file of one row with these columns, in the format of its ending."""
+    values = ["0", *map(str, range(1, len(names)))]
+    if path.suffix == ".csv":
+        path.write_text(f"{','.join(names)}\n{','.join(values)}\n", encoding="utf-8")
+        return
+    numbers = [pa.array([int(value)]) for value in values]
+    pq.write_table(pa.table(numbers, names), path)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("names", "age"), [(["click", "AGE", "age", "größe"], 2), (["click", "Age", "größe"], 1)]
+)
+def test_a_column_of_the_very_name_goes_before_one_in_another_case(
+    ending: str, names: list[str], age: int, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows.{ending}"
+    named(path, names)
+    found = everything(path, SMALL)
+    assert found.dense.tolist() == [[age]]
+    assert found.ids.tolist() == [[ident(str(len(names) - 1), 50)]]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("names", [["click", "age", "age", "größe"], ["click", "Age", "AGE", "größe"]])
+def test_a_column_that_a_file_has_twice_is_refused(ending: str, names: list[str], tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{ending}"
+    named(path, names)
+    shown = f"the column age 2 times: {names[1]} .column 2., {names[2]} .column 3."
+    with pytest.raises(DataError, match=shown):
+        everything(path, SMALL)
+
+
+def test_unsigned_ids_are_read_as_text_files_have_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    large = 2**64 - 5
+    pq.write_table(pa.table({"click": [0], "age": [1.0], "größe": pa.array([large], pa.uint64())}), path)
+    assert everything(path, SMALL).ids.tolist() == [[ident(str(large), 50)]]
+
+
+@pytest.mark.parametrize("column", ["age", "weight"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_number_that_models_would_have_as_infinite_is_a_broken_row(
+    ending: str, column: str, tmp_path: Path
+) -> None:
+    wanted = row_schema.parse(
+        {"label": "click", "numbers": {"age": "none"}, "weight": "weight", "ignored": "*"}, "small.yml"
+    )
+    values = {"click": [1, 1], "age": [1.0, 2.0], "weight": [1.0, 2.0]} | {column: [1.0, 1e39]}
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        path.write_text(
+            "\n".join(
+                [",".join(values), *(",".join(map(str, r)) for r in zip(*values.values(), strict=True))]
+            )
+        )
+    else:
+        pq.write_table(pa.table(values), path)
+    with pytest.raises(DataError, match=f"{column} is '1e.39', expected a number"):
+        everything(path, wanted)

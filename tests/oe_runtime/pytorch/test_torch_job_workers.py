@@ -1,0 +1,157 @@
+"""A PyTorch script with DistributedDataParallel as a job of two workers."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_scripts import losses, start, write
+from training_runs import ServerProcess, events, wait_for
+
+from provision.jobs.worker_group import free_endpoints
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.process
+
+# 20 steps per epoch, each of the same 50 examples for one worker and for two.
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+import oe_runtime.job as job
+import oe_runtime.torch as embed
+
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+assert torch.distributed.get_rank() == job.rank
+torch.manual_seed(1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c1 = torch.nn.Embedding(300, 4)
+        self.dense = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+    def forward(self, ids):
+        return self.dense(self.c1(ids).flatten(1))[:, 0]
+
+
+model = embed.distributed_model(Model(), job.client())
+model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = embed.distributed_optimizer(torch.optim.Adam(model.parameters(), 0.01), model)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+ids = torch.randint(0, 300, (1000, 2), generator=torch.Generator().manual_seed(0))
+data = TensorDataset(ids, (ids[:, 0] % 3 == 0).float())
+sampler = DistributedSampler(data, job.workers, job.rank)
+loader = DataLoader(data, 50 // job.workers, sampler=sampler)
+loss_of = torch.nn.BCEWithLogitsLoss()
+with job.training(model, optimizer, scheduler=scheduler) as loop:
+    for epoch in loop.epochs(6):
+        sampler.set_epoch(epoch)
+        for x, y in loop.batches(loader):
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            job.step(loss=loss)
+assert not {"tensorflow", "keras"} & set(sys.modules)
+"""
+
+
+def start_workers(script: Path, run_dir: Path, server: ServerProcess, *flags: str) -> list[Any]:
+    workers = free_endpoints(2)
+    more = ("--servers", server.endpoint, "--workers", workers, "--checkpoint-steps", "15", *flags)
+    return [start(script, run_dir, *more, "--rank", str(rank)) for rank in range(2)]
+
+
+def ended(workers: list[Any]) -> tuple[list[int], list[tuple[str, str]]]:
+    said = [worker.communicate(timeout=120) for worker in workers]
+    return [worker.returncode for worker in workers], said
+
+
+def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> None:
+    script, run_dir = write(tmp_path, SCRIPT), tmp_path / "run"
+    server, another = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "another")
+    workers = start_workers(script, run_dir, server)
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        server.kill()
+        server.start_again()
+        wait_for(lambda: len(events(run_dir, "server_back")) == 1, workers[0])
+        wait_for(lambda: max(losses(run_dir)) > 35, workers[0])
+        workers[1].send_signal(signal.SIGTERM)
+        codes, said = ended(workers)
+        assert codes == [130, 130], said
+        stopped = events(run_dir, "interrupted")[0]["step"]
+
+        workers = start_workers(script, run_dir, another, "--resume")
+        wait_for(lambda: max(losses(run_dir)) > min(stopped + 20, 100), workers[0])
+        workers[1].kill()
+        codes, said = ended(workers)
+        assert codes == [3, -signal.SIGKILL], said
+        assert "another worker was lost" in said[0][1] or "worker 1" in said[0][1]
+        assert "--resume" in said[0][1]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        for one in (server, another):
+            one.stop()
+    codes, said = ended([start(script, run_dir, "--checkpoint-steps", "15", "--resume")])
+    assert codes == [0], said
+    codes, said = ended([start(script, tmp_path / "one", "--checkpoint-steps", "15")])
+    assert codes == [0], said
+    found, expected = losses(run_dir), losses(tmp_path / "one")
+    assert len(found) == len(expected) == 120
+    for step, (loss, _) in expected.items():
+        assert found[step][0] == pytest.approx(loss, rel=1e-3), step
+
+
+WRONG = {
+    "no group": (
+        SCRIPT.replace('torch.distributed.init_process_group("gloo")\n', "").replace(
+            "assert torch.distributed.get_rank() == job.rank\n", ""
+        ),
+        "a PyTorch job of 2 workers needs its process group first: call torch.distributed.init_process_group",
+    ),
+    "not wrapped": (
+        SCRIPT.replace("model = torch.nn.parallel.DistributedDataParallel(model)\n", ""),
+        "after the first step, dense.",
+    ),
+    "wrapped before": (
+        SCRIPT.replace("Model(), job.client()", "wrapped, job.client()").replace(
+            "model = embed", "wrapped = torch.nn.parallel.DistributedDataParallel(Model())\nmodel = embed", 1
+        ),
+        "the model is in DistributedDataParallel already, which would keep the embeddings: call distributed",
+    ),
+    "unequal": (
+        SCRIPT.replace("50 // job.workers, sampler", "25 + 5 * job.rank, sampler"),
+        "the workers have different numbers of batches in epoch 1: 20 in worker 0, 17 in worker 1; give each",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_of_several_workers(name: str, tmp_path: Path) -> None:
+    text, message = WRONG[name]
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(write(tmp_path, text), tmp_path / "run", server)
+    try:
+        codes, said = ended(workers)
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.stop()
+    assert codes == [1, 1], said
+    assert all(f": {message}" in error for _, error in said), said
+
+
+def test_the_same_script_alone(tmp_path: Path) -> None:
+    """A group of one process needs no launcher's addresses."""
+    codes, said = ended([start(write(tmp_path, SCRIPT.replace("epochs(6)", "epochs(1)")), tmp_path / "run")])
+    assert codes == [0], said
+    assert max(losses(tmp_path / "run")) == 20
