@@ -48,7 +48,8 @@ def distributed_model(
 
     Every `keras.layers.Embedding` with input_dim ≥ `sparse_as_dense_size`, and every
     `oe_runtime.keras.Embedding`, becomes a table on the servers of `client`, named `name_prefix` + the
-    layer's name. Without a client, `flags` name the servers. All other weights are copied; `model` stays
+    layer's name. Without a client, they are those of the job that a launcher
+    started this process for, or `flags` name them. All other weights are copied; `model` stays
     unchanged. A subclassed model, whose graph is not known, is changed in place and returned. Its replaced
     layers are those in its attributes, or in its layers' attributes, lists included.
 
@@ -131,6 +132,8 @@ def convert(
     def replace(layer: Any) -> Any:
         if id(layer) in stays:
             return None
+        if isinstance(layer, TableLayer) and layer.sparse_as_dense:
+            return worker_embedding(library, layer)
         if isinstance(layer, library.layers.Embedding) and layer.input_dim >= size:
             return server_embedding(embedding, layer, explicit=explicit)
         return None
@@ -271,6 +274,23 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
     written = written_rows(layer)
     if written is not None:
         new.set_weights([written])
+    return new
+
+
+def worker_embedding(library: Any, layer: TableLayer) -> Any:
+    """Return the library's own Embedding for a layer with sparse_as_dense."""
+    new = library.layers.Embedding(
+        layer.input_dim,
+        layer.output_dim,
+        layer.embeddings_initializer,
+        embeddings_regularizer=layer.embeddings_regularizer,
+        activity_regularizer=layer.activity_regularizer,
+        mask_zero=layer.mask_zero,
+        name=layer.name,
+        dtype=layer.dtype_policy,
+        trainable=layer.trainable,
+    )
+    new.sparse_as_dense = True
     return new
 
 

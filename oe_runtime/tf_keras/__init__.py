@@ -27,16 +27,16 @@ if _keras3.backend.backend() != "tensorflow":
         f"oe_runtime.tf_keras needs TensorFlow, but KERAS_BACKEND is {_keras3.backend.backend()}: unset it"
     )
 
-from oe_runtime.keras.pipeline import pulling
-from oe_runtime.keras.saving import (
-    check_export,
+from oe_runtime.keras import exb
+from oe_runtime.keras.exb import (
     load_server_model,
     persist_server_model,
     restore_server_model,
-    save_as_original_model,
     save_server_model,
     should_persist_server_model,
 )
+from oe_runtime.keras.pipeline import pulling
+from oe_runtime.keras.saving import check_export, save_as_original_model
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.tape import GradientTape
 from oe_runtime.keras.workers import TensorFlowWorkers, Workers
@@ -60,6 +60,7 @@ __all__ = [
     "check_export",
     "distributed_model",
     "distributed_optimizer",
+    "exb",
     "flags",
     "load_server_model",
     "persist_server_model",
