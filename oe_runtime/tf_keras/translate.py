@@ -31,7 +31,8 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     del explicit
     if isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
-            f"optimizer {type(optimizer).__name__} is of Keras 3, the model of tf-keras: take tf_keras's"
+            f"optimizer {type(optimizer).__name__} is of Keras 3, the model of tf-keras: take tf_keras's, "
+            "or set TF_USE_LEGACY_KERAS=1 before TensorFlow is imported, which makes tf.keras tf-keras"
         )
     optimizer = tf_keras.optimizers.get(optimizer)
     table_optimizer(optimizer)
