@@ -68,6 +68,11 @@ class FitPart:
         self._data = given["x"] = epoch_data(
             _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
         )
+        if _is_shuffled(given) and given.get("steps_per_epoch") in (None, -1, _size(given)):
+            from oe_runtime.job.keras_data import shuffled_batches
+
+            self._data = given["x"] = shuffled_batches(model.served.library, self._data)
+            given["shuffle"] = False
         if not course.begin_part(epochs):
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
@@ -81,7 +86,9 @@ class FitPart:
             if hasattr(self._data, "pass_batches"):
                 self._data.pass_batches(batches)
             given["initial_epoch"] = at.epoch
-        _seed(self._session, course.position.part)
+        seed = _seed(self._session, course.position.part)
+        if hasattr(self._data, "seed"):
+            self._data.seed = seed
         model._around = self._around
         try:
             history = model.fit(**given)
@@ -148,8 +155,8 @@ def _taken(losses: Any) -> tuple[float, int]:
     return float(total), int(rows)
 
 
-def _seed(session: Session, part: int) -> None:
-    """Let the order of shuffled arrays depend on the script's seed and the part only."""
+def _seed(session: Session, part: int) -> int:
+    """Let the order of shuffled data depend on the script's seed and the part only; return the seed."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -157,7 +164,9 @@ def _seed(session: Session, part: int) -> None:
     if session.seeds is None or found != session.seeds[1]:  # the script has set one since the last part
         session.seeds = found or 0, None
     session.seeds = session.seeds[0], session.seeds[0] + part
-    tf.random.set_seed(session.seeds[1])
+    seed = session.seeds[0] + part
+    tf.random.set_seed(seed)
+    return seed
 
 
 def epoch_data(data: Any) -> Any:
@@ -181,6 +190,11 @@ def _read_before(given: Mapping[str, Any], at: Position, first: int, epochs: int
         return at.epoch - first, at.batch
     batches = (at.epoch - first) * steps + at.batch
     size = _size(given)
+    if size not in (None, steps) and (_is_shuffled(given) or _changes(given["x"])):
+        raise ValueError(
+            f"fit(steps_per_epoch={steps}) cannot go on here, because a PyDataset of {size} batches changes "
+            "its order in the middle of them: leave steps_per_epoch out"
+        )
     passes, rest = (0, batches) if size is None else divmod(batches, size)
     several = size is not None and steps < size < steps * (epochs - first)  # its epochs share an iterator
     early = size is not None and size < steps
@@ -211,16 +225,32 @@ def _size(given: Mapping[str, Any]) -> int | None:
     if isinstance(data, tf.data.Dataset):
         size = int(data.cardinality())
         return size if size >= 0 else None
-    if hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end"):  # a PyDataset
+    if _is_py_dataset(data):
         return getattr(data, "num_batches", None) or len(data)
     shape = getattr((tf.nest.flatten(data) or [None])[0], "shape", None)
     return -(-int(shape[0]) // int(given.get("batch_size") or 32)) if shape else None
+
+
+def _is_py_dataset(data: Any) -> bool:
+    """Whether it is a PyDataset of Keras 3, or a Sequence of tf-keras."""
+    return hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end")
+
+
+def _is_shuffled(given: Mapping[str, Any]) -> bool:
+    """Whether fit shuffles the batches of a PyDataset."""
+    return _is_py_dataset(given["x"]) and bool(given.get("shuffle", True)) and bool(_size(given))
+
+
+def _changes(data: Any) -> bool:
+    """Whether a PyDataset may change at an epoch's end: its `on_epoch_end` is not that of Keras."""
+    module = getattr(type(data), "on_epoch_end", _is_py_dataset).__module__
+    return _is_py_dataset(data) and module.partition(".")[0] not in ("keras", "tf_keras")
 
 
 def _pass_epochs(data: Any, epochs: int) -> None:
     """Bring data whose order depends on the epochs before to where it was."""
     if hasattr(data, "skip_epochs"):
         data.skip_epochs(epochs)
-    elif hasattr(data, "on_epoch_end"):  # of a PyDataset
+    elif hasattr(data, "on_epoch_end"):  # of a PyDataset that is not shuffled
         for _ in range(epochs):
             data.on_epoch_end()
