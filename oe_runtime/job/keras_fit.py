@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.job.state import ScriptState
+from oe_runtime.support import dense_file
 from oe_runtime.training.dense_state import KerasState
 from oe_runtime.training.position import Position
+from oe_runtime.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
@@ -23,6 +27,21 @@ class KerasScriptState(ScriptState):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, KerasState(model))
+        self._optimizer: Any = None  # that has the checkpoint's variables
+
+    def load(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load(directory)
+        self._optimizer = self.model.optimizer
+
+    def load_again(self, ranks: Ranks, directory: Path) -> None:
+        """Load the checkpoint once more where the script has compiled the model anew since."""
+        if self._optimizer is None or self._optimizer is self.model.optimizer:
+            return
+        content = ranks.share(b"" if ranks.rank else (directory / dense_file.FILE).read_bytes())
+        with tempfile.TemporaryDirectory() as temporary:
+            (Path(temporary) / dense_file.FILE).write_bytes(content)
+            self._dense.load(Path(temporary))
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
@@ -78,6 +97,8 @@ class FitPart:
             self._session.screen.say("fit was done before the checkpoint: skipped")
             return model.served.library.callbacks.History()
         at = course.position
+        if course.saved is not None and course.saved.position.part == at.part:
+            course.state.load_again(self._session.ranks, course.saved.path)  # type: ignore[attr-defined]
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
             passes, batches = _read_before(given, at, first, epochs)

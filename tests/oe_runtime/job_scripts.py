@@ -108,6 +108,16 @@ rows = dataset("criteo", job.data, 100, max_cardinality=200)
 model.fit(rows, epochs=2, verbose=0, callbacks=[Stop(), embed.JobCallback(job)])
 """
 PARTS = KERAS + "for _ in range(3): model.fit(features, labels, 50, 1, 0, callbacks)\n"
+# The second fit has another optimizer, which counts its own steps.
+RECOMPILED = (
+    KERAS.replace("int(self.model.optimizer.iterations)", "job.current().course.position.step")
+    + """
+model.fit(features, labels, 50, 1, 0, callbacks)
+adam = embed.distributed_optimizer(keras.optimizers.Adam(0.003))
+model.compile(adam, "binary_crossentropy", metrics=["AUC"])
+model.fit(features, labels, 50, 1, 0, callbacks)
+"""
+)
 
 
 def write(directory: Path, text: str, name: str = "train.py") -> Path:

@@ -60,6 +60,16 @@ def test_epochs_that_share_an_iterator_go_on_in_the_middle(kind: str, tmp_path: 
     assert figures(run_dir) == figures(whole)
 
 
+def test_the_optimizer_of_a_later_fit_goes_on(tmp_path: Path) -> None:
+    script = write(tmp_path, job_scripts.RECOMPILED)
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole) == 0
+    assert run(script, run_dir, arguments=("31",)) == 130
+    assert run(script, run_dir, "--resume") == 0
+    assert len(losses(whole)) == 40
+    assert losses(run_dir) == losses(whole)
+
+
 @pytest.mark.parametrize(
     ("text", "steps", "stop", "words"),
     [
