@@ -157,6 +157,8 @@ class TextLayout:
         numbers: Sequence[tuple[int, str, bool, bool, float, float, float]],
         categories: Sequence[tuple[int, int, str, int, bool, bool]],
         weight: int | None = None,
+        positive: str = "",
+        missing: Sequence[str] = (),
     ) -> None:
         """Numbers: place, name, whole, logarithm, shift, divisor, missing.
 

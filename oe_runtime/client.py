@@ -107,6 +107,7 @@ class Client:
     _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
 
     restores = False  # whether a checkpoint will replace all rows: models bring none (oe_runtime.job)
+    fit_alone = ""  # why `fit` may not train without a JobCallback (oe_runtime.job)
     fixed = ""  # why a script may not change tables now (oe_runtime.job)
     workers: Any = None  # the workers of the job that made this client (oe_runtime.job)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
-from oe_runtime.support import interrupt
+from oe_runtime.support import interrupt, remote_files
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.support.token_file import read_token
 
@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "model",
-        type=Path,
-        help="a model of save_serving_model, the directory of a run, or a SavedModel that includes its rows",
+        help="a model of save_serving_model, the directory of a run, or a SavedModel that includes its rows; "
+        "also by URL: s3://…",
     )
     parser.add_argument(
         "--rows",
@@ -100,7 +100,8 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     from oe_runtime.serving.model import Model
     from oe_runtime.serving.rest import RestServer
 
-    if options.model.is_dir():  # else Model.load refuses it at once
+    # Model.load refuses what is neither at once.
+    if remote_files.is_remote(options.model) or Path(options.model).is_dir():
         with without_noise():
             import tensorflow  # noqa: F401
     storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)

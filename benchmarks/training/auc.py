@@ -111,6 +111,7 @@ def train(
         "kind": named,
         "auc": found["auc"],
         "loss": found["loss"],
+        "accuracy": found["accuracy"],
         **measured(),
     }
 
@@ -170,9 +171,12 @@ def report(parts: Path) -> int:
             missed += verdicts[0].endswith("MISSED")
             numbers = [f"{statistics.mean(aucs):.4f}", f"{statistics.stdev(aucs) if aucs[1:] else 0:.4f}"]
             loss = f"{statistics.mean(one['loss'] for one in by_seed.values()):.4f}"
+            # Lines of before 2026-11-24 have none.
+            right = [one["accuracy"] for one in by_seed.values() if "accuracy" in one]
+            accuracy = f"{statistics.mean(right):.4f}" if right else ""
             name = f"{data}, {model}, dim {dim}, {optimizer}, {epochs} epochs of {batch}, {cap or 'all'} ids"
             days = max(one["day"] for one in by_seed.values())
-            lines.append([f"{name}, {kind}", str(len(aucs)), *numbers, *verdicts, loss, days])
+            lines.append([f"{name}, {kind}", str(len(aucs)), *numbers, *verdicts, accuracy, loss, days])
     text = header("AUC of held-out rows: stock Keras and served embeddings")
     text += f"""\
 Means over seeds; ± is the standard deviation of a seed. Served rows begin with values of the same
@@ -187,7 +191,7 @@ digits (one seed, with Adagrad and with Adam).
 
 """
     columns = ["data, model, embeddings", "seeds", "AUC", "±", "against stock", "against stock by row"]
-    text += table([*columns, "log loss", "measured"], lines)
+    text += table([*columns, "accuracy", "log loss", "measured"], lines)
     parts.with_suffix(".md").write_text(text)
     print(text)
     return 1 if missed else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,9 @@ from oe_runtime.support.remote_files import Bandwidth, RemotePath
 T = TypeVar("T")
 _FETCHING = ".partial-fetch-"
 _FILES = 4  # transferred at the same time
+_HEAD = 64 << 10  # bytes of a table's file that have its header, but for a table with a very long description
+_SIZE = slice(12, 16)  # of the header's length in them
+_FIXED = 24  # bytes before the header and of its checksum
 
 
 class RemoteCheckpoints:
@@ -127,6 +131,45 @@ class RemoteCheckpoints:
             ) from error
         return target
 
+    def fetch_headers(self, name: str, directory: Path) -> None:
+        """Bring what `inspect` reads: the manifest, and begin and end of each table's file, the rest a hole.
+
+        Raises CheckpointError naming the URL, also of a file of another size, or another checksum at its end.
+        """
+        target = directory / name
+        target.mkdir(parents=True)
+
+        def get(file: str, wanted: Mapping[str, Any]) -> None:
+            url = self.root / name / file
+            with url.open(buffering=0) as source, (target / file).open("wb") as local:
+                size = source.seek(0, os.SEEK_END)
+                if size != wanted["bytes"]:
+                    said = f"it has {size} bytes, the manifest says {wanted['bytes']}"
+                    raise CheckpointError(f"{url} is damaged: {said}")
+                source.seek(0)
+                head = source.read(_HEAD)
+                if (length := int.from_bytes(head[_SIZE], "little") + _FIXED) > len(head):
+                    source.seek(0)
+                    head = source.read(min(length, size))
+                local.write(head)
+                local.truncate(size)
+                local.seek(source.seek(-8, os.SEEK_END))
+                end = source.read(8)
+                local.write(end)
+            checksum = f"{int.from_bytes(end, 'little'):016x}"
+            if checksum != checksums.get(file, checksum):
+                raise CheckpointError(f"{url} is damaged: its checksum is not the manifest's")
+
+        try:
+            manifest = self.manifest(name)[1]
+            checksums = {entry["file"]: entry["checksum"] for entry in manifest.get("tables", ())}
+            _each(get, {file: wanted for file, wanted in manifest["files"].items() if file.endswith(".oet")})
+            (self.root / name / MANIFEST).download(target / MANIFEST)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {self.root / name}: {remote_files.describe(error)}"
+            ) from error
+
     def _fetch(self, name: str, manifest: Mapping[str, Any], directory: Path) -> None:
         partial = directory / f"{_FETCHING}{name}"
         shutil.rmtree(partial, ignore_errors=True)
@@ -195,6 +238,22 @@ class Mirror:
                 problems.append(str(error))
         single = RemotePath(name.rstrip("/")) == found.root / names[0]
         return (directory / names[0] if single else directory), problems
+
+    def headers(self, name: str) -> Path:
+        """Return a directory with all checkpoints at a URL, as far as `inspect` reads them, kept to the end.
+
+        Raises CheckpointError.
+        """
+        if not remote_files.is_remote(name):
+            return Path(name)
+        found, names = locate(RemotePath(name.rstrip("/")))
+        self._temporary = tempfile.TemporaryDirectory(prefix="oeprov-inspect-")
+        directory = Path(self._temporary.name)
+        self._urls[str(directory)] = found.root.url
+        for one in names:
+            found.fetch_headers(one, directory)
+        single = RemotePath(name.rstrip("/")) == found.root / names[0]
+        return directory / names[0] if single else directory
 
     def with_urls(self, text: str) -> str:
         """Return a message with the URLs in place of the copies' paths."""

@@ -13,6 +13,7 @@ from oe_runtime.data.batches import (
 from oe_runtime.data.library import Rows, dataset
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
+from oe_runtime.data.stream import Stream
 from oe_runtime.errors import DataError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Schema",
     "Source",
     "Split",
+    "Stream",
     "dataset",
     "field_cardinalities",
     "field_rows",

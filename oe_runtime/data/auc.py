@@ -47,6 +47,12 @@ class StreamingAuc:
         below = np.cumsum(negatives) - negatives
         return float((positives * (below + negatives / 2)).sum() / pairs)
 
+    @property
+    def only_label(self) -> int | None:
+        """The label of all rows if they have the same one, for which there is no AUC; else None."""
+        of_label = [int(counts.sum()) for counts in self._counts]
+        return of_label.index(self.rows) if self.rows in of_label and self.rows else None
+
     def accuracy(self) -> float:
         """Return the share of predictions on the label's side of 0.5; NaN before the first prediction."""
         negatives, positives = self._counts

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from oe_runtime.data import stream
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
@@ -52,12 +53,17 @@ def open_source(
     max_bad_rows: int = 0,
     schema: Schema = CRITEO,
     eval_data: str = "",
+    *,
+    follow: bool = False,
 ) -> Source:
     """Open `generate:ROWS[:SEED]`, or a schema's rows at a path. DataError says that there is no such data.
 
     Up to `max_bad_rows` broken rows per pass are skipped, counted and shown. `eval_data` are separate rows
-    for the evaluation, none of which may be in `name`.
+    for the evaluation, none of which may be in `name`. To `follow` a directory is to read what arrives in it,
+    too; `-` is standard input. Both are a Stream.
     """
+    if follow or name == stream.STDIN:
+        return _open_stream(name, max_cardinality, max_bad_rows, schema, eval_data)
     if name.startswith("generate:"):
         from oe_runtime.data import generate  # here, so that `python -m` can run that module
 
@@ -75,6 +81,21 @@ def open_source(
     if eval_data:
         source.evaluate_on(CriteoFiles(eval_data, max_cardinality, schema=schema))
     return source
+
+
+def _open_stream(
+    name: str, max_cardinality: int, max_bad_rows: int, schema: Schema, eval_data: str
+) -> stream.Stream:
+    if name.startswith("generate:"):
+        raise DataError(f"--follow: {name} are rows that are all there; name a directory that grows")
+    found: stream.Stream
+    if name == stream.STDIN:
+        found = stream.StandardInput(max_cardinality, max_bad_rows, schema)
+    else:
+        found = stream.GrowingDirectory(name, max_cardinality, max_bad_rows, schema)
+    if eval_data:
+        found.evaluate_on(CriteoFiles(eval_data, max_cardinality, schema=schema))
+    return found
 
 
 def is_share(eval_data: str) -> bool:

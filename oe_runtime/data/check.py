@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="only open TFRecord files, where TensorFlow, which reads them, is not installed",
     )
+    parser.add_argument("--follow", action="store_true", help="as for the trainer")
     for name in ("eval-data", "schema", "label", "categories", "numbers"):
         parser.add_argument(f"--{name}", metavar="TEXT", help="as for the trainer")
     parser.add_argument("data", metavar="PATH")
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         schema = row_schema.chosen(given.schema, given.label, given.categories, given.numbers)
         apart = "" if is_share(given.eval_data or "") else given.eval_data or ""
-        source = open_source(given.data, 0, given.max_bad_rows, schema, apart)
+        source = open_source(given.data, 0, given.max_bad_rows, schema, apart, follow=given.follow)
         source.check(tensorflow=not given.without_tensorflow)
     except OeError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +25,14 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     """Return columns in the schema's order as a piece; integer categories are hashed as decimal text."""
     rows = len(columns[0])
     problems: dict[int, str] = {}
-    labels, missing, odd = _whole(columns[0])
-    for row in np.flatnonzero(missing | odd | (labels < 0) | (labels > 1)).tolist():
-        problems[row] = f"the label is '{_shown(columns[0], row)}', expected 0 or 1"
+    labels, odd = _labels(columns[0], schema)
+    for row in np.flatnonzero(odd).tolist():
+        shown = f"the label is '{_shown(columns[0], row)}'"
+        problems[row] = f"{shown}, {'which is no value' if schema.positive else 'expected 0 or 1'}"
     dense = np.empty((rows, len(schema.numbers)), np.float32)
     rest = iter(columns[1:])
     for i, number in enumerate(schema.numbers):
-        column = next(rest)
+        column = _present(next(rest), schema.missing)
         dense[:, i], odd = _numbers(column, number)
         expected = "an integer" if number.whole else "a number"
         for row in np.flatnonzero(odd).tolist():
@@ -40,9 +43,9 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     for category in schema.categories:
         column = next(rest)
         if category.several:
-            ids[:, at : at + category.length] = _several(column, category)
+            ids[:, at : at + category.length] = _several(column, category, schema.missing)
         else:
-            ids[:, at] = category_ids(*_texts(column), category.cardinality)
+            ids[:, at] = category_ids(*_texts(_present(column, schema.missing)), category.cardinality)
         at += category.length
     weights = None
     if schema.weight:
@@ -64,6 +67,8 @@ def check_types(path: Path, schema: Schema, kinds: Sequence[pa.DataType]) -> Non
     several = {category.name: category for category in schema.categories if category.several}
     whole = {schema.label, *(number.name for number in schema.numbers if number.whole)}
     texts = {category.name for category in schema.categories}
+    if schema.positive:
+        texts.add(schema.label)
     for name, given in zip(schema.names, kinds, strict=True):
         kind = given
         if name in several and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -80,6 +85,44 @@ def check_types(path: Path, schema: Schema, kinds: Sequence[pa.DataType]) -> Non
             expected = "integers" if name in whole else "numbers"
         if not good:
             raise DataError(f"{path}: column {name} has the type {given}, expected {expected}")
+
+
+def _labels(column: pa.Array, schema: Schema) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the labels, and which are none."""
+    if not schema.positive:
+        labels, missing, odd = _whole(column)
+        return labels, missing | odd | (labels < 0) | (labels > 1)
+    column = _present(column, (*schema.missing, ""))
+    texts = column.cast(pa.string() if column.type != pa.large_string() else column.type)
+    positive = pc.fill_null(pc.equal(texts, schema.positive), False)
+    return positive.to_numpy(zero_copy_only=False).astype(np.int64), column.is_null().to_numpy(
+        zero_copy_only=False
+    )
+
+
+def _present(column: pa.Array, missing: Sequence[str]) -> pa.Array:
+    """Return a column without the values that count as missing."""
+    if not missing:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if any(is_text(column.type) for is_text in _TEXTS):
+        words = pa.array([word.encode() for word in missing], pa.binary()).cast(column.type)
+    elif pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
+        words = pa.array(_of_type(column.type, missing), column.type)
+    else:
+        return column
+    return pc.if_else(pc.is_in(column, words), pa.scalar(None, column.type), column)
+
+
+def _of_type(kind: pa.DataType, words: Sequence[str]) -> list[Any]:
+    """Return those words that are numbers of this type."""
+    found = []
+    for word in words:
+        with contextlib.suppress(ValueError, OverflowError, pa.ArrowInvalid):
+            number = float(word) if pa.types.is_floating(kind) else int(word)
+            found.append(pa.scalar(number, kind).as_py())
+    return found
 
 
 def _numbers(column: pa.Array, number: Number) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -110,16 +153,16 @@ def _floats(column: pa.Array) -> NDArray[np.float64]:
     return found
 
 
-def _several(column: pa.Array, category: Category) -> NDArray[np.int64]:
+def _several(column: pa.Array, category: Category, missing: Sequence[str]) -> NDArray[np.int64]:
     """Return the ids of a column of several values, (B, length)."""
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        offsets, data = _texts(column)
+        offsets, data = _texts(_present(column, missing))
         texts = pa.Array.from_buffers(
             pa.large_binary(), len(column), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
         )
         column = pc.split_pattern(texts, category.separator)
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    offsets, data = _texts(column.flatten())
+    offsets, data = _texts(_present(column.flatten(), missing))
     there = np.diff(offsets) > 0  # empty values are left out, as in text files
     rows = np.repeat(np.arange(len(column)), counts)[there]
     ids = category_ids(offsets, data, category.cardinality)[there]

@@ -81,6 +81,11 @@ class CriteoFiles:
         # Exact once a pass has reached the end; before that an estimate from the share of bytes read.
         self._total: int | None = None
 
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files, in the order in which they are read."""
+        return self._files
+
     def describe(self) -> str:
         """Return the name of the data on the command line."""
         return self._name
@@ -116,10 +121,10 @@ class CriteoFiles:
 
     def _first_rows(self, path: Path) -> _First:
         """Return what the file's first rows have."""
-        with contextlib.closing(_open(path, self._schema)) as file:
+        with contextlib.closing(open_file(path, self._schema)) as file:
             task = next(file.pieces(), None)
             if task is None:
-                raise _empty(path, self._schema)
+                raise empty_file(path, self._schema)
             batch, broken, read = task()
             problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
             return _First(batch.rows, int(batch.labels.sum()), read, problems)
@@ -131,7 +136,7 @@ class CriteoFiles:
     def evaluate_on(self, source: CriteoFiles) -> None:
         """Take other rows for the evaluation. Raises DataError for a file that is trained on."""
         mine = {path.resolve() for path in self._files}
-        if both := [path for path in source._files if path.resolve() in mine]:
+        if both := [path for path in source.files if path.resolve() in mine]:
             raise DataError(
                 f"--eval-data {source.describe()}: {both[0]} is in --data too, and rows for the evaluation "
                 "must not be trained on; name other files, or a share to hold out, such as 0.1"
@@ -154,14 +159,14 @@ class CriteoFiles:
         before = 0  # rows in earlier files
         self.broken.start()
         for number, path in enumerate(self._files):
-            pass_ = _Pass(max(0, start_row - before))
-            with contextlib.closing(_open(path, self._schema)) as file:
-                for batch in self._rows(path, file, pass_):
+            pass_ = Pass(max(0, start_row - before))
+            with contextlib.closing(open_file(path, self._schema)) as file:
+                for batch in file_rows(path, file, pass_, self.broken):
                     self._guess(before + pass_.rows, sum(sizes[:number]) + pass_.read, sum(sizes))
                     if batch.rows:
                         yield batch
             if pass_.rows == 0 and pass_.broken == 0:
-                raise _empty(path, self._schema)
+                raise empty_file(path, self._schema)
             before += pass_.rows
         if before == 0:
             raise DataError(f"{self._name} has no row that is not broken")
@@ -174,33 +179,18 @@ class CriteoFiles:
         """
         found = []
         for path in self._files:
-            with contextlib.closing(_open(path, self._schema)) as file:
+            with contextlib.closing(open_file(path, self._schema)) as file:
                 found += [Range(str(path), *part) for part in file.parts(target_bytes)]
         return found
 
     def read(self, part: Range, start_row: int = 0) -> Generator[Batch, None, None]:
         """Yield the rows of a range from its row `start_row` on, in order."""
         path = remote_files.path(part.file)
-        with contextlib.closing(_open(path, self._schema)) as file:
+        with contextlib.closing(open_file(path, self._schema)) as file:
             file.narrow(part.start, part.stop)
-            for batch in self._rows(path, file, _Pass(start_row)):
+            for batch in file_rows(path, file, Pass(start_row), self.broken):
                 if batch.rows:
                     yield batch
-
-    def _rows(self, path: Path, file: RowFile, pass_: _Pass) -> Generator[Batch, None, None]:
-        """Yield the rows after the skipped ones: one batch per piece, perhaps empty."""
-        if self.broken.limit == 0:  # else skipped lines must be parsed, too
-            pass_.rows = file.skip(pass_.start)
-        line = file.first + pass_.rows
-        with contextlib.closing(read_ahead(file.pieces())) as pieces:
-            for batch, problems, pass_.read in pieces:
-                for row, problem in problems:
-                    self.broken.add(path, f"{file.unit} {line + row}", problem)
-                pass_.broken += len(problems)
-                line += batch.rows + len(problems)
-                skipped = min(batch.rows, max(0, pass_.start - pass_.rows))
-                pass_.rows += batch.rows
-                yield batch.slice(skipped, batch.rows)
 
     def _guess(self, rows: int, read: int, size: int) -> None:
         if read:
@@ -217,7 +207,7 @@ class _First(NamedTuple):
 
 
 @dataclass
-class _Pass:
+class Pass:
     """The progress of reading a file."""
 
     start: int  # the first wanted row
@@ -226,7 +216,24 @@ class _Pass:
     read: int = 0  # bytes
 
 
-def _empty(path: Path, schema: Schema) -> DataError:
+def file_rows(path: Path, file: RowFile, pass_: Pass, broken: BrokenRows) -> Generator[Batch, None, None]:
+    """Yield a file's rows after the skipped ones: one batch per piece, perhaps empty."""
+    if broken.limit == 0:  # else skipped lines must be parsed, too
+        pass_.rows = file.skip(pass_.start)
+    line = file.first + pass_.rows
+    with contextlib.closing(read_ahead(file.pieces())) as pieces:
+        for batch, problems, pass_.read in pieces:
+            for row, problem in problems:
+                broken.add(path, f"{file.unit} {line + row}", problem)
+            pass_.broken += len(problems)
+            line += batch.rows + len(problems)
+            skipped = min(batch.rows, max(0, pass_.start - pass_.rows))
+            pass_.rows += batch.rows
+            yield batch.slice(skipped, batch.rows)
+
+
+def empty_file(path: Path, schema: Schema) -> DataError:
+    """Return the error for a file without rows."""
     return DataError(f"{path} is empty: it has no row of {schema.shown}")
 
 
@@ -242,7 +249,7 @@ def _check_magic(path: Path, kind: str, schema: Schema) -> None:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if not found:
-        raise _empty(path, schema)
+        raise empty_file(path, schema)
     if not found.startswith(magics):
         raise DataError(f"{path} is not a {what} file, as its name says: it begins with {found!r:.40}")
 
@@ -254,10 +261,11 @@ def _check_opens(path: Path, schema: Schema) -> None:
     _check_magic(path, "tfrecord", schema)
     check_opens(path)
     if not path.stat().st_size:
-        raise _empty(path, schema)
+        raise empty_file(path, schema)
 
 
-def _open(path: Path, schema: Schema) -> RowFile:
+def open_file(path: Path, schema: Schema) -> RowFile:
+    """Open a file of rows by the kind that its name tells."""
     kind = file_kind(path) or "tabs"
     _check_magic(path, kind, schema)
     if kind == "parquet":
@@ -340,6 +348,6 @@ def _find_files(name: str) -> list[Path]:
     if not files:
         what = "no file matches" if glob.has_magic(name) else "there is no file or directory"
         raise DataError(
-            f"{what} {name}; --data takes a file, a directory or a glob of Criteo rows, or generate:ROWS"
+            f"{what} {name}; --data takes a file, a directory or a glob of rows, or generate:ROWS"
         )
     return files

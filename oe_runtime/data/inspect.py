@@ -12,6 +12,7 @@ import argparse
 import csv
 import io
 import itertools
+import json
 import math
 import re
 import sys
@@ -39,6 +40,8 @@ _CATEGORY = re.compile(
     r"^c\d+$|(^|_)(id|ids|ip|type|cat|category|code|zip|hash|hour|day|weekday|pos|model|domain|site|device)($|_)",
     re.I,
 )
+_ABSENT = ("NA", "N/A", "n/a", "NaN", "nan", "\\N", "NULL", "null", "None", "?", "-")  # among numbers
+_YES = ("1", "yes", "y", "true", "t", "click", "clicked", "positive", "+")
 _STATES = 2  # a row and adagrad's state of it
 
 
@@ -226,7 +229,10 @@ def propose(path: Path, sample: Sample, label: str | None) -> str:
         raise DataError(
             f"{path}: no row of the sample has {len(sample.names)} columns, as the first line has"
         )
-    fields = zip(*sample.rows, strict=True)
+    fields = list(zip(*sample.rows, strict=True))
+    absent = sorted({word for values in fields for word in _absent(values)})
+    if absent:
+        fields = [tuple("" if value in absent else value for value in values) for values in fields]
     columns = {name: examine(name, list(values)) for name, values in zip(sample.names, fields, strict=True)}
     chosen = _label(path, columns, label)
     rest = [column for column in columns.values() if column is not chosen]
@@ -237,6 +243,11 @@ def propose(path: Path, sample: Sample, label: str | None) -> str:
         f"# {path.name}: {len(sample.rows):,} rows" + (" of its beginning." if sample.more else "."),
         f"label: {_word(chosen.name)}  # {_rate(chosen)}",
     ]
+    if (positive := _positive(chosen)) != "1":
+        others = ", ".join(value for value in chosen.values if value != positive)
+        lines.append(f"positive: {_quoted(positive)}  # {others} is 0")
+    if absent:
+        lines.append(f"missing: [{', '.join(map(_quoted, absent))}]")
     for title, part, describe in (
         ("numbers", numbers, _number_line),
         ("categories", categories, _category_line),
@@ -266,23 +277,55 @@ def _label(path: Path, columns: dict[str, Column], name: str | None) -> Column:
         if found is None:
             near = ", ".join(columns)
             raise DataError(f"{path} has no column {name}; it has {near:.400}")
-        if odd := [value for value in found.values if value not in ("0", "1")]:
-            raise DataError(f"{path}: column {found.name} has the value '{odd[0]:.20}', a label is 0 or 1")
+        if not _is_label(found):
+            shown = ", ".join(f"'{value:.20}'" for value in list(found.values)[:3])
+            raise DataError(f"{path}: column {found.name} has the values {shown}; a label has two")
         return found
     named = [columns[one] for one in columns if one.lower() in _LABELS]
     fitting = [one for one in (*named, *columns.values()) if one.values and set(one.values) <= {"0", "1"}]
+    fitting = fitting or [one for one in named if _is_label(one)]
     if not fitting:
         raise DataError(f"{path} has no column of 0 and 1, which could be the label; name it with --label")
     return fitting[0]
 
 
+def _is_label(column: Column) -> bool:
+    """Whether its values are 0 and 1, or two others."""
+    return not column.separator and (set(column.values) <= {"0", "1"} or len(column.values) == 2)
+
+
+def _positive(label: Column) -> str:
+    """Return the value that means 1: by its word, or the rarer one."""
+    if set(label.values) <= {"0", "1"}:
+        return "1"
+    by_word = [value for value in label.values if value.lower() in _YES]
+    return by_word[0] if len(by_word) == 1 else min(label.values, key=lambda one: (label.values[one], one))
+
+
+def _absent(values: Sequence[Any]) -> set[str]:
+    """Return the words for missing values in a column whose other values are numbers."""
+    found = {value for value in values if isinstance(value, str) and value}
+    words = found.intersection(_ABSENT)
+    return words if words and found != words and all(map(_is_finite, found - words)) else set()
+
+
+def _is_finite(text: str) -> bool:
+    return _is_number(text) and math.isfinite(float(text))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # which is YAML
+
+
 def _rate(label: Column) -> str:
-    ones = label.values["1"]
+    ones = label.values[_positive(label)]
     if len(label.values) == 1:
         return (
             f"it is {next(iter(label.values))} in all {label.rows:,} rows: there is nothing to learn from it"
         )
-    return f"1 in {ones / label.rows:.2%} of the rows" + (f", {_missing(label)}" if label.missing else "")
+    return f"{_positive(label)} in {ones / label.rows:.2%} of the rows" + (
+        f", {_missing(label)}" if label.missing else ""
+    )
 
 
 def _is_key(one: Column) -> bool:

@@ -3,6 +3,8 @@
 A schema is `criteo`, `deeprec` or `avazu`, a YAML file, or the same as JSON in one word:
 
     label: click
+    positive: "yes"                                # of the label; all others are 0. Unset: it is 0 or 1
+    missing: [NA, '\\N']                           # what counts as no value, besides nothing
     numbers:
       price: log1p                                 # log1p, none, min-max or standard
       age: {scale: min-max, min: 18, max: 90}
@@ -102,6 +104,8 @@ class Schema:
     columns: tuple[str, ...] = ()  # the order in text files without a header
     header: bool | None = None  # None: text files may have one
     separator: str = ""  # of text files' fields; none: as the file's name and first line say
+    positive: str = ""  # the label of a positive row, all others being 0; none: labels are 0 and 1
+    missing: tuple[str, ...] = ()  # values that count as missing, besides none
     name: str = dataclasses.field(default="", compare=False)  # of a built-in one, or the file
 
     @cached_property
@@ -177,6 +181,10 @@ class Schema:
     def to_value(self) -> dict[str, Any]:
         """Return it as plain values, as `parse` takes them."""
         value: dict[str, Any] = {"label": self.label}
+        if self.positive:
+            value["positive"] = self.positive
+        if self.missing:
+            value["missing"] = list(self.missing)
         if self.numbers:
             value["numbers"] = {one.name: _number_value(one) for one in self.numbers}
         if self.categories:
@@ -226,8 +234,9 @@ def load(text: str) -> Schema:
 
 def parse(value: Any, what: str) -> Schema:
     """Return the schema of plain values, from the file `what`. DataError names the key."""
-    keys = ("label", "numbers", "categories", "weight", "ignored", "columns", "header", "separator")
-    given = _mapping(value, what, keys)
+    of_rows = ("label", "positive", "missing", "numbers", "categories", "weight")
+    of_files = ("ignored", "columns", "header", "separator")
+    given = _mapping(value, what, (*of_rows, *of_files))
     if "label" not in given:
         raise DataError(f"{what} names no label")
     ignored = given.get("ignored", ())
@@ -242,6 +251,8 @@ def parse(value: Any, what: str) -> Schema:
         _names(given.get("columns", ()), f"{what}: columns"),
         _bool(given["header"], f"{what}: header") if given.get("header") is not None else None,
         _byte(given.get("separator", ""), f"{what}: separator"),
+        _value(given["positive"], f"{what}: positive") if "positive" in given else "",
+        _values(given.get("missing", ()), f"{what}: missing"),
         what,
     )
     check(schema, what)
@@ -255,6 +266,8 @@ def check(schema: Schema, what: str) -> None:
         if name.lower() in seen:
             raise DataError(f"{what} names the column {name} twice (names are the same in any case)")
         seen[name.lower()] = name
+    if schema.positive in schema.missing:
+        raise DataError(f"{what}: positive is {schema.positive}, which counts as missing")
     if not schema.categories and not schema.numbers:
         raise DataError(f"{what} names neither numbers nor categories")
     if schema.columns:
@@ -429,6 +442,19 @@ def _name(value: Any, what: str) -> str:
 def _names(value: Any, what: str) -> tuple[str, ...]:
     _expect(value, what, "a list of columns", lambda v: isinstance(v, (list, tuple)))
     return tuple(_name(one, what) for one in value)
+
+
+def _value(value: Any, what: str) -> str:
+    """Return a value of a field. YAML has other types for yes, no, null and 1.0, whose text is lost."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    expected = 'a text or a whole number; write others in quotes, such as "yes"'
+    found: str = _expect(text, what, expected, lambda v: isinstance(v, str) and v != "")
+    return found
+
+
+def _values(value: Any, what: str) -> tuple[str, ...]:
+    _expect(value, what, "a list of values", lambda v: isinstance(v, (list, tuple)))
+    return tuple(_value(one, what) for one in value)
 
 
 def _positions(names: Sequence[str]) -> dict[str, list[int]]:

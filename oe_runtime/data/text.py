@@ -41,9 +41,7 @@ class TextFile:
             head = self._read()
             self._head = head.removeprefix(_BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
-            # Many .csv files are tab-separated.
-            guessed = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
-            self._layout, header = _layout(path, line, schema.separator or guessed, schema)
+            self._layout, header = _begin(path, line, commas, schema)
         except BaseException:
             self.close()
             raise
@@ -140,9 +138,47 @@ class TextFile:
         return data
 
 
+class LineRows:
+    """Rows of lines that come in pieces of any size, such as from a pipe."""
+
+    def __init__(self, name: Path, schema: Schema) -> None:
+        self._name = name
+        self._schema = schema
+        self._layout: _core.TextLayout | None = None
+        self._rest = b""  # the start of a line
+        self._line = 1
+
+    def parse(self, data: bytes, *, last: bool) -> Iterator[tuple[int, Batch, list[tuple[int, str]]]]:
+        """Yield the whole lines: the number of the first one, the rows, the broken ones from it on."""
+        data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        # Of an endless line the parser takes enough to see that it is too long.
+        if last or (not cut and len(data) > BLOCK_BYTES):
+            cut = len(data)
+        data, self._rest = data[:cut], data[cut:]
+        if self._layout is None and data:
+            data = data.removeprefix(_BOM)
+            line, _, rest = data.partition(b"\n")
+            self._layout, header = _begin(self._name, line.rstrip(b"\r"), True, self._schema)
+            if header:
+                data, self._line = rest, 2
+        if not data or self._layout is None:
+            return
+        labels, dense, ids, weights, broken = self._layout.parse(data)
+        yield self._line, Batch(dense, ids, labels, weights), broken
+        self._line += len(labels) + len(broken)
+
+
 def _parse(layout: _core.TextLayout, lines: bytes, read: int) -> Piece:
     labels, dense, ids, weights, broken = layout.parse(lines)
     return Piece(Batch(dense, ids, labels, weights), broken, read)
+
+
+def _begin(path: Path, line: bytes, commas: bool, schema: Schema) -> tuple[_core.TextLayout, bool]:
+    """Return the layout of lines of which this is the first, and whether it is a header."""
+    # Many .csv files are tab-separated.
+    guessed = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
+    return _layout(path, line, schema.separator or guessed, schema)
 
 
 def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> tuple[_core.TextLayout, bool]:
@@ -169,5 +205,6 @@ def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> tuple[_c
         for place, one in zip(places[1 + len(numbers) :], schema.categories, strict=False)
     ]
     weight = places[-1] if schema.weight else None
-    layout = _core.TextLayout(delimiter, quotes, len(names), places[0], numbers, categories, weight)
+    words = schema.positive, schema.missing
+    layout = _core.TextLayout(delimiter, quotes, len(names), places[0], numbers, categories, weight, *words)
     return layout, header

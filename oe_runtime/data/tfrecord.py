@@ -205,7 +205,7 @@ def _features(path: Path, records: Iterator[Any], schema: Schema, tf: Any) -> li
     if not names:
         raise DataError(f"{path}: its records are no tf.train.Example")
     features = []
-    categories = {one.name for one in schema.categories}
+    categories = {one.name for one in schema.categories} | ({schema.label} if schema.positive else set())
     whole = {schema.label, *(one.name for one in schema.numbers if one.whole)}
     for column, place in zip(schema.names, schema.places(str(path), names), strict=True):
         kind = kinds[names[place]] or (tf.string if column in categories else tf.int64)

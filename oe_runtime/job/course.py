@@ -137,14 +137,16 @@ class ScriptCourse(Course):
         if epoch != self.position.epoch:
             self.position = replace(self.position, epoch=epoch, batch=0)
 
-    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> None:
-        """Note the end of an epoch, with its figures."""
+    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> dict[str, float]:
+        """Note the end of an epoch, with its figures; return those of worker 0."""
         self._ranks.end_epoch()
         values = {name: float(value) for name, value in figures.items()}
+        values = dict(json.loads(self._ranks.share(json.dumps(values).encode())))
         self._directory.event("epoch", epoch=epoch, step=self.position.step, figures=values)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self._view.say(f"epoch {epoch + 1} done at step {self.position.step}  {shown}".rstrip())
         self.position = replace(self.position, epoch=epoch + 1, batch=0)
+        return values
 
     def agree_on_batches(self, epoch: int, batches: int | None) -> None:
         """Before an epoch: refuse workers with different numbers of batches, where all know theirs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime.job.callback_state import CallbackStates
 from oe_runtime.job.state import ScriptState
 from oe_runtime.support import dense_file
 from oe_runtime.training.dense_state import KerasState
@@ -28,6 +30,7 @@ class KerasScriptState(ScriptState):
     def __init__(self, model: Any) -> None:
         super().__init__(model, KerasState(model))
         self._optimizer: Any = None  # that has the checkpoint's variables
+        self.callbacks: CallbackStates | None = None  # of the present fit, once they have begun
 
     def load(self, directory: Path) -> None:
         """See ScriptState."""
@@ -45,7 +48,38 @@ class KerasScriptState(ScriptState):
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
-        return {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        metrics = {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        if self.callbacks is not None:
+            changed = json.dumps(self.callbacks.changed()).encode()
+            metrics["callbacks"] = np.frombuffer(changed, np.uint8)
+        states = {f"random/{i}": one.state.numpy() for i, one in enumerate(self._generators())}
+        return {**metrics, **states}
+
+    def load_extra(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load_extra(directory)
+        for i, generator in enumerate(self._generators()):
+            if (state := self.loaded.get(f"random/{i}")) is not None:
+                generator.state.assign(state)
+
+    def unsaved_random_layers(self) -> list[str]:
+        """Return the names of layers of tf-keras whose random numbers go on otherwise after a resume."""
+        return [layer.name for layer, generator in self._random_layers() if generator is None]
+
+    def _generators(self) -> list[Any]:
+        """Return the random generators of tf-keras's layers; Keras 3 has theirs among the variables."""
+        return [generator for _, generator in self._random_layers() if generator is not None]
+
+    def _random_layers(self) -> list[tuple[Any, Any]]:
+        layers = self.model._flatten_layers(include_self=False, recursive=True)
+        random = [(one, one._random_generator) for one in layers if hasattr(one, "_random_generator")]
+        stateful = [(one, found) for one, found in random if found._rng_type != found.RNG_STATELESS]
+        return [(one, getattr(found, "_generator", None)) for one, found in stateful]
+
+    def restore_callbacks(self) -> None:
+        """Give the callbacks the state that they had at the checkpoint."""
+        if self.callbacks is not None and (state := self.loaded.get("callbacks")) is not None:
+            self.callbacks.restore(json.loads(state.tobytes()))
 
     def restore_metrics(self) -> None:
         """Give the metrics the values that they had at the checkpoint, where they are the same metrics."""
@@ -69,10 +103,17 @@ class FitPart:
         self._skip = 0  # batches of the epoch that were trained before the checkpoint
         self._drop = 0  # batches before these: steps_per_epoch's epochs share an iterator
         self._data: Any = None
+        self._callback: Any = None
+        self._others: list[Any] = []  # callbacks
+        self._resumed = False  # in this part
         self._logs: Any = None  # of the skipped batches
 
-    def fit(self, model: Any, given: dict[str, Any]) -> Any:
-        """Call the model's `fit` with the `given` arguments, from the position of the run's checkpoint on."""
+    def fit(self, callback: Any, model: Any, given: dict[str, Any]) -> Any:
+        """Call the model's `fit` with the `given` arguments, from the position of the run's checkpoint on.
+
+        `callback` is the JobCallback among them.
+        """
+        self._callback = callback
         if model.steps_per_execution != 1:
             raise ValueError("JobCallback counts single batches: leave out steps_per_execution")
         self._model = model
@@ -80,6 +121,13 @@ class FitPart:
         state = KerasScriptState(model)
         losses = steps.measure_losses()
         course = self._course = self._session.begin(state)
+        if (layers := state.unsaved_random_layers()) and not self._session.told_of_random:
+            self._session.told_of_random = True
+            self._session.screen.say(
+                f"warning: the random numbers of layer {', '.join(layers)} are not in checkpoints, so losses "
+                "after a resume differ from those of a run without a stop: call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before the layers are made"
+            )
         course.measure = lambda: _taken(losses)
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
@@ -107,6 +155,9 @@ class FitPart:
             if hasattr(self._data, "pass_batches"):
                 self._data.pass_batches(batches)
             given["initial_epoch"] = at.epoch
+        state = course.state  # type: ignore[assignment]
+        state.callbacks = None
+        self._others, self._resumed = _first(self._callback, given), bool(at.batch or at.epoch > first)
         seed = _seed(self._session, course.position.part)
         if hasattr(self._data, "seed"):
             self._data.seed = seed
@@ -152,14 +203,26 @@ class FitPart:
             self._course.expect(params["steps"], params["epochs"])
 
     def begin_epoch(self, epoch: int) -> None:
-        """Note the position."""
+        """Note the position. Before the first, callbacks get the state that they had at the checkpoint."""
         assert self._course is not None  # noqa: S101 - in fit
+        state: Any = self._course.state
+        if state.callbacks is None:
+            state.callbacks = CallbackStates(self._others)
+            if self._resumed:
+                state.restore_callbacks()
         self._course.begin_epoch(epoch)
 
-    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> None:
-        """Note the position, and the epoch's figures."""
+    def end_epoch(self, epoch: int, figures: dict[str, Any]) -> None:
+        """Note the position, and the epoch's figures, which become worker 0's: callbacks then do the same."""
         assert self._course is not None  # noqa: S101 - in fit
-        self._course.end_epoch(epoch, figures)
+        state: Any = self._course.state
+        if (unsaved := state.callbacks.unsaved()) and not self._session.told_of_callbacks:
+            self._session.told_of_callbacks = True
+            self._session.screen.say(
+                f"warning: {', '.join(unsaved)} of fit's callbacks is no number or text: after a resume, "
+                "such callbacks begin anew"
+            )
+        figures.update(self._course.end_epoch(epoch, figures))
 
     def stop_here(self) -> None:
         """Stop in a validation too."""
@@ -168,6 +231,16 @@ class FitPart:
 
     def _figures(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._model.get_metrics_result().items()}
+
+
+def _first(callback: Any, given: dict[str, Any]) -> list[Any]:
+    """Put a JobCallback before fit's other callbacks, which are returned."""
+    import keras
+
+    every = [one for one in keras.tree.flatten(given.get("callbacks") or []) if one is not None]
+    others = [one for one in every if one is not callback]
+    given["callbacks"] = [callback, *others]
+    return others
 
 
 def _taken(losses: Any) -> tuple[float, int]:

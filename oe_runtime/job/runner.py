@@ -176,6 +176,8 @@ class _Run:
         finally:
             if os.getpid() == self._process:
                 sys.modules["__main__"], sys.argv, sys.path[0] = before[:3]
+                if sys.modules.get("__mp_main__") is module:  # of multiprocessing
+                    del sys.modules["__mp_main__"]
                 with suppress(OSError):
                     os.chdir(before[3])
                 os.environ.clear()
@@ -335,8 +337,8 @@ class _Run:
             "server_back", endpoint=loss["endpoint"], step=step, seconds=loss["seconds"]
         )
         self._session.screen.say(
-            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} "
-            f"anew from step {step}"
+            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} anew"
+            + ("" if self._options.rank else f" from step {step}")  # worker 0 knows it
         )
 
 
@@ -395,7 +397,12 @@ def _set_environment(options: ScriptOptions) -> None:
     given.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "3" if options.size > 1 else "2"
     )  # lost workers are reported here
-    local = given.get("LOCAL_RANK", "0"), given.get("LOCAL_WORLD_SIZE", size)
+    hosts = [worker.rpartition(":")[0] for worker in options.workers] or [""]
+    own = hosts[options.rank]
+    local = (
+        given.get("LOCAL_RANK", str(hosts[: options.rank].count(own))),
+        given.get("LOCAL_WORLD_SIZE", str(hosts.count(own))),
+    )
     given.update({"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local[0], "LOCAL_WORLD_SIZE": local[1]})
     given.update({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
     given.update({"HOROVOD_LOCAL_RANK": local[0], "HOROVOD_LOCAL_SIZE": local[1]})

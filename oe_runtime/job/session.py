@@ -13,7 +13,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.job.course import ScriptCourse
 from oe_runtime.job.state import ScriptState
-from oe_runtime.support import early_join
+from oe_runtime.support import job_hooks
 from oe_runtime.training.connection import connect, refuse_trained
 from oe_runtime.training.followers import FollowingDirectory
 from oe_runtime.training.options import ScriptOptions, outside
@@ -24,10 +24,27 @@ from oe_runtime.training.stopping import StopRequest
 from oe_runtime.training.uploads import Uploads
 
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
+_FIT_ALONE = (
+    "fit is no part of the job without its callback, and would have no progress, checkpoints or stop: give "
+    "it callbacks=[embed.JobCallback(job)]"
+)
 
 
 class JobError(OeError):
     """Something that a program of a job may not do; the message says what it may."""
+
+
+def _refuse_strategy() -> None:
+    """Refuse a process in which TensorFlow's own cluster, of TF_CONFIG, has been started before."""
+    if "tensorflow" not in sys.modules:
+        return
+    from tensorflow.python.eager import context
+
+    if getattr(context.context(), "_collective_ops_server_def", None) is not None:
+        raise JobError(
+            "a tf.distribute.MultiWorkerMirroredStrategy was made before the workers of the job have met: "
+            "import oe_runtime.keras first, and make models with tables outside of the strategy's scope"
+        )
 
 
 class Session:
@@ -45,6 +62,8 @@ class Session:
         self.course: ScriptCourse | None = None
         self.uploads: Uploads | None = None  # of worker 0
         self.seeds: tuple[int, int | None] | None = None  # the script's, and the one set for the last part
+        self.told_of_callbacks = False  # that some begin anew after a resume
+        self.told_of_random = False  # layers whose random numbers are not in checkpoints
         self.resumed: Path | None = None  # the checkpoint that the run goes on from
         self._client: Client | None = None
         self._workers: Any = None
@@ -71,8 +90,10 @@ class Session:
     def install(cls, session: Session | None) -> None:
         """Make `session` the one of this process."""
         Session._current = session
-        several = session is not None and session.launched and session.workers > 1
-        early_join.install(session.join if session is not None and several else None)
+        if session is None or not session.launched:
+            job_hooks.install(None, None)
+        else:
+            job_hooks.install(session.together if session.workers > 1 else None, session.client)
 
     @classmethod
     def set_defaults(cls, options: Mapping[str, Any]) -> None:
@@ -141,6 +162,7 @@ class Session:
             if self.rank == 0 and not self.options.resume:
                 refuse_trained(client)
             client.restores, client.workers = self.options.resume, self._workers
+            client.fit_alone = _FIT_ALONE if self.launched else ""
             self._client = client
         return self._client
 
@@ -156,6 +178,7 @@ class Session:
         if self.workers == 1:
             self._ranks = Ranks()
             return
+        _refuse_strategy()
         self._workers = join_workers(self.options, self.stop)
         self._ranks = CollectiveRanks(self._workers, self.stop)
         self._agree(self._ranks)
@@ -203,7 +226,7 @@ class Session:
                 self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
             )
             course.begin(self.uploads)
-            self.client().restores = False
+            self.client().restores, self.client().fit_alone = False, ""
             self.course = course
         elif not self.course.is_of(state):
             raise JobError(

@@ -14,30 +14,29 @@ exist on TensorFlow only.
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from oe_runtime.keras import backends
+from oe_runtime.keras import backends, exb
 from oe_runtime.keras.convert import distributed_model
 from oe_runtime.keras.embedding import Embedding
+from oe_runtime.keras.exb import (
+    load_server_model,
+    persist_server_model,
+    restore_server_model,
+    save_server_model,
+    should_persist_server_model,
+)
 from oe_runtime.keras.job_callback import JobCallback
 from oe_runtime.keras.keras2 import accept_keras2_layers
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.optimizers import AdagradDecay, AdamAsync, Ftrl
-from oe_runtime.keras.saving import (
-    check_export,
-    load_server_model,
-    persist_server_model,
-    restore_server_model,
-    save_as_original_model,
-    save_server_model,
-    should_persist_server_model,
-)
+from oe_runtime.keras.saving import check_export, save_as_original_model
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.translate import distributed_optimizer
-from oe_runtime.support import early_join
+from oe_runtime.support import job_hooks
 
 __version__ = version("oeprov")
 
 if backends.NAME == "tensorflow":
-    early_join.join()
+    job_hooks.join()
 
 __all__ = [
     "AdagradDecay",
@@ -52,6 +51,7 @@ __all__ = [
     "check_export",
     "distributed_model",
     "distributed_optimizer",
+    "exb",
     "flags",
     "load_server_model",
     "persist_server_model",

@@ -67,4 +67,6 @@ class _BestRows:
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._rows is not None:
-            self.model.client.restore(self._rows)
+            client = self.model.client
+            client.fixed = ""  # of a job: no checkpoint is taken before fit has returned
+            client.restore(self._rows)

@@ -15,7 +15,7 @@ from oe_runtime.keras.micro_batches import Gradients, accumulated
 from oe_runtime.keras.served import Served
 from oe_runtime.keras.supply import Supply
 from oe_runtime.keras.translate import needs_sums
-from oe_runtime.keras.workers import weighted_mean
+from oe_runtime.keras.workers import SUM_OVER_WORKERS, weighted_mean
 
 # What is compiled, one of TRAIN, TEST and PREDICT. Takes the model, the rows of all lookups, those of trained
 # tables by groups of one dim, and (x, y, sample_weight); returns the outputs.
@@ -75,7 +75,9 @@ def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[A
         examples = tf.shape(keras.tree.flatten(x)[0])[0]
         zeros = [tf.zeros_like(v) if g is None else g for g, v in zip(dense, variables, strict=True)]
         there = [g for g in (*of_ids, *of_rows) if g is not None]
-        dense, weighted = weighted_mean(workers, zeros, there, examples)
+        dense, weighted = weighted_mean(
+            workers, zeros, there, examples, as_sum=getattr(optimizer, SUM_OVER_WORKERS, False)
+        )
         shares = iter(weighted)
         of_ids, of_rows = ([None if g is None else next(shares) for g in part] for part in (of_ids, of_rows))
     # Before the gradients are applied, which advances the schedule.

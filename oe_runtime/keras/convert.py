@@ -17,7 +17,7 @@ from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.matrices import written_rows
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.served import Served, Settings
-from oe_runtime.keras.servers import connect, known_workers
+from oe_runtime.keras.servers import connect, job_client, known_workers
 from oe_runtime.keras.translate import check_constraint
 from oe_runtime.keras.unchanged import check_class, check_graph
 from oe_runtime.keras.with_tables import WithTables
@@ -48,7 +48,8 @@ def distributed_model(
 
     Every `keras.layers.Embedding` with input_dim ≥ `sparse_as_dense_size`, and every
     `oe_runtime.keras.Embedding`, becomes a table on the servers of `client`, named `name_prefix` + the
-    layer's name. Without a client, `flags` name the servers. All other weights are copied; `model` stays
+    layer's name. Without a client, they are those of the job that a launcher
+    started this process for, or `flags` name them. All other weights are copied; `model` stays
     unchanged. A subclassed model, whose graph is not known, is changed in place and returned. Its replaced
     layers are those in its attributes, or in its layers' attributes, lists included.
 
@@ -123,6 +124,7 @@ def convert(
     """Do as `distributed_model` for either library, with its `kinds` of layer and models."""
     embedding, functional, subclassed = kinds
     library = embedding._library
+    client = client if client is not None else job_client()
     workers = check_workers(client, workers, settings)
     check_names(model, settings.in_worker)
     stays = find_kept_layers(model, settings.in_worker)
@@ -130,6 +132,8 @@ def convert(
     def replace(layer: Any) -> Any:
         if id(layer) in stays:
             return None
+        if isinstance(layer, TableLayer) and layer.sparse_as_dense:
+            return worker_embedding(library, layer)
         if isinstance(layer, library.layers.Embedding) and layer.input_dim >= size:
             return server_embedding(embedding, layer, explicit=explicit)
         return None
@@ -270,6 +274,23 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
     written = written_rows(layer)
     if written is not None:
         new.set_weights([written])
+    return new
+
+
+def worker_embedding(library: Any, layer: TableLayer) -> Any:
+    """Return the library's own Embedding for a layer with sparse_as_dense."""
+    new = library.layers.Embedding(
+        layer.input_dim,
+        layer.output_dim,
+        layer.embeddings_initializer,
+        embeddings_regularizer=layer.embeddings_regularizer,
+        activity_regularizer=layer.activity_regularizer,
+        mask_zero=layer.mask_zero,
+        name=layer.name,
+        dtype=layer.dtype_policy,
+        trainable=layer.trainable,
+    )
+    new.sparse_as_dense = True
     return new
 
 

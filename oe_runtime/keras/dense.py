@@ -48,9 +48,14 @@ def by_unique_name(variables: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return named
 
 
+def is_built(model: Any) -> bool:
+    """Whether the model has made its weights; a subclassed one does so with its first batch."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
 def check_built(model: Any) -> None:
     """Raise RuntimeError for a subclassed model that has not made its weights yet."""
-    if not all(layer.built for layer in model._flatten_layers()):
+    if not is_built(model):
         raise RuntimeError(
             f"the model '{model.name}' makes its weights with its first batch: call it once, model(batch), "
             "before its weights are loaded or saved"
@@ -71,7 +76,7 @@ def _path(variable: Any) -> str:
 
 def values(model: Any) -> dict[str, NDArray[Any]]:
     """Return copies of all variables for `write`, which later steps do not change."""
-    return {name: np.asarray(variable).copy() for name, variable in named_variables(model).items()}
+    return {name: np.array(variable.numpy()) for name, variable in named_variables(model).items()}
 
 
 def save(model: Any, directory: Path) -> Path:
@@ -90,9 +95,18 @@ def load(model: Any, directory: Path) -> None:
 
 def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
     """Return checked arrays for `assign`. A file may lack all of the optimizer's variables."""
+    return check(model, directory, read_file(directory))
+
+
+def read_file(directory: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file for `check`."""
+    return dense_file.read(directory / FILE)
+
+
+def check(model: Any, directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of `read_file` for `assign`. Raises CheckpointError where they do not fit."""
     path = directory / FILE
     variables = named_variables(model)
-    arrays = dense_file.read(path)
     if not any(name.startswith("optimizer/") for name in arrays):
         variables = {name: v for name, v in variables.items() if not name.startswith("optimizer/")}
     for name, variable in variables.items():
@@ -101,7 +115,7 @@ def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
         want, have = tuple(variable.shape), arrays[name].shape
         if want != have:
             raise CheckpointError(f"{path}: variable {name} has shape {have}, but the model's has {want}")
-        dtype = np.asarray(variable).dtype
+        dtype = np.asarray(variable.numpy()).dtype
         if dtype.kind in "iu" and arrays[name].dtype.kind in "iu":
             # Counters and random states are of another width on another backend of Keras.
             arrays[name] = arrays[name].astype(dtype)

@@ -31,7 +31,8 @@ class TableLayer(_Layer):  # type: ignore[misc]
     all rows to a table with an input_dim.
 
     OpenEmbedding's arguments: `num_shards` has no effect, because all servers share the keys;
-    `sparse_as_dense` must be False where there is an `input_dim`; without `explicit` an
+    with `sparse_as_dense` and an `input_dim`, `distributed_model` makes it the
+    library's own layer, whose matrix stays in the worker; without `explicit` an
     `embeddings_constraint` is ignored, otherwise refused.
 
     ids: integers of any shape. Output: float32 (or the dtype policy's compute dtype), ids.shape +
@@ -62,13 +63,11 @@ class TableLayer(_Layer):  # type: ignore[misc]
         del num_shards
         if input_dim is None:
             input_dim = -1
-        if sparse_as_dense and input_dim != -1:
-            raise ValueError(
-                f"Embedding '{self.name}': sparse_as_dense=True means an ordinary layer in the worker's "
-                f"memory; use {self._library.__name__}.layers.Embedding"
-            )
+        self.sparse_as_dense = bool(sparse_as_dense) and input_dim != -1
         if not explicit:
             embeddings_constraint = None
+        # A library's arithmetic on data makes them NumPy's.
+        input_dim, output_dim = (int(n) if isinstance(n, np.integer) else n for n in (input_dim, output_dim))
         if not isinstance(output_dim, int) or isinstance(output_dim, bool) or output_dim <= 0:
             raise ValueError(
                 f"Embedding '{self.name}': output_dim must be an integer > 0, not {output_dim!r}"

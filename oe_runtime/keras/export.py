@@ -14,10 +14,11 @@ import tensorflow as tf
 from oe_runtime.keras import dense
 from oe_runtime.keras.backends.tensorflow import trigger
 from oe_runtime.keras.clone import clone
+from oe_runtime.keras.directories import replacing
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.plan import LookupPlan
-from oe_runtime.keras.saving import check_export, replacing
+from oe_runtime.keras.saving import check_export
 from oe_runtime.keras.served import Table
 from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value

@@ -32,6 +32,8 @@ def warn_of_embeddings(model: Any, library: Any, size: int, names: Sequence[str]
     for layer in _layers(model):
         if id(layer) in meant:
             continue
+        if getattr(layer, "sparse_as_dense", False):
+            continue
         if isinstance(layer, library.layers.Embedding) and layer.input_dim >= size:
             warnings.warn(
                 f"layer '{layer.name}' ({layer.input_dim} rows) is inside of another layer and stays an "

@@ -20,7 +20,7 @@ class JobFit:
 
     def fit(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the model's `fit`, from the position of the run's checkpoint on."""
-        return self._part.fit(model, fit_arguments(model, args, kwargs))
+        return self._part.fit(self, model, fit_arguments(model, args, kwargs))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Count the run's steps."""

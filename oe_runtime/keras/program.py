@@ -161,7 +161,7 @@ class Program:
             )
             together = {tuple(groups[k][1]): row_groups[k].together for k in even}
             supply = Supply(layers, rows, together, products)
-            result = body(served, supply, row_groups[:trained], values)
+            result = served.run(body, supply, row_groups[:trained], values)
             self._paired = products.used
             return result
 

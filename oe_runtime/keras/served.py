@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,6 +16,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
+from oe_runtime.keras import dense
 from oe_runtime.keras.in_worker import warn_of_weights
 from oe_runtime.model_tables import assign_all
 from oe_runtime.spec import TableSpec
@@ -81,12 +83,23 @@ class Served:
         self.fresh = settings.fresh  # False after the first compile, which goes on with the model's own rows
         self.losses: Any = None  # a variable: the sum of losses times examples, and of examples (TensorFlow)
         self.persisted = 0  # the batch of the last persist_server_model
+        # Dense weights of load_weights for a model that makes its variables with the first batch.
+        self.loaded: tuple[Path, dict[str, NDArray[Any]]] | None = None
         self._warned = False  # of large weights
 
     @property
     def is_first(self) -> bool:
         """Whether this worker acts for all: the only one, or worker 0."""
         return self.workers is None or self.workers.rank == 0
+
+    def finish_loading(self) -> None:
+        """Assign the dense weights that load_weights has kept for a model without variables yet.
+
+        Raises CheckpointError where they do not fit, in this call and every later one.
+        """
+        if self.loaded is not None:
+            dense.assign(self.model, dense.check(self.model, *self.loaded))
+            self.loaded = None
 
     def tables(self) -> dict[str, Table]:
         """The tables by name. Raises RuntimeError before compile."""
@@ -96,6 +109,10 @@ class Served:
                 raise RuntimeError(f"table '{name}' does not exist yet: compile the model first")
             tables[name] = layer.table
         return tables
+
+    def run(self, body: Any, *args: Any) -> Any:
+        """In a step: call `body`, one of `bodies`."""
+        return body(self, *args)
 
     def batch_loss(
         self, row_losses: Sequence[Any], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool

@@ -14,7 +14,7 @@ import yaml
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
 from oe_runtime.spec import StorageSpec, Worker
-from oe_runtime.support import horovod
+from oe_runtime.support import horovod, job_hooks
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import TensorFlowWorkers, Workers
@@ -33,7 +33,8 @@ class Flags:
 
     `num_workers`: the number of processes that train the job. Set above 1 under horovodrun, or with TF_CONFIG
     in the environment, it waits at once for the other processes, and `distributed_model` uses them
-    (ValueError if TensorFlow has computed something before). Elsewhere pass `workers`.
+    (ValueError if TensorFlow has computed something before). Elsewhere pass `workers`. The workers of a job
+    have met before, when this package was imported.
 
     `config`: YAML or JSON for tables in this process, {"server": {"pmem_pool_root_path": DIR, "cache_size":
     MB}}. OpenEmbedding's other entries, for its server's threads and messages, have no counterpart.
@@ -64,6 +65,10 @@ class _Together:
     def join(self, count: int) -> None:
         """Wait for the others if the environment names them."""
         if self.workers is not None:
+            return
+        if (met := job_hooks.join()) is not None:  # they met when oe_runtime.keras was imported
+            if met.count != count:
+                raise ValueError(f"flags.num_workers is {count}, but the job has {met.count} workers")
             return
         found = _endpoints(os.environ)
         if found is None:
@@ -100,6 +105,12 @@ def _endpoints(environment: Mapping[str, str]) -> tuple[int, Sequence[str]] | No
 def known_workers() -> Workers | None:
     """Return the workers that `flags.num_workers` has waited for."""
     return _together.workers if flags.num_workers > 1 else None
+
+
+def job_client() -> Client | None:
+    """Return the client of this process's job; None without a job, and where flags name servers."""
+    found: Client | None = None if flags.master_endpoint else job_hooks.client()
+    return found
 
 
 def connect(workers: Workers | None) -> Client:

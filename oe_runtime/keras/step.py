@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.bodies import PREDICT, TEST, TRAIN, Body
-from oe_runtime.keras.dense import build_optimizer
+from oe_runtime.keras.dense import build_optimizer, is_built
 from oe_runtime.keras.feed import skeleton
 from oe_runtime.keras.program import Prepared, Program
 from oe_runtime.keras.served import Served
@@ -134,10 +134,10 @@ class Steps:
 
     def _build(self, x: Any, tensors: Sequence[Any]) -> None:
         """Call a model without a graph once; one that is built while traced would be called twice."""
-        if all(layer.built for layer in self._model._flatten_layers()):
-            return
-        flat = [t[:1] for t in tensors[: len(keras.tree.flatten(x))]]
-        self._model(keras.tree.pack_sequence_as(x, flat), training=False)
+        if not is_built(self._model):
+            flat = [t[:1] for t in tensors[: len(keras.tree.flatten(x))]]
+            self._model(keras.tree.pack_sequence_as(x, flat), training=False)
+        self._served.finish_loading()
 
     def _begin(self) -> None:
         """Prepare the first training step."""

@@ -137,6 +137,8 @@ class WithTables(_Model):  # type: ignore[misc]
             if len(jobs) > 1:
                 raise ValueError("fit has two JobCallbacks: give it one")
             return jobs[0].fit(self, args, kwargs)
+        if self._around is None and self.client.fit_alone:
+            raise ValueError(self.client.fit_alone)
         if "callbacks" not in kwargs:
             history = super().fit(*args, **kwargs)
         else:

@@ -20,7 +20,9 @@ from oe_runtime.spec import TableSpec
 
 # Keys of the workers' sums, the same in all workers.
 _GROUP = 1
-GRADIENTS, WEIGHTS, MEETING = 1, 2, 3
+GRADIENTS, WEIGHTS, MEETING, METRICS = 1, 2, 3, 4
+# An attribute of an optimizer: apply the sum of the workers' mean gradients, not those of their mean loss.
+SUM_OVER_WORKERS = "sum_over_workers"
 _PROBE_SECONDS = 2.0
 
 
@@ -248,18 +250,18 @@ def barrier(workers: Workers) -> None:
 
 
 def weighted_mean(
-    workers: Workers, dense: Sequence[Any], gradients: Sequence[Any], examples: Any
+    workers: Workers, dense: Sequence[Any], gradients: Sequence[Any], examples: Any, *, as_sum: bool = False
 ) -> tuple[list[Any], list[Any]]:
     """Turn gradients of a worker's mean loss over `examples` into those of all workers' mean loss.
 
     The result for `dense` is the same in all workers. For `gradients`, of rows, it is this worker's part,
     which the servers add to the others'. A worker without examples has none. Asynchronous workers each keep
-    their own mean.
+    their own mean. With `as_sum`, the result is the sum of all workers' mean gradients.
     """
     if isinstance(workers, ServerWorkers):
         workers.keep(dense)
         return list(dense), list(gradients)
-    mine = tf.cast(examples, tf.float32)
+    mine = tf.cast(examples > 0 if as_sum else examples, tf.float32)
     flat = tf.concat(
         [*(tf.reshape(_times(g, mine, tf.float32), [-1]) for g in dense), [mine, workers.stop_request]], 0
     )
@@ -267,7 +269,7 @@ def weighted_mean(
     sizes = [g.shape.num_elements() for g in dense]
     *parts, all_examples, requests = tf.split(total, [*sizes, 1, 1])
     workers.stop_requests.assign(requests[0])
-    whole = tf.maximum(all_examples[0], 1.0)
+    whole = 1.0 if as_sum else tf.maximum(all_examples[0], 1.0)
     means = [
         tf.cast(tf.reshape(part / whole, g.shape), g.dtype) for part, g in zip(parts, dense, strict=True)
     ]

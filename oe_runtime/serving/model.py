@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.data import row_schema
-from oe_runtime.errors import InputError, KeyRangeError, OeError, ServerLost, ServingError
+from oe_runtime.errors import DataError, InputError, KeyRangeError, OeError, ServerLost, ServingError
 from oe_runtime.model_description import FILE, Tensor
 from oe_runtime.serving.checkpoints import Checkpoints, Rows, ServedCheckpoint
 from oe_runtime.spec import StorageSpec, TableSpec
+from oe_runtime.support import remote_files
+from oe_runtime.support.remote_files import RemotePath
+
+CONFIG = "config.json"  # of a run
 
 
 class Model:
@@ -48,8 +52,18 @@ class Model:
         is a directory of checkpoints, of which the newest with rows in files is used, of a run, or of one
         checkpoint. They are loaded into `storage` of this process, DRAM by default. With `client`
         (``Client(…, read_only=True)``) the running servers give the rows, and `rows`, if given, only the
-        dense weights. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
+        dense weights. Both may be URLs of an object store: the model is fetched once, the rows again with
+        each newer checkpoint. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
         """
+        if remote_files.is_remote(model):
+            url = RemotePath(str(model).rstrip("/"))
+            with tempfile.TemporaryDirectory(prefix="oe-serving-") as copy:
+                of_run = _fetch(url, Path(copy))
+                rows = url.url if of_run and rows is None and client is None else rows
+                try:
+                    return cls.load(copy, rows, client=client, storage=storage, threads=threads)
+                except ServingError as error:
+                    raise ServingError(str(error).replace(copy, url.url)) from error
         path = Path(model)
         if not path.is_dir():
             raise ServingError(f"{path}: there is no such directory")
@@ -300,13 +314,33 @@ class _Gate:
                 self._condition.notify_all()
 
 
+def _fetch(url: RemotePath, directory: Path) -> bool:
+    """Fetch a SavedModel with all its files, or of a run what its model is made of; return whether it is one.
+
+    Raises ServingError.
+    """
+    try:
+        names = [file.relative_to(url) for file in url.files()]
+        of_run = "saved_model.pb" not in names
+        if of_run and CONFIG not in names:
+            raise ServingError(
+                f"{url}: there is neither a model to serve nor a run, which has its {CONFIG} there at its end"
+            )
+        for name in [CONFIG] if of_run else names:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (url / name).download(directory / name)
+    except OSError as error:
+        raise ServingError(f"cannot read {remote_files.describe(error)}") from error
+    return of_run
+
+
 def _write_serving_model(run_directory: Path, path: Path) -> Path:
     """Make the model of a run of `oe_runtime.train` anew, and write it without rows to the new `path`."""
     from oe_runtime.training.options import Options
     from oe_runtime.training.stopping import StopRequest
     from oe_runtime.training.trainee import KerasTrainee
 
-    file = run_directory / "config.json"
+    file = run_directory / CONFIG
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -329,6 +363,6 @@ def _write_serving_model(run_directory: Path, path: Path) -> Path:
         options = cast(Options, SimpleNamespace(**(config | {"schema": schema, "workers": (), "rank": 0})))
         with Client.in_process() as client:
             KerasTrainee(options, client, StopRequest(with_parent=False)).model.save_serving_model(path)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, DataError, KeyError, TypeError) as error:
         raise ServingError(f"{file} is of another version of the trainer: {error}") from error
     return path

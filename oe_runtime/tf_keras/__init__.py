@@ -27,21 +27,22 @@ if _keras3.backend.backend() != "tensorflow":
         f"oe_runtime.tf_keras needs TensorFlow, but KERAS_BACKEND is {_keras3.backend.backend()}: unset it"
     )
 
-from oe_runtime.keras.pipeline import pulling
-from oe_runtime.keras.saving import (
-    check_export,
+from oe_runtime.keras import exb
+from oe_runtime.keras.exb import (
     load_server_model,
     persist_server_model,
     restore_server_model,
-    save_as_original_model,
     save_server_model,
     should_persist_server_model,
 )
+from oe_runtime.keras.pipeline import pulling
+from oe_runtime.keras.saving import check_export, save_as_original_model
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.tape import GradientTape
 from oe_runtime.keras.workers import TensorFlowWorkers, Workers
 from oe_runtime.tf_keras.convert import distributed_model
 from oe_runtime.tf_keras.embedding import Embedding
+from oe_runtime.tf_keras.job_callback import JobCallback
 from oe_runtime.tf_keras.model import Distributed, DistributedModel
 from oe_runtime.tf_keras.translate import distributed_optimizer
 
@@ -53,11 +54,13 @@ __all__ = [
     "Embedding",
     "Flags",
     "GradientTape",
+    "JobCallback",
     "TensorFlowWorkers",
     "Workers",
     "check_export",
     "distributed_model",
     "distributed_optimizer",
+    "exb",
     "flags",
     "load_server_model",
     "persist_server_model",

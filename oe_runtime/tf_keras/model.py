@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+import keras
 import tensorflow as tf
 import tf_keras
 
@@ -26,7 +27,9 @@ _with_autograph = tf.autograph.to_graph(_call)
 
 def refuse_strategy() -> None:
     """Raise ValueError inside a TensorFlow strategy, whose variables do not work in our steps."""
-    if tf.distribute.has_strategy():
+    strategy = tf.distribute.get_strategy()
+    one = isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy))
+    if tf.distribute.has_strategy() and not (one and strategy.num_replicas_in_sync == 1):
         raise ValueError(
             "models of tf-keras with distributed embeddings do not train inside a "
             f"{type(tf.distribute.get_strategy()).__name__}: make and compile them outside of its scope, and "
@@ -38,6 +41,13 @@ class _Served(Served):
     """A model of tf-keras whose embeddings are tables."""
 
     library = tf_keras
+
+    def run(self, body: Any, *args: Any) -> Any:
+        """In a step: call `body`, in the one replica of the model's strategy."""
+        strategy = self.model.distribute_strategy
+        if not isinstance(strategy, tf.distribute.MirroredStrategy):
+            return body(self, *args)
+        return strategy.run(lambda: body(self, *args))
 
     def batch_loss(
         self, row_losses: Sequence[Any], x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool
@@ -61,6 +71,11 @@ class _Served(Served):
 class _Steps(tensorflow.Steps):
     """The steps of one compiled model: those of Keras 3 on TensorFlow, in the form of tf-keras's trainer."""
 
+    def _tensors(self, body: Any, data: Any) -> Any:
+        if self._model.expands_inputs:
+            data = keras.tree.map_structure(_as_column, data)
+        return super()._tensors(body, data)
+
     def predict_function(self) -> Callable[[Any], Any]:
         """Return a function of an iterator over batches."""
         of_batches = super().predict_function()
@@ -74,6 +89,11 @@ class _Steps(tensorflow.Steps):
         return predict
 
 
+def _as_column(value: Any) -> Any:
+    """Give one-dimensional data a second dimension."""
+    return value[:, None] if value is not None and len(value.shape) == 1 else value
+
+
 class Distributed(WithTables):
     """The methods that `distributed_model` adds to a tf-keras model, with those of WithTables.
 
@@ -82,6 +102,7 @@ class Distributed(WithTables):
 
     _kind = _Served
     _row_losses: Sequence[Any] = ()
+    expands_inputs = False  # whether its steps give one-dimensional data a second dimension
 
     def compile(
         self,
@@ -96,8 +117,12 @@ class Distributed(WithTables):
 
         Raises ValueError for what tables do not support, and SpecMismatch when the servers have a table of
         the same name with, say, another dim or optimizer.
+
+        Scripts with `experimental_run_tf_function` are for TensorFlow 2.2 to 2.5: there, steps gave the
+        one-dimensional data of a subclassed model a second dimension, as they do here then.
         """
-        del experimental_run_tf_function
+        graph = bool(getattr(self, "inputs", None))
+        self.expands_inputs = experimental_run_tf_function is not None and not graph
         refuse_strategy()
         policies = {layer.dtype_policy.name for layer in self._flatten_layers()}
         for name in sorted(policies & {"mixed_bfloat16", "mixed_float16"}):
@@ -125,7 +150,7 @@ class Distributed(WithTables):
     @property
     def steps_per_execution(self) -> int:
         """Batches per call of `train_function`."""
-        return int(self._steps_per_execution)
+        return int(tf.convert_to_tensor(self._steps_per_execution))
 
     @property
     def losses(self) -> list[Any]:

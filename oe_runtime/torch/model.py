@@ -16,6 +16,7 @@ from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
+from oe_runtime.support import job_hooks
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 
 
@@ -32,7 +33,8 @@ def distributed_model(
     """Replace the large embeddings of `model` by tables on parameter servers, in place; return `model`.
 
     Replaces every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` by this
-    package's layer. Connects this package's layers to `client`, or to tables in this process. A table has the
+    package's layer. Connects this package's layers to `client`, by default the job's, or to tables in this
+    process. A table has the
     name `name_prefix` + the layer's path in the model. Its rows start with the weights of the replaced layer,
     trained or not, which `distributed_optimizer` sends to the servers; with several processes of
     torch.distributed, those of the first. Make the optimizer after this. Rows of this package's layers start
@@ -70,7 +72,8 @@ def distributed_model(
             if id(child) in replaced:  # a layer that is used twice stays one
                 setattr(parent, name, replaced[id(child)])
     _warn_of_large_weights(model, sparse_as_dense_size, kept)
-    client = client if client is not None else Client.in_process()
+    if client is None:
+        client = job_hooks.client() or Client.in_process()
     for name, layer in table_layers(model).items():
         layer.client = client
         layer.default_name = name_prefix + (name or "embedding")

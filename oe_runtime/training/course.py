@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from oe_runtime.errors import CheckpointError
 from oe_runtime.training.checkpoints import Checkpoints
@@ -62,6 +63,10 @@ class Course:
     def window(self) -> tuple[float, float | None]:
         """Return mean loss and AUC of all workers' steps since the last call."""
         raise NotImplementedError
+
+    def facts(self, position: Position) -> dict[str, Any]:
+        """Return what a step's event says besides."""
+        return {}
 
     def speed(self) -> tuple[float, float]:
         """Return seconds of training, and samples per second without the first step, which compiles."""
@@ -140,8 +145,10 @@ class Course:
             auc=auc,
             samples_per_s=None if speed is None else round(speed, 1),
             eta_s=None if eta is None else round(eta, 1),
+            **(facts := self.facts(position)),
         )
         numbers = {"loss": loss, "auc": auc, "samples_per_s": speed, "eta_s": eta}
+        numbers |= {name: facts[name] for name in ("rows", "waiting") if name in facts}
         self._view.step(position.step, steps, numbers)
         self._directory.scalars(position.step, {"loss": loss, "auc": auc, "samples_per_s": speed})
         if not self._ranks.lost:

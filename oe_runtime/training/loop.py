@@ -97,12 +97,18 @@ class Loop(Course):
             return
         self._latest = step, auc
         found = {"loss": auc.log_loss(), "auc": auc.result(), "accuracy": auc.accuracy()}
-        self._directory.event("eval", step=step, rows=auc.rows, **found)
+        only = {} if auc.only_label is None else {"only_label": auc.only_label}
+        self._directory.event("eval", step=step, rows=auc.rows, **found, **only)
         self._directory.scalars(step, {f"eval/{name}": value for name, value in found.items()})
         self._view.say(
             f"held-out rows {auc.rows:,}: AUC {found['auc']:.4f}, accuracy {found['accuracy']:.4f}, "
             f"log loss {found['loss']:.4f}"
         )
+        if only:
+            self._view.say(
+                f"warning: the label of all held-out rows is {auc.only_label}, so AUC says nothing; is it "
+                "the right column?"
+            )
 
     def _evaluate_between(self, position: Position) -> None:
         """Evaluate after a step, outside the measured speed; a stop request ends it without a result."""
@@ -137,7 +143,7 @@ class Loop(Course):
                 return None
             per_epoch = -(-self._split.training_rows(rows) // self._options.batch_size)
             limits.append(per_epoch * self._options.epochs)
-        return min(limits)
+        return min(limits, default=None)
 
     def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch, Batch | None]]:
         """Yield of each batch its rows, and this worker's part of it and of the next one."""

@@ -15,6 +15,7 @@ from oe_runtime import models
 from oe_runtime.client import TRANSFERS
 from oe_runtime.data import is_share, row_schema
 from oe_runtime.data.row_schema import CRITEO, Schema
+from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import DataError
 from oe_runtime.spec import STORAGES
 from oe_runtime.support.argument_types import count, number, widths
@@ -115,6 +116,7 @@ class ScriptOptions(RunOptions):
 class Options(RunOptions):
     """A checked command line of a built-in model; see `parser` for the meaning of each."""
 
+    follow: bool
     schema: Schema
     max_bad_rows: int
     model: str
@@ -150,6 +152,11 @@ class Options(RunOptions):
     timeline: int
 
     @property
+    def streams(self) -> bool:
+        """Whether the data are still growing."""
+        return self.follow or self.data == STDIN
+
+    @property
     def evaluates(self) -> bool:
         """Whether there is anything to evaluate on."""
         return self.eval and bool(self.holdout or self.eval_data)
@@ -173,6 +180,8 @@ class Options(RunOptions):
         shape = {name: getattr(self, name) for name in mine}
         if self.workqueue:
             common["workqueue"] = True
+        if self.streams:
+            common["follow"] = True
         # Runs of earlier versions have none of it.
         common["eval_data"] = self.eval_data or None
         common["schema"] = None if self.schema == CRITEO else self.schema.describe()
@@ -187,7 +196,14 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add(p, "data", metavar="PATH|generate:ROWS[:SEED]", more="A script may do without.")
+    add(
+        p,
+        "data",
+        metavar="PATH|generate:ROWS[:SEED]|-",
+        more="A script may do without. - is text from standard input; to resume, send it again from its "
+        "first row on.",
+    )
+    add(p, "follow", False)
     add(p, "schema", metavar="FILE|NAME")
     add(p, "label", metavar="COLUMN")
     add(p, "categories", metavar="COLUMN[:IDS],…")
@@ -374,7 +390,26 @@ def parse(argv: Sequence[str] | None = None) -> Options | ScriptOptions:
         p.error("-- goes with --script: what follows it is the script's")
     if a.data is None:
         p.error("the following arguments are required: --data")
-    return Options(**_settle(p, a))
+    values = _settle(p, a)
+    if a.follow or a.data == STDIN:
+        _settle_stream(p, a, _given(words), values)
+    return Options(**values)
+
+
+def _settle_stream(
+    p: argparse.ArgumentParser, a: argparse.Namespace, given: set[str], values: dict[str, Any]
+) -> None:
+    """Refuse what a stream cannot have: several workers, epochs, rows held out."""
+    flag = "--follow" if a.follow else f"--data {STDIN}"
+    if values["size"] > 1 or a.workqueue:
+        p.error(f"{flag} is for one worker: several would not know which rows the others have seen arrive")
+    if "epochs" in given:
+        p.error(f"--epochs does not go with {flag}: a stream is read once")
+    if "holdout" in given or is_share(a.eval_data or ""):
+        p.error(f"{flag} holds out no rows; name others with --eval-data PATH")
+    if a.data == STDIN and (a.follow or a.exit_with_parent):
+        p.error(f"--data {STDIN} does not go with {'--follow' if a.follow else '--exit-with-parent'}")
+    values |= {"epochs": None, "holdout": 0.0}
 
 
 def _parse_script(
@@ -442,7 +477,7 @@ def _given(words: Sequence[str]) -> set[str]:
 
 def _place(data: str) -> str:
     """Return a path of data so that it holds after a change of the working directory."""
-    if not data or "://" in data or data.startswith("generate:"):
+    if data in ("", STDIN) or "://" in data or data.startswith("generate:"):
         return data
     return os.path.abspath(data)
 

@@ -16,7 +16,7 @@ def view() -> View:
 
 
 def describe(numbers: dict[str, float | None]) -> str:
-    """Format numbers: `loss 0.4512  auc 0.7655  88,120 samples/s  ETA 1:02`."""
+    """Format numbers: `loss 0.4512  auc 0.7655  88,120 samples/s  ETA 1:02`; of a stream, rows and lag."""
     parts = []
     for name in ("loss", "auc"):
         value = numbers.get(name)
@@ -27,6 +27,11 @@ def describe(numbers: dict[str, float | None]) -> str:
         parts.append(f"{speed:,.0f} samples/s")
     if eta is not None:
         parts.append(f"ETA {duration(eta)}")
+    rows, waiting = numbers.get("rows"), numbers.get("waiting")
+    if rows is not None:
+        parts.append(f"{rows:,} rows")
+    if waiting is not None:
+        parts.append(f"{waiting:,} {'file waits' if waiting == 1 else 'files wait'}")
     return "  ".join(parts)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, make_split, open_source
+from oe_runtime.data import Source, Stream, make_split, open_source
 from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import horovod
@@ -37,6 +37,7 @@ from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.shared_input import HoldingClient, SharedInput
 from oe_runtime.training.stopping import StopRequest
+from oe_runtime.training.stream_loop import StreamLoop
 from oe_runtime.training.trainee import KerasTrainee, check_backend, prepare
 from oe_runtime.training.uploads import Uploads
 from oe_runtime.training.uploads import prepare as prepare_uploads
@@ -59,7 +60,12 @@ def _run(options: Options, stop: StopRequest) -> int:
         # Check everything before TensorFlow is imported and before anything is written.
         check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
         source = open_source(
-            options.data, options.max_cardinality, options.max_bad_rows, options.schema, options.eval_data
+            options.data,
+            options.max_cardinality,
+            options.max_bad_rows,
+            options.schema,
+            options.eval_data,
+            follow=options.follow,
         )
         if options.device != "auto" or options.inter_threads or options.intra_threads:
             prepare(options)  # before a TFRecord file uses it
@@ -155,7 +161,8 @@ def _train(
         start = resumed.position
     else:
         checkpoints, start, resumed = _begin_in_step(options, mine, client, trainee, screen, stop)
-        loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
+        kind = partial(StreamLoop, stream=source) if isinstance(source, Stream) else Loop
+        loop = kind(options, source, trainee, checkpoints, directory, screen, stop, figures)
     if uploads is not None and isinstance(checkpoints, Checkpoints):
         checkpoints.upload_to(uploads, resumed)
     directory.event(

@@ -23,7 +23,8 @@ OF_THE_SCRIPT = (
     *("model", "max_bad_rows", "dim", "batch_size", "epochs", "steps", "hidden", "cin", "bottom"),
     *("interaction", "precision", "row_precision", "index", "admission", "eviction", "jit", "micro_batch"),
     *("pipeline", "workqueue", "staleness", "optimizer", "learning_rate", "seed", "max_cardinality"),
-    *("holdout", "timeline", "export", "schema", "label", "categories", "numbers", "eval_data", "eval_every"),
+    *("holdout", "timeline", "export", "schema", "label", "categories", "numbers"),
+    *("eval_data", "eval_every", "follow"),
 )
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
@@ -62,6 +63,12 @@ class TrainingSettings(Settings):
         description="Rows in Criteo's shape, or training_schema's. A file, directory or glob of .tsv, .csv "
         "(also .gz, .zst), .parquet, .arrow or .tfrecord, or generated ones: generate:ROWS[:SEED]. All but "
         ".tfrecord may lie in a store: s3://, oss://, gs://, hdfs://.",
+    )
+    follow: Annotated[bool | None, Flag()] = Field(
+        default=None,
+        description="Train on what arrives in the directory training_data, once, in the order of the files' "
+        "names. Rename a complete file into it; names that begin with . or _ or end in .tmp are not read. A "
+        "file _END ends the training. For one worker.",
     )
     schema: Annotated[Text | None, Flag()] = Field(  # type: ignore[assignment]
         default=None,

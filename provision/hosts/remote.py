@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,20 +62,22 @@ def run(
     HostError when the host cannot be reached, refuses the login, or has another host key. ``apart``: Ctrl-C
     at the terminal does not end it. ``stop``: a request ends ssh, and HostError says so.
     """
-    given: bytes | None = text.encode() if isinstance(text, str) else text
+    given = text.encode() if isinstance(text, str) else text
     deadline = time.monotonic() + timeout
     process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
+    # By a thread: communicate forgets what it has not written by its timeout.
+    threading.Thread(target=_feed, args=(process.stdin, given), daemon=True).start()
+    process.stdin = None
     try:
         while True:
             try:
-                out, err = process.communicate(given, timeout=timeout if stop is None else TICK)
+                out, err = process.communicate(timeout=timeout if stop is None else TICK)
                 break
             except subprocess.TimeoutExpired:
                 if stop is not None and stop.count:
                     raise HostError(host.name, "was not waited for: a stop request") from None
                 if time.monotonic() > deadline:
                     raise HostError(host.name, f"did not answer within {timeout} s") from None
-                given = None  # communicate has it
     except BaseException:
         _end(process)
         raise
@@ -82,6 +85,11 @@ def run(
     if process.returncode == 255:
         raise HostError(host.name, reason(host, said, connect_timeout))
     return process.returncode, out.decode("utf-8", "replace"), said
+
+
+def _feed(pipe: IO[bytes], given: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:
+        pipe.write(given)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from rich.table import Table
 from provision.cluster.errors import OeprovError, TrainingError
 from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import cluster_lock
-from provision.jobs import store, units
+from provision.jobs import environments, store, units
 from provision.jobs.fleet import Fleet
 from provision.jobs.kubernetes import record
 from provision.jobs.metrics import summary
@@ -174,11 +174,17 @@ def show(state_dir: Path, *, as_json: bool) -> int:
     found = [holding(job) for job in store.directories(state_dir)]
     if as_json:
         total = sum(item.total for item in found)
-        print(json.dumps({"jobs": [item.to_json() for item in found], "bytes": total}))
+        made = [
+            {"path": str(item.path), "bytes": disk_bytes(item.path), "jobs": list(item.jobs)}
+            for item in environments.found(state_dir)
+        ]
+        jobs = [item.to_json() for item in found]
+        print(json.dumps({"jobs": jobs, "bytes": total, "environments": made}))
         return 0
     console = make_console()
     if not found:
         console.print(f"no jobs in {store.jobs_dir(state_dir)}; start one with: oeprov launch-training")
+        _show_environments(state_dir, console)
         return 0
     console.print(_table(found))
     say(console, f"{_count(found)}, {human(sum(item.total for item in found))} on this machine")
@@ -188,7 +194,20 @@ def show(state_dir: Path, *, as_json: bool) -> int:
     for item in found:
         for host, places in item.on_hosts.items() if not item.running else ():
             say(console, f"[dim]{item.job.id} may have more on host {host}: {escape(', '.join(places))}[/]")
+    _show_environments(state_dir, console)
     return 0
+
+
+def _show_environments(state_dir: Path, console: Console) -> None:
+    """One line for the environments of scripts here, if there are any."""
+    made = environments.found(state_dir)
+    if not made:
+        return
+    unused = sum(not item.jobs for item in made)
+    of_none = f"; {unused} of no job, which `oeprov jobs rm` or `prune` removes" if unused else ""
+    size = human(sum(disk_bytes(item.path) for item in made))
+    place = environments.directory(state_dir)
+    say(console, f"packages of scripts: {len(made)} in {escape(str(place))}, {size}{of_none}")
 
 
 def _table(found: list[Holding]) -> Table:
@@ -313,6 +332,9 @@ def _remove(
         else:
             removed.append(item)
     freed = sum(item.total for item in removed)
+    unused = environments.remove_unused(state_dir)
+    if unused:
+        say(console, f"[green]✓[/] removed packages of scripts that no job uses: {len(unused)}")
     if removed:
         say(console, f"[green]✓[/] removed {_count(removed)}, {human(freed)}")
     if as_json:

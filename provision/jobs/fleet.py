@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -232,8 +232,10 @@ class HostWorker(HostProcess):
     then knows no more of it than of one that never ran.
     """
 
-    def __init__(self, fleet: Fleet, spec: ProcessSpec) -> None:
+    def __init__(self, fleet: Fleet, spec: ProcessSpec, emit: Callable[[Answer], None]) -> None:
+        """``emit`` gets events of a host that does not answer."""
         self.fleet = fleet
+        self._emit = emit
         self.spec = spec
         self.pid = 0
         self.boot = ""
@@ -244,6 +246,7 @@ class HostWorker(HostProcess):
         self.how = ""
         self.silent = False  # its host cannot be reached: it may still run
         self._answered = time.monotonic()
+        self._is_unanswered = False  # the last observation
         self._next = 0.0
 
     def start(self, argv: list[str], environment: Mapping[str, str], *, fresh: bool) -> None:
@@ -263,9 +266,15 @@ class HostWorker(HostProcess):
         try:
             answer = self.fleet.observe_host(self.spec.host)
         except HostError as error:
+            if not self._is_unanswered:
+                self._say("host_silent", message=error.reason, wait_s=round(self.fleet.silence))
+            self._is_unanswered = True
             if now - self._answered > self.fleet.silence:
                 self.give_up(error.reason)
         else:
+            if self._is_unanswered:
+                self._say("host_answers", seconds=round(time.monotonic() - self._answered, 1))
+            self._is_unanswered = False
             self._answered = time.monotonic()
             found = answer["processes"].get(self.spec.name, {})
             self.pid = found.get("pid") or self.pid
@@ -273,6 +282,9 @@ class HostWorker(HostProcess):
                 self._ended(found, answer["boot"])
         self._next = time.monotonic() + POLL_SECONDS
         return self.exit_code
+
+    def _say(self, kind: str, **facts: Any) -> None:
+        self._emit({"event": kind, "host": self.spec.host, "name": self.spec.name, **facts})
 
     def _ended(self, found: Mapping[str, Any], boot: str) -> None:
         """Store how it ended, from its host or from its events."""

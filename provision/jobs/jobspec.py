@@ -48,6 +48,11 @@ def request(inventory: Inventory, options: LaunchOptions, claim: str = "") -> Re
     training = script.settled(training, label, claim)
     for key in ("data", "eval_data", "upload_to"):
         check_url(flag(key), getattr(training, key) or "")
+    if training.data == "-":
+        raise TrainingError(
+            "--data -: workers have no standard input; give a directory that grows, with --follow, or run "
+            "python -m oe_runtime.train --data - by hand"
+        )
     for key, name in files_of_hosts(training).items():
         path = name.removeprefix("file://")
         if not units.on_host(placement.worker_hosts(inventory)[0]):
@@ -93,6 +98,11 @@ def check_together(training: TrainingSettings, workers: int) -> None:
             "training_epochs and training_steps are both 0, so training has no end; set one of them"
         )
     staleness = training.staleness or 0
+    if training.follow and (training.workqueue or workers > 1):
+        raise TrainingError(
+            f"--follow is for one worker, and this job has {'--workqueue' if training.workqueue else workers}"
+            ": several would not know which rows the others have seen arrive"
+        )
     if training.workqueue:
         if training.optimizer in ("adamw", "ftrl"):
             raise TrainingError(

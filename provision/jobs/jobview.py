@@ -129,9 +129,11 @@ def _advice(item: dict[str, Any], flag: str) -> list[str]:
         return []
     lines = []
     if _may_be_on_hosts(item):
-        silent = any(entry["state"] == "does not answer" for entry in item["processes"])
+        there = [entry for entry in item["processes"] if _may_be_on_host(entry)]
+        what = "servers" if all(entry["role"] == "parameter_server" for entry in there) else "processes"
+        silent = any(entry["state"] == "does not answer" for entry in there)
         up = "may still run; once their host answers, stop" if silent else "still run; stop"
-        lines.append(f"[yellow]![/] its servers {up} them with: oeprov stop {item['job']}{flag}")
+        lines.append(f"[yellow]![/] its {what} {up} them with: oeprov stop {item['job']}{flag}")
     if item["checkpoint_step"] is not None:
         lines.append(f"resume from step {item['checkpoint_step']} with: oeprov resume {item['job']}{flag}")
     return lines
@@ -139,7 +141,11 @@ def _advice(item: dict[str, Any], flag: str) -> list[str]:
 
 def _may_be_on_hosts(item: dict[str, Any]) -> bool:
     """Whether units of the job are on hosts, or may be."""
-    return any(entry["unit"] and entry["state"] not in ("ended", "gone") for entry in item["processes"])
+    return any(map(_may_be_on_host, item["processes"]))
+
+
+def _may_be_on_host(entry: dict[str, Any]) -> bool:
+    return bool(entry["unit"]) and entry["state"] not in ("ended", "gone")
 
 
 def _job_table(reports: list[dict[str, Any]]) -> Table:

@@ -140,17 +140,20 @@ class Launch:
                 f"not to {inventory.cluster} ({inventory.path})"
             )
         worker = next(item for item in spec.processes if item.role == "worker")
-        if worker.host != placement.worker_hosts(inventory)[0].name:
+        moves = worker.host != placement.worker_hosts(inventory)[0].name
+        if moves and not spec.settings.get("upload_to"):
             raise TrainingError(
                 f"job {job.id} has its checkpoints on host {worker.host}, where worker 0 was; "
                 f"in {inventory.path} the first worker is another host"
             )
         alive = [item for item in state.processes if item.unit and item.alive]
-        if removed := sorted({item.host for item in alive} - set(inventory.hosts)):
-            raise TrainingError(
-                f"job {job.id} still has servers on host {removed[0]}, which {inventory.path} no longer has; "
-                f"stop them first: oeprov stop {job.id}"
-            )
+        removed = [item for item in alive if item.host not in inventory.hosts]
+        for left in removed:
+            if left.role != "worker":
+                raise TrainingError(
+                    f"job {job.id} still has servers on host {left.host}, which {inventory.path} no longer "
+                    f"has; stop them first: oeprov stop {job.id}"
+                )
         wanted = script.resumed(job, Request.of_job(spec), arguments)
         wanted = longer.extended(job, wanted, end, inventory.flavor)
         if workers is not None:
@@ -170,22 +173,34 @@ class Launch:
             known.take_events()
         except HostError as error:
             # The worker may have reported a checkpoint since then, whose rows are in the servers' pools.
-            raise TrainingError(f"{error}; nothing was started") from None
+            if not moves:
+                raise TrainingError(f"{error}; nothing was started") from None
+            say(self.console, f"[yellow]![/] {escape(str(error))}; its last events are missing here")
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
             raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
+        for left in removed:  # without its servers, which start anew, it can train nothing
+            say(
+                self.console,
+                f"[yellow]![/] {left.host} may still have {left.name} of {job.id}, which ends by itself; "
+                f"oeprov destroy removes its files there",
+            )
         saved = job.has_checkpoint()
         if not saved:
             self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
         job.make()
+        if moves:
+            where = spec.settings["upload_to"]
+            say(self.console, f"the checkpoints of host {worker.host} are looked for in {escape(where)}")
+            job.put_metrics_aside(worker.host)
         if inventory.flavor != flavor_facts.DEFAULT:  # a failed run may have left half an export
             shutil.rmtree(job.run_dir / "export", ignore_errors=True)
         needed = readiness.needed(inventory, wanted)
         planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
         others = _check_server_count(job, spec, planned)
         if others:
-            for item in spec.processes:
-                job.remove_pools(item)
+            for process in spec.processes:
+                job.remove_pools(process)
             _remove_pools(known, planned, self.console)
         return job, self._place(job, states, wanted, fresh=others or not saved), saved
 

@@ -98,6 +98,10 @@ class TrainingView:
             f"{rate(event.get('samples_per_s'))}  loss {number(event.get('loss'))}  "
             f"{auc}ETA {duration(event.get('eta_s'))}"
         )
+        if isinstance(waiting := event.get("waiting"), int):  # of a stream
+            facts = (
+                facts.rpartition("ETA")[0] + f"{waiting:,} {'file waits' if waiting == 1 else 'files wait'}"
+            )
         step = event.get("step", 0)
         if isinstance(event.get("steps"), int):
             self.total = event["steps"]
@@ -124,6 +128,8 @@ _LINES = {
     "server_restarted": "[green]✓[/] {name} on {host} was restarted (pid {pid})",
     "workers_restarted": "[yellow]![/] {message}: all workers restart from the last checkpoint",
     "server_gone": "[yellow]![/] training waits up to {wait_s} s for server {endpoint}",
+    "host_silent": "[yellow]![/] {host} ({name}) does not answer, waiting up to {wait_s} s: {message}",
+    "host_answers": "[green]✓[/] {host} answers again after {seconds} s",
     "server_back": "[green]✓[/] server {endpoint} is back: training resumes from step {step}",
 }
 
@@ -146,7 +152,12 @@ def describe(event: Event) -> str:
     if kind == "eval":
         rows = f" of {get('rows'):,} rows" if isinstance(get("rows"), int) else ""
         right = f", accuracy {number(get('accuracy'))}" if get("accuracy") is not None else ""
-        return f"[green]✓[/] held-out part{rows}: AUC {number(get('auc'))}{right}, loss {number(get('loss'))}"
+        found = f"held-out part{rows}: AUC {number(get('auc'))}{right}, loss {number(get('loss'))}"
+        if (label := get("only_label")) is None:
+            return f"[green]✓[/] {found}"
+        return (
+            f"[yellow]![/] {found}; the label is always {label}, so AUC says nothing; is it the right column?"
+        )
     if kind == "server_lost":
         how = f": it {get('message')}" if get("message") else ""
         return f"[red]✗[/] {get('name')} on {get('host')} was lost{how}"

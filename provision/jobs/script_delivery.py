@@ -16,7 +16,7 @@ from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import placement, script_files, script_packages, store, units
+from provision.jobs import environments, placement, script_files, script_packages, store, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
 from provision.jobs.script_files import ScriptFiles
@@ -49,12 +49,13 @@ def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery 
     packages = script_packages.collect(path.parent)
     if packages is None:
         return Delivery(files, None, {})
-    environments = {}
+    made = {}
     for host in hosts:
         python, index = placement.python_of(host), host.runtime.index
-        top = jobscript.ENVIRONMENTS if units.on_host(host) else str(_environments(state_dir))
-        environments[host.name] = packages.environment(f"{top}/{packages.key(python, index)}", python, index)
-    return Delivery(files, packages, environments)
+        top = jobscript.ENVIRONMENTS if units.on_host(host) else str(environments.directory(state_dir))
+        place = f"{top}/{packages.key(python, index)}"
+        made[host.name] = packages.environment(place, python, index)
+    return Delivery(files, packages, made)
 
 
 def placed(delivery: Delivery | None, found: Placement) -> Placement:
@@ -97,13 +98,8 @@ def deliver(
     if delivery.packages is not None and delivery.files is None:
         running = [job for job in store.all_jobs(state_dir) if job.state().phase in store.ACTIVE]
         programs = [spec.argv[0] for job in running for spec in job.spec().processes]
-        directory = str(_environments(state_dir))
+        directory = str(environments.directory(state_dir))
         jobscript.clean(System(), directory, lambda path: f"{path}/bin/python" in programs)
-
-
-def _environments(state_dir: Path) -> Path:
-    """Where environments of scripts lie on this machine."""
-    return state_dir.absolute() / "environments"
 
 
 def _to(host: Host, delivery: Delivery, stop: StopRequest) -> str:

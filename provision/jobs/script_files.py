@@ -98,7 +98,10 @@ def collect(script: Path) -> ScriptFiles:
             )
     found = ScriptFiles(directory, tuple(sorted(entries, key=lambda entry: entry.name)))
     if script.name not in {entry.name for entry in found.entries}:
-        raise TrainingError(f"--script: {directory / IGNORE} keeps {script.name} itself from the workers")
+        raise TrainingError(
+            f"--script: {directory / IGNORE} keeps {script.name} itself from the workers; add the line "
+            f"!{script.name} at its end"
+        )
     if found.size > MOST_BYTES:
         raise TrainingError(
             f"--script: {directory} has {decimal(found.size)}, and at most {decimal(MOST_BYTES)} travel to "

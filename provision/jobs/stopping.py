@@ -99,7 +99,7 @@ def _stop_orphans(job: Job) -> list[str]:
     phase, message = _end(job, known.phase) or (known.phase, earlier)
     if job.spec().is_servers_alone:
         phase, message = "done", STOPPED
-    left = fleet.message_of(stopped)
+    left = fleet.message_of(stopped, message)
     message = f"{message}; {left}" if left else message
     job.write_state(state.model_copy(update={"phase": phase, "message": message}))
     return lines

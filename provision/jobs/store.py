@@ -276,7 +276,14 @@ class Job:
 
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint to resume from, here or reported by a worker on another host."""
-        return self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None
+        if self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None:
+            return True
+        return any(summary(path).checkpoint is not None for path in self.run_dir.glob("metrics-*.jsonl"))
+
+    def put_metrics_aside(self, host: str) -> None:
+        """Keep the events of a worker on ``host``: the next one, on another host, begins its own."""
+        if self.metrics_file.exists():
+            self.metrics_file.rename(self.run_dir / f"metrics-{host}.jsonl")
 
     def remove_pools(self, spec: ProcessSpec) -> None:
         """Remove this process's own rows in persistent memory of this machine."""

@@ -172,7 +172,9 @@ class Supervisor:
             if self.job_run.settings.get("script"):
                 words += ": its script calls os._exit or exec, or closes files that are not its own"
             return Outcome("failed", words, 1)
-        # Those that failed by themselves, in front of those that failed after them; then those killed here.
+        # Those that failed by themselves, in front of those that failed after them; then those killed here. A
+        # host that does not answer was not killed.
+        killed = [worker for worker in killed if not worker_group.is_silent(worker)]
         failed += [worker for worker in self.workers.failed() if worker not in failed]
         failed = [worker for worker in failed if worker not in killed] or failed
         if failed and (server := self.servers.find_lost()):

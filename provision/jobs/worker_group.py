@@ -86,7 +86,7 @@ class WorkerGroup:
             self.members.append(replace(child, spec=spec))
             self.run.write_state()
             return
-        worker = HostWorker(self.run.fleet, spec)
+        worker = HostWorker(self.run.fleet, spec, self.run.emit)
         self.members.append(worker)  # from now on it may be there, and must be stopped
         try:
             worker.start(argv, environment, fresh=fresh)

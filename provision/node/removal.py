@@ -310,6 +310,7 @@ def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]
                 why="services ran as it, and it has no files left",
                 commands=[["userdel", USER]],
                 action="remove_user",
+                args={"parents": _parents(state, desired)},
             )
         )
     return steps
@@ -350,9 +351,11 @@ def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
     return Applied(changed, "removed" if changed else "nothing was there")
 
 
-def _remove_user(system: System, _: Dict[str, Any]) -> Applied:
+def _remove_user(system: System, args: Dict[str, Any]) -> Applied:
     if not _has_user():
         return Applied(False, "there is no user " + USER)
+    for path in args["parents"]:  # of jobs that left no files
+        system.remove_empty(path)
     system.check(["userdel", USER])
     return Applied(True, f"the user {USER} is gone")
 

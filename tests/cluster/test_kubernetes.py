@@ -299,18 +299,7 @@ def test_a_job_is_followed_to_its_end_and_nothing_is_left(user: User) -> None:
 def test_a_script_is_trained_stopped_and_resumed_with_other_arguments(user: User) -> None:
     _forget(user)
     program = own_script.write(user.directory / "mine")
-    inventory = yaml.safe_load(user.inventory.read_text())
-    variables = inventory["all"]["vars"]
-    inventory["all"]["vars"] = {
-        name: value
-        for name, value in variables.items()
-        if name.removeprefix("training_") not in OF_THE_SCRIPT or not name.startswith("training_")
-    }
-    path = user.directory / "script.yml"
-    path.write_text(yaml.safe_dump(inventory))
-
-    given = ["-i", str(path), "--on", "kubernetes", "--script", str(program), "--detach"]
-    said = user.oeprov("launch-training", *given, "--", "100000", "$(RUN)")
+    said = user.oeprov(*_of_script(user, program), "--detach", "--", "100000", "$(RUN)")
     assert "script: train_mine.py with its directory, 2 files" in said
     user.reaches("train-mine", 40)
     assert "configmaps" in user.kinds()
@@ -329,6 +318,17 @@ def test_a_script_is_trained_stopped_and_resumed_with_other_arguments(user: User
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [item["step"] for item in events if item.get("event") == "resume"] == [stopped]
     assert max(item.get("step", 0) for item in events) == int(epochs) * 100
+    until(lambda: user.kinds() == [], 60, user.news)
+
+
+def test_a_script_in_the_claim_runs_where_it_lies(user: User) -> None:
+    _forget(user)
+    program = own_script.write(user.claim / "mine")
+    os.chown(program.parent, kube_image.USER, kube_image.USER)
+    said = user.oeprov(*_of_script(user, Path("/shared/mine") / program.name), "--storage", "dram", "--", "2")
+    assert "script: /shared/mine/train_mine.py is run where it lies in claim deeprec" in said
+    assert "training is done" in said
+    assert (program.parent / "written.txt").exists()
     until(lambda: user.kinds() == [], 60, user.news)
 
 
@@ -394,6 +394,17 @@ def test_what_keeps_pods_from_starting_is_said(user: User) -> None:
         assert expected in said
         user.oeprov("stop")
         _forget(user)
+
+
+def _of_script(user: User, program: Path) -> list[str]:
+    """The launch of a script, with an inventory that does not say what the script decides."""
+    inventory = yaml.safe_load(user.inventory.read_text())
+    others = {f"training_{name}" for name in OF_THE_SCRIPT}
+    variables = inventory["all"]["vars"].items()
+    inventory["all"]["vars"] = {name: value for name, value in variables if name not in others}
+    path = user.directory / "script.yml"
+    path.write_text(yaml.safe_dump(inventory))
+    return ["launch-training", "-i", str(path), "--on", "kubernetes", "--script", str(program)]
 
 
 def _workers(user: User) -> dict[str, int]:

@@ -193,6 +193,7 @@ class SshHosts:
         self._packages = str(packages or "")
         self._nspawn = (shutil.which("systemd-nspawn") or "") if systemd else ""
         self._switch: subprocess.Popen[str] | None = None
+        self.controller = ""  # this machine's address for the hosts
         self._interface = f"oep{os.getpid()}.{next(_COUNTER)}"[-15:]
         self._hosts: list[SshHost] = []
         self._names = [f"{prefix}{index:03d}" for index in range(1, count + 1)]
@@ -271,6 +272,7 @@ class SshHosts:
             ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         network = _free_network()
+        self.controller = f"{network}.0.1"
         for index, name in enumerate(self._names):
             self._hosts.append(self._make(name, f"{network}.{(index + 10) // 250}.{(index + 10) % 250 + 2}"))
         self._wire(network)
@@ -314,7 +316,7 @@ class SshHosts:
         pids = {process.pid for process in [self._switch, *(host.process for host in self._hosts)]}
         _await_namespaces(pids)
         _ip(None, f"link add {self._interface} type veth peer name uplink netns {self._switch.pid}")
-        _ip(None, f"addr add {network}.0.1/16 dev {self._interface}", f"link set {self._interface} up")
+        _ip(None, f"addr add {self.controller}/16 dev {self._interface}", f"link set {self._interface} up")
         lines = ["link add br0 type bridge", "link set br0 up", "link set uplink master br0 up"]
         for index, host in enumerate(self._hosts):
             lines.append(f"link add h{index} type veth peer name eth0 netns {host.process.pid}")

@@ -4,11 +4,14 @@ Each host has an environment of its own. oeprov's wheel is installed there by `o
 that it depends on are links to this environment's files, which the hosts see read-only.
 """
 
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from converged import stand_for_packages
+from object_store import BUCKET, ObjectStore
 from packaging.requirements import Requirement
 from ssh_hosts import SshHost, SshHosts, why_no_systemd
 
@@ -141,8 +145,8 @@ class Cluster:
         (directory / "mine" / "train.py").write_text(SCRIPT)
         (directory / "mine" / "model.py").write_text(MODEL)
 
-    def inventory(self, workers: int, **settings: Any) -> str:
-        """Write an inventory with the first ``workers`` of them; its name."""
+    def inventory(self, workers: int, *, first: int = 0, **settings: Any) -> str:
+        """Write an inventory with that many workers, from the ``first`` host of them on; its name."""
 
         def entries(hosts: list[SshHost]) -> dict[str, Any]:
             return {"hosts": {host.name: {"ansible_host": host.address} for host in hosts}}
@@ -162,7 +166,7 @@ class Cluster:
                 },
                 "children": {
                     "parameter_servers": entries(self.servers),
-                    "workers": entries(self.workers[:workers]),
+                    "workers": entries(self.workers[first : first + workers]),
                 },
             }
         }
@@ -210,16 +214,31 @@ class Cluster:
         mine = ["launch-training", "-i", inventory, "--script", "mine/train.py", *words]
         return self.start(*mine, "--", "3", str(pause))
 
+    def begin(self, inventory: str) -> subprocess.Popen[str]:
+        """Launch the script so that a run takes half a minute; returns after its checkpoint of step 50."""
+        jobs = len(all_jobs(self.state_dir))
+        command = self.train(inventory, pause=0.1)
+        wait_for(lambda: len(all_jobs(self.state_dir)) > jobs, command)
+        wait_for(lambda: self.has_event("checkpoint", 50), command)
+        return command
+
+    def has_event(self, kind: str, step: int = 0) -> bool:
+        """The newest job has reported such an event, of this step or a later one."""
+        try:
+            lines = self.job().metrics_file.read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        events = [json.loads(line) for line in lines]
+        return any(event["event"] == kind and event.get("step", 0) >= step for event in events)
+
     def losses(self, workers: int) -> list[list[float]]:
-        """Each worker's loss of each epoch that the newest job has ended."""
-        return [
-            [
-                float.fromhex(line.split()[-1])
-                for line in self.log(f"worker-{rank}")
-                if line.startswith("loss of epoch ")
-            ]
-            for rank in range(workers)
-        ]
+        """Each worker's loss of each epoch of the newest job; of the last attempt if there were several."""
+        found = []
+        for rank in range(workers):
+            lines = [line.split() for line in self.log(f"worker-{rank}") if line.startswith("loss of epoch ")]
+            by_epoch = {int(words[3]): float.fromhex(words[-1]) for words in lines}
+            found.append([by_epoch[epoch] for epoch in sorted(by_epoch)])
+        return found
 
     def log(self, process: str) -> list[str]:
         """All lines that a process of the newest job has printed."""
@@ -232,6 +251,14 @@ class Cluster:
         """Standard output of a command in a login of the host."""
         argv = ["ssh", "-F", "/dev/null", *self.hosts.ssh_options(), f"root@{host.address}", command]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def wait_for(found: Callable[[], object], command: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not found():
+        assert command.poll() is None, command.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -280,3 +307,116 @@ def test_losses_are_those_of_one_machine(cluster: Cluster, alone: list[float]) -
             assert losses == [alone]
         else:
             assert mean(losses) == pytest.approx(alone, rel=1e-3)
+
+
+def test_a_killed_worker_is_named_and_resumed(cluster: Cluster, alone: list[float]) -> None:
+    command = cluster.begin(cluster.inventory(2))
+    two = cluster.workers[1]
+    cluster.tell(two, "pkill -KILL -f '[o]e_runtime.train'")
+    out = cluster.finish(command, expect=1)
+    assert f"worker-1 on {two.name} (pid " in out
+    assert "was killed by signal 9" in out
+    assert f"oeprov resume {cluster.job().id}" in out
+    out = cluster.run("resume")
+    assert "resumed from step 50" in out
+    assert mean(cluster.losses(2)) == pytest.approx(alone, rel=1e-3)
+
+
+def test_a_killed_server_is_waited_for(cluster: Cluster, alone: list[float]) -> None:
+    command = cluster.begin(cluster.inventory(2))
+    cluster.tell(cluster.servers[1], "pkill -KILL -f '[o]e_runtime.server'")
+    out = cluster.finish(command)
+    assert f"training waits up to 300 s for server {cluster.servers[1].address}:" in out
+    assert "is back: training resumes from step " in out
+    assert mean(cluster.losses(2)) == pytest.approx(alone, rel=1e-3)
+
+
+def test_a_cut_cable_of_20_s_costs_20_s(cluster: Cluster, alone: list[float]) -> None:
+    """Of a worker, then of a server: connections last, and nothing is trained twice."""
+    command = cluster.begin(cluster.inventory(2))
+    for host in (cluster.workers[1], cluster.servers[0]):
+        cluster.hosts.unplug(host)
+        time.sleep(20)
+        cluster.hosts.plug(host)
+        wait_for(lambda: cluster.has_event("checkpoint", 150), command)
+    out = cluster.finish(command)
+    assert "resumed" not in out
+    assert out.count("✓ checkpoint at step") == 7
+    assert mean(cluster.losses(2)) == pytest.approx(alone, rel=1e-3)
+
+
+def test_a_lost_host_is_named_and_the_others_go_on(cluster: Cluster, alone: list[float]) -> None:
+    command = cluster.begin(cluster.inventory(2, training_server_wait=10))
+    two, job = cluster.workers[1], cluster.job()
+    cluster.hosts.unplug(two)  # or its peers would be told that its processes have ended
+    two.tell("stop")
+    try:
+        out = cluster.finish(command, expect=1)
+        assert f"{two.name} (worker-1) does not answer, waiting up to 120 s: " in out
+        assert f"worker-1 on {two.name} (pid " in out
+        assert "cannot be reached any more: " in out
+        assert f"when it answers again: oeprov stop {job.id}" in out
+        out = cluster.run("status", job.id)
+        assert (
+            f"its processes may still run; once their host answers, stop them with: oeprov stop {job.id}"
+            in out
+        )
+        assert f"✗ {two.name}: the connection to {two.address} port 22 failed" in cluster.run(
+            "stop", job.id, expect=1
+        )
+        out = cluster.run("resume", job.id, "-i", cluster.inventory(1))
+        assert f"{two.name} may still have worker-1 of {job.id}" in out
+        assert "resumed from step " in out
+        found = cluster.losses(1)[0]  # the first epoch is partly of half the rows
+        assert found[1:] == pytest.approx(alone[1:], rel=1e-3)
+    finally:
+        cluster.hosts.plug(two)
+        two.start()
+    assert cluster.tell(two, "pgrep -f '[o]e_runtime' || :") == "", (
+        "a worker's unit does not start with its host"
+    )
+
+
+def test_a_stopped_job_goes_on_with_three_workers(cluster: Cluster, alone: list[float]) -> None:
+    command = cluster.begin(cluster.inventory(2))
+    job = cluster.job()
+    assert "stopped" in cluster.run("stop")
+    cluster.finish(command, expect=130)
+    assert job.state().message.endswith("which is saved")
+    out = cluster.run("resume", job.id, "-i", cluster.inventory(3))
+    assert "resumed from step " in out
+    assert "rank 2 of 3 with 2 servers" in cluster.log("worker-2")
+    assert mean(cluster.losses(3))[-1] == pytest.approx(alone[-1], rel=1e-3)
+
+
+def test_a_job_that_uploads_goes_on_without_its_host(cluster: Cluster, alone: list[float]) -> None:
+    store, (one, two, _) = ObjectStore(cluster.hosts.controller), cluster.workers
+    store.make_bucket()
+    uploads = {"training_upload_to": f"s3://{BUCKET}/mine", "worker_environment": store.environment}
+    try:
+        command = cluster.begin(cluster.inventory(1, **uploads))
+        cluster.run("stop")
+        out = cluster.finish(command, expect=130)
+        cluster.hosts.unplug(one)
+        one.tell("stop")
+        out = cluster.run("resume", "-i", cluster.inventory(1, first=1, **uploads))
+        assert f"the checkpoints of host {one.name} are looked for in s3://{BUCKET}/mine" in out
+        assert "resumed from step " in out
+        assert f"worker-0 on {two.name} started" in out
+        assert cluster.losses(1) == [alone], "also of the epoch that the former host began"
+    finally:
+        cluster.hosts.plug(one)
+        one.start()
+        store.stop()
+
+
+def test_destroy_leaves_nothing(cluster: Cluster) -> None:
+    destroy = ["destroy", "-i", cluster.inventory(3)]
+    consents = re.findall(r"--consent \S+", cluster.run(*destroy, "--check", expect=2))
+    assert consents, "of each job with checkpoints"
+    cluster.run(*destroy, "--yes", *" ".join(consents).split())
+    for host in cluster.hosts:
+        assert cluster.tell(host, "ls /var/lib/oeprov /etc/oeprov 2>/dev/null || :") == ""
+        assert cluster.tell(host, "ls /etc/systemd/system | grep -v oeprov-test | grep oeprov || :") == ""
+        assert cluster.tell(host, "pgrep -f '[o]e_runtime' || :") == ""
+        assert cluster.tell(host, "id oeprov 2>&1 || :").strip().endswith("no such user")

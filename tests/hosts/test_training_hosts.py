@@ -648,6 +648,39 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     cluster.assert_clean()
 
 
+def test_a_job_that_uploads_is_resumed_on_another_host(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The trainer fetches its checkpoint from the store; here it is copied."""
+    one, two = cluster.hosts
+    cluster.servers = [one]
+    cluster.worker = f"{two.name}: {{ansible_host: {two.address}, oeprov_kind: cpu}}"
+    assert cluster.launch(detach=True, upload_to="s3://models/mine") == 0
+    job = cluster.job()
+    run = f"/var/lib/oeprov/jobs/{job.id}/run"
+    wait_for(lambda: cluster.report()["step"] == 3, 60)
+    assert stopping.stop(cluster.state_dir, None) == 0
+    found = cluster.tell(two, f"tar -c -C {run} checkpoints | base64")
+    cluster.tell(one, f"mkdir -p {run} && echo '{found}' | base64 -d | tar -x -C {run}")
+    capsys.readouterr()
+    cluster.worker = f"{one.name}: {{ansible_host: {one.address}, oeprov_kind: cpu}}"
+    two.stop()  # what it reported last is not needed
+    try:
+        assert cluster.launch(resume=job.id) == 0
+    finally:
+        two.start()
+    shown = capsys.readouterr().out
+    assert f"{two.address} port 22 refuses connections" in shown
+    assert f"the checkpoints of host {two.name} are looked for in s3://models/mine" in shown
+    assert "resumed from step 3" in shown
+    assert f"{job.id} is done" in shown
+    assert job.has_checkpoint()
+    assert (job.run_dir / f"metrics-{two.name}.jsonl").exists()
+    for host in cluster.hosts:
+        cluster.tell(host, f"rm -r /var/lib/oeprov/jobs/{job.id}")
+    cluster.assert_clean()
+
+
 def test_script_travels_to_its_worker(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = cluster.hosts
     cluster.servers = [one]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +43,13 @@ class Stop(keras.callbacks.Callback):
 
 callbacks = [Stop(), embed.JobCallback(job)]
 """
+# The same with tf-keras.
+TF_KERAS = (
+    KERAS.replace("import keras, numpy", "import tf_keras as keras, numpy")
+    .replace("oe_runtime.keras", "oe_runtime.tf_keras")
+    .replace("keras.Input(", "keras.backend.clear_session()\nids = keras.Input(", 1)
+    .replace("ids = keras.backend", "keras.backend")
+)
 ARRAYS = KERAS + "model.fit(features, labels, batch_size=50, epochs=3, verbose=0, callbacks=callbacks)\n"
 DATASET = (
     KERAS
@@ -79,6 +88,15 @@ ENDLESS = DATASET.replace(".batch(50)", ".batch(50).take(13).repeat()").replace(
 )
 # Epochs of 10 steps, of which two read all data.
 STEPS = DATASET.replace("data, epochs=3", "data, epochs=6, steps_per_epoch=10")
+# Epochs that a callback of Keras ends and two of them look at.
+CALLBACKS = ARRAYS.replace(
+    "callbacks = [Stop(), embed.JobCallback(job)]",
+    """
+early = keras.callbacks.EarlyStopping("loss", patience=4, min_delta=1.0)
+plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=2, min_delta=1.0, factor=0.5, min_lr=0.0)
+callbacks = [early, plateau, Stop(), embed.JobCallback(job)]
+""",
+).replace("epochs=3", "epochs=9")
 # 20 steps an epoch, of a file that the job names.
 READER = """
 import os, signal
@@ -135,6 +153,25 @@ def run(script: Path, run_dir: Path, *flags: str, arguments: tuple[str, ...] = (
     where = [] if "--servers" in flags else ["--in-process"]
     words = ["--script", str(script), "--run-dir", str(run_dir), "--log-every", "1", *where, *flags]
     return main([*words, "--", *arguments])
+
+
+def run_apart(script: Path, *runs: tuple[Path, tuple[str, ...], tuple[str, ...]]) -> tuple[list[int], str]:
+    """Do `run` several times in one other process: tf-keras does not let go of models.
+
+    Each of `runs` is a run directory, flags and the script's arguments. Return the statuses and the output.
+    """
+    calls = [[str(script), str(where), list(flags), list(arguments)] for where, flags, arguments in runs]
+    text = (
+        "import json, sys\nfrom pathlib import Path\nfrom job_scripts import run\n"
+        "for script, where, flags, arguments in json.loads(sys.argv[1]):\n"
+        "    print('status', run(Path(script), Path(where), *flags, arguments=arguments), flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", text, json.dumps(calls)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.removeprefix("status ") for line in done.stdout.splitlines() if line.startswith("status ")]
+    return [int(line) for line in lines], done.stdout
 
 
 def start(script: Path, run_dir: Path, *flags: str, arguments: tuple[str, ...] = (), **more: Any) -> Any:

@@ -53,7 +53,7 @@ WRONG_KEY = Answer("403 Forbidden", "InvalidAccessKeyId", f"The AWS Access Key I
 class ObjectStore:
     """The server; `fault` may be replaced at any time. `requests` are those that it has got."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.fault: Fault | None = None
         self.requests: list[tuple[str, str, str]] = []
         self._ended = threading.Event()
@@ -66,8 +66,8 @@ class ObjectStore:
         self._backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
         self._application = DomainDispatcherApplication(create_backend_app)
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = make_server(address, 0, self._answer, threaded=True)
+        self.url = f"http://{address}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 

@@ -26,9 +26,12 @@ def test_equals_the_definition(scale: float) -> None:
 
 def test_ties_and_single_classes() -> None:
     auc = StreamingAuc()
+    assert auc.only_label is None
     auc.update(np.array([1, 1], np.float32), np.array([0.3, 1.0], np.float32))
     assert auc.result() == 0.5
+    assert auc.only_label == 1
     auc.update(np.array([0], np.float32), np.array([0.3], np.float32))
+    assert auc.only_label is None
     assert auc.result() == 0.75
     assert np.isfinite(auc.log_loss())
 

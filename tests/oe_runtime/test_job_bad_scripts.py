@@ -12,7 +12,7 @@ from pathlib import Path
 import job_scripts
 import numpy as np
 import pytest
-from job_scripts import run, start, write
+from job_scripts import losses, run, start, write
 from numpy.typing import NDArray
 from training_runs import events
 
@@ -115,6 +115,17 @@ def test_tables_do_not_change_in_the_middle(
     assert run(write(tmp_path, text), tmp_path / "run", arguments=("4",)) == 1
     line = 1 + text.splitlines().index(f"            job.client().{call}")
     assert f"error: train.py line {line}: {what}: not in the middle of training" in capsys.readouterr().err
+
+
+def test_fit_without_its_callback_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TRAINING.replace("callbacks=callbacks", "callbacks=callbacks[:1]")
+    assert run(write(tmp_path, text), tmp_path / "run") == 1
+    line = len(text.splitlines())
+    error = capsys.readouterr().err
+    assert f"error: train.py line {line}: ValueError: fit is no part of the job without its callback" in error
+    assert not losses(tmp_path / "run")
 
 
 def test_a_callback_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import job_scripts
 import pytest
-from job_scripts import figures, losses, run, write
+from job_scripts import figures, losses, run, run_apart, write
 from training_runs import events
 
 from oe_runtime.data import Rows, generate
@@ -106,6 +106,53 @@ def test_more_epochs_of_a_complete_run_are_trained(data: str, tmp_path: Path) ->
         assert run(script, run_dir, *(("--resume",) if run_dir.exists() else ()), arguments=(epochs,)) == 0
     assert losses(run_dir) == losses(whole)
     assert [e["steps"] for e in events(run_dir, "end")] == [20, 20, 60, 60]
+
+
+def test_callbacks_keep_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """EarlyStopping ends the run after 5 epochs, ReduceLROnPlateau halves the rate in two."""
+    script = write(tmp_path, job_scripts.CALLBACKS)
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole) == 0
+    assert run(script, run_dir, arguments=("47",)) == 130
+    assert run(script, run_dir, "--resume", arguments=("69",)) == 130
+    assert run(script, run_dir, "--resume") == 0
+    assert len(losses(whole)) == 100
+    assert losses(run_dir) == losses(whole)
+    assert figures(run_dir) == figures(whole)
+    assert "callbacks begin anew" not in capsys.readouterr().out
+
+    script = write(
+        tmp_path, job_scripts.CALLBACKS.replace("patience=4", "patience=0, restore_best_weights=True")
+    )
+    assert run(script, tmp_path / "best") == 0
+    said = capsys.readouterr().out
+    assert said.count("warning: EarlyStopping.best_weights of fit's callbacks is no number or text") == 1
+
+
+@pytest.mark.process
+def test_tf_keras(tmp_path: Path) -> None:
+    """Dropout's state is carried where tf-keras keeps it in a variable; else the user is warned."""
+    pytest.importorskip("tf_keras")
+    text = job_scripts.TF_KERAS + job_scripts.DATASET.removeprefix(job_scripts.KERAS)
+    on = "keras.backend.experimental.enable_tf_random_generator()\n"
+    script = write(tmp_path, text.replace("keras.utils.set_random_seed", on + "keras.utils.set_random_seed"))
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    codes, said = run_apart(
+        script,
+        (whole, (), ()),
+        (run_dir, (), ("9",)),
+        (run_dir, ("--resume",), ("33",)),
+        (run_dir, ("--resume",), ()),
+    )
+    assert codes == [0, 130, 130, 0], said
+    assert len(losses(run_dir)) == len(losses(whole)) == 60
+    assert losses(run_dir) == losses(whole)
+    assert figures(run_dir) == figures(whole)
+    assert "random numbers" not in said
+
+    codes, said = run_apart(write(tmp_path, text), (tmp_path / "warned", (), ("9",)))
+    assert codes == [130]
+    assert said.count("warning: the random numbers of layer dropout are not in checkpoints") == 1
 
 
 def test_the_reader_begins_at_the_batch_of_the_checkpoint(

@@ -70,7 +70,18 @@ import tensorflow as tf
 
 mine = features.reshape(20, 50, 2)[:, part].reshape(-1, 2), labels.reshape(20, 50)[:, part].reshape(-1)
 data = tf.data.Dataset.from_tensor_slices(mine).batch(50 // job.workers).repeat(3)
-model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+
+
+class Rows(keras.metrics.Sum):
+    def update_state(self, labels, predictions, sample_weight=None):
+        return super().update_state(keras.ops.ones_like(labels))
+
+
+model.compile(model.optimizer, "binary_crossentropy", metrics=["AUC", Rows(name="rows")])
+say = keras.callbacks.LambdaCallback(
+    on_epoch_end=lambda epoch, logs: print("epoch", epoch, "has", int(logs["rows"]), "rows", flush=True)
+)
+model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, say])
 """
 ).replace("Dropout(0.2)", "Dropout(0.0)")
 
@@ -99,8 +110,10 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
         workers = start_workers(script, run_dir, another, "--resume")
         wait_for(lambda: max(losses(run_dir)) > min(stopped + 20, 100), workers[0])
         workers[1].kill()
-        _, error = workers[0].communicate(timeout=60)
+        (told, error), (follower, _) = (worker.communicate(timeout=60) for worker in workers)
         assert workers[0].returncode == 3, error
+        for text in (told, follower):
+            assert "epoch 0 has 1500 rows" in text, "also those before the checkpoint"
         assert "error: worker 1 (127.0.0.1:" in error
         assert "--resume" in error
     finally:
@@ -115,6 +128,63 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
     assert found.keys() == expected.keys()
     for step, (loss, _) in expected.items():
         assert found[step][0] == pytest.approx(loss, rel=1e-3), step
+
+
+ELSEWHERE = (
+    """
+import json, os
+import oe_runtime.job as job
+import oe_runtime.keras as embed
+import tensorflow as tf
+
+place = json.loads(os.environ["TF_CONFIG"])
+assert place["task"] == {"type": "worker", "index": job.rank}
+assert os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"] == place["cluster"]["worker"][0]
+for kind in ("RANK", "HOROVOD_RANK", "LOCAL_RANK", "HOROVOD_LOCAL_RANK"):
+    assert os.environ[kind] == str(job.rank), kind
+for kind in ("WORLD_SIZE", "HOROVOD_SIZE", "LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE"):
+    assert os.environ[kind] == "2", kind
+embed.flags.num_workers = int(os.environ["HOROVOD_SIZE"])  # as OpenEmbedding's programs do
+"""
+    + job_scripts.KERAS.replace("(model, job.client())", "(model)")
+    + """
+part = slice(job.rank, None, job.workers)
+model.fit(features[part], labels[part], batch_size=250, verbose=0, callbacks=callbacks)
+assert model.client is job.client()
+with tf.distribute.MultiWorkerMirroredStrategy().scope():
+    embed.distributed_model(keras.Sequential([keras.Input((2,)), keras.layers.Embedding(99, 2)]))
+"""
+)
+
+
+def test_workers_find_their_places_as_programs_of_other_launchers_do(tmp_path: Path) -> None:
+    """And the tables of models without a client are on the job's servers."""
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(write(tmp_path, ELSEWHERE), tmp_path / "run", server)
+    try:
+        said = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [1, 1], said
+    for _, error in said:
+        assert "distributed_model does not work inside a MultiWorkerMirroredStrategy over 2 repl" in error
+    assert len(losses(tmp_path / "run")) == 2
+
+
+def test_a_strategy_before_the_workers_have_met(tmp_path: Path) -> None:
+    text = "import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()\n" + job_scripts.ARRAYS
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(write(tmp_path, text), tmp_path / "run", server)
+    try:
+        said = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [1, 1], said
+    assert all("MultiWorkerMirroredStrategy was made before the workers of" in error for _, error in said)
 
 
 def test_workers_with_the_same_batches_and_with_more_batches(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from object_store import BUCKET, DENIED, SLOW_DOWN, ObjectStore
 
 from oe_runtime import Client, TableSpec, checkpoint
-from oe_runtime.checkpoint import cli
+from oe_runtime.checkpoint import cli, remote
 from oe_runtime.checkpoint.remote import RemoteCheckpoints, locate
 from oe_runtime.checkpoint.store import FORMAT
 from oe_runtime.errors import CheckpointError
@@ -238,6 +238,27 @@ def test_commands_say_of_a_url_what_they_say_of_a_directory(
         shown = here.replace(str(run), str(ROOT.parent))
         assert there == (shown.replace(f"{ROOT}:", f"{url}:") if words == ["verify"] else shown)
     assert "no difference" in command(capsys, "diff", url, run)
+
+
+def test_inspect_fetches_headers_alone(
+    store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with table(40_000) as client:
+        path = checkpoint.publish(tmp_path / "big", 1, lambda path: {"tables": client.save(path)})
+    RemoteCheckpoints(ROOT).upload(path)
+    (file,) = path.glob("*.oet")
+    size = file.stat().st_size
+    assert size > 4 * remote._HEAD
+    store.requests.clear()
+    assert "40000" in command(capsys, "inspect", ROOT)
+    ranges = [asked for _, url, asked in store.requests if ".oet" in url and asked]
+    bounds = [asked.removeprefix("bytes=").split("-") for asked in ranges]
+    assert bounds
+    assert sum(int(last) - int(first) + 1 for first, last in bounds) < size / 4
+    key = next(key for key in store.objects() if key.endswith(".oet"))
+    store.put(key, store.objects()[key][:-1])
+    said = command(capsys, "inspect", ROOT, expect=1)
+    assert f"s3://{BUCKET}/{key} is damaged: it has {size - 1} bytes, the manifest says {size}" in said
 
 
 def test_verify_finds_each_damage_by_url(

@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 
 import job_scripts
+import numpy as np
 import pytest
-from job_scripts import run, write
+from job_scripts import run, start, write
 from object_store import BUCKET, DENIED, KEY, SECRET, SLOW_DOWN, ObjectStore, Stall
 from test_train import train
-from training_runs import DATA, SMALL, events, losses, wait_for
+from training_runs import DATA, SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime import checkpoint
 from oe_runtime.checkpoint.remote import RemoteCheckpoints
 from oe_runtime.data import generate
+from oe_runtime.errors import ServingError
+from oe_runtime.serving import Model
 from oe_runtime.support import remote_files
 
 pytestmark = pytest.mark.usefixtures("keep_determinism")
@@ -75,10 +78,24 @@ def test_data_and_checkpoints_in_a_store(
     assert uploaded(store)[-1] == "step-0000000018"
     whole = losses(tmp_path / "whole")
     assert losses(tmp_path / "two") == {step: whole[step] for step in range(10, 19)}
-    for path in (tmp_path / "one", tmp_path / "two"):
-        written = "".join(file.read_text(errors="replace") for file in path.glob("*.*"))
-        assert SECRET not in written
-        assert KEY not in written
+    said = capsys.readouterr()
+    written = [said.out.encode(), said.err.encode(), *store.objects().values()]
+    written += [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    for text in written:
+        assert SECRET.encode() not in text
+        assert KEY.encode() not in text
+
+    # Served from there, without a local file: the run with its checkpoints, and its export.
+    with Model.load(URL) as model, Model.load(f"{URL}/export") as exported:
+        assert model.version == 18
+        assert {tensor.name for tensor in model.inputs} == {tensor.name for tensor in exported.inputs}
+        inputs = {
+            tensor.name: np.zeros([2 if size is None else size for size in tensor.shape], tensor.dtype)
+            for tensor in model.inputs
+        }
+        assert model.predict(inputs).keys() == exported.predict(inputs).keys()
+    with pytest.raises(ServingError, match="export/variables: there is neither a model to serve nor a run"):
+        Model.load(f"{URL}/export/variables")
 
 
 def test_a_script_uploads_and_goes_on_elsewhere(
@@ -204,6 +221,42 @@ def test_a_killed_upload_publishes_nothing(store: ObjectStore, tmp_path: Path) -
     names = {key.split("/")[3] for key in store.objects() if "/step-" in key and not key.endswith("/")}
     assert names == set(uploaded(store))
     assert not (tmp_path / "run/.uploads").exists()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_server_that_is_lost_in_an_upload(store: ObjectStore, tmp_path: Path) -> None:
+    """The script's process starts anew in the middle of it; then each checkpoint there is whole."""
+    stalled: list[str] = []
+
+    def fault(method: str, path: str, _: str) -> Stall | None:
+        if method != "GET" and not stalled and "step-0000000015/" in path:
+            stalled.append(path)
+            return Stall(600)
+        return None
+
+    store.fault = fault
+    script = write(tmp_path, job_scripts.ARRAYS.replace("epochs=3", "epochs=20"))
+    server = ServerProcess(tmp_path / "server")
+    flags = ("--servers", server.endpoint, "--upload-to", URL, "--checkpoint-steps", "15")
+    process = start(script, tmp_path / "run", *flags)
+    try:
+        wait_for(lambda: stalled and max(losses(tmp_path / "run"), default=0) > 20, process)
+        server.kill()
+        server.start_again()
+        _, error = process.communicate(timeout=240)
+        assert process.returncode == 0, error
+    finally:
+        process.kill()
+        process.communicate()
+        server.stop()
+    assert events(tmp_path / "run", "server_back")
+    assert uploaded(store)[-1] == "step-0000000400"
+    names = {key.split("/")[3] for key in store.objects() if "/step-" in key and not key.endswith("/")}
+    assert names == set(uploaded(store))
+    there = RemoteCheckpoints(remote_files.RemotePath(f"{URL}/checkpoints"))
+    for name in names:
+        assert checkpoint.verify(there.fetch(name, tmp_path / "back")).step == int(name[5:])
 
 
 def test_a_bug_in_an_upload_is_no_endless_wait(

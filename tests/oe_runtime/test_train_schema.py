@@ -206,3 +206,30 @@ def test_two_workers_have_the_losses_of_one(tmp_path: Path) -> None:
     for mine, theirs in zip(two, one, strict=True):
         assert mine["rows"] == theirs["rows"] == 40
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+
+
+def test_an_export_takes_the_schemas_columns(tmp_path: Path) -> None:
+    """The SavedModel, in plain TensorFlow, has the loss that the trainer found on the same rows."""
+    import tensorflow as tf
+
+    data, evaluation = write(tmp_path), tmp_path / "eval" / "rows.csv"
+    evaluation.parent.mkdir()
+    write(evaluation.parent, 100)
+    export = tmp_path / "export"
+    more = ["--eval-data", str(evaluation), "--export", str(export), "--max-cardinality", "60"]
+    more += ["--data", str(data), "--schema", str(tmp_path / "schema.yml")]
+    assert train(tmp_path / "run", "--in-process", *more) == 0
+    schema = row_schema.load(str(tmp_path / "schema.yml")).limited(60)
+    (rows,) = open_source(str(evaluation), schema=schema).blocks()
+    inputs: dict[str, Any] = {"numbers": rows.dense}
+    at = 0
+    names = ("site_id", "user_id", "column_deep_1_id", "last_seen_id")
+    for name, category in zip(names, schema.categories, strict=True):
+        inputs[name] = rows.ids[:, at : at + category.length]
+        at += category.length
+    served = tf.saved_model.load(str(export)).signatures["serving_default"]
+    wanted = served.structured_input_signature[1]
+    found = served(**{name: tf.cast(inputs[name], spec.dtype) for name, spec in wanted.items()})
+    (clicks,) = (value.numpy()[:, 0] for value in found.values())
+    loss = -np.mean(np.log(np.where(rows.labels > 0, clicks, 1 - clicks)))
+    assert loss == pytest.approx(events(tmp_path / "run", "eval")[0]["loss"], abs=1e-5)

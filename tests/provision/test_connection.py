@@ -6,7 +6,9 @@ import pytest
 
 from provision.cluster.errors import InventoryError
 from provision.cluster.inventory import Host
+from provision.hosts import remote
 from provision.hosts.remote import argv
+from provision.hosts.stop_request import StopRequest
 from provision.inventory.connection import ssh_arguments
 from provision.inventory.loader import load
 
@@ -102,3 +104,13 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, line: str, piece: st
 )
 def test_values_that_change_nothing_are_no_error(tmp_path: Path, line: str) -> None:
     assert one_host(tmp_path, line).ssh_arguments == ()
+
+
+def test_a_host_that_reads_slowly_gets_all_of_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a stop request is waited for, which asks several times before the host reads."""
+    monkeypatch.setattr(remote, "argv", lambda host, timeout: ["sh", "-c"])
+    command, given = "sleep 0.5; wc -c", b"x" * 1_000_000
+    code, out, _ = remote.run(one_host(tmp_path), command, given, 10, 20, stop=StopRequest())
+    assert (code, out.strip()) == (0, "1000000")

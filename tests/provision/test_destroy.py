@@ -18,7 +18,7 @@ from provision.converge import fresh
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.jobs.store import JobState
-from provision.node import bootloader, gpucheck, process, repositories
+from provision.node import bootloader, gpucheck, process, removal, repositories
 from provision.node.apply import apply
 from provision.node.command import CommandError, System
 from provision.node.observe import observe
@@ -382,6 +382,21 @@ def test_only_the_user_that_oeprov_made_counts(monkeypatch: pytest.MonkeyPatch) 
     [*_, step] = make_plan(used(remains=Remains(user=True), owned=[]), desired("re6p")).steps
     assert step.action == "remove_user"
     assert not apply(step, System()).changed, "a person's account has another home"
+
+
+def test_an_empty_directory_of_jobs_goes_with_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host where all jobs were stopped has no files of theirs."""
+    system, said = System(str(tmp_path)), []
+    monkeypatch.setattr(removal, "_has_user", lambda: True)
+    monkeypatch.setattr(System, "check", lambda self, argv: said.append(argv))
+    (tmp_path / "var/lib/oeprov/jobs").mkdir(parents=True)
+    remains = Remains(user=True)
+    [*_, step] = make_plan(used(remains=remains, runtime=Runtime(), owned=[]), desired("cpu")).steps
+    assert apply(step, system).changed
+    assert said == [["userdel", "oeprov"]]
+    assert system.list("/var/lib/oeprov") == []
 
 
 def test_an_environment_that_is_half_gone_is_still_ours(

@@ -265,6 +265,34 @@ def test_prune_leaves_what_it_cannot_read(
     assert left(state_dir) == ["my", "newer"]
 
 
+def test_packages_of_scripts_are_listed_and_go_with_their_jobs(
+    state_dir: Path, make: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [make("one", 2), make("two", 1)]
+    for job in jobs:
+        spec = job.spec()
+        worker = spec.processes[-1]
+        argv = [f"{state_dir}/environments/{job.name}/bin/python", *worker.argv[1:]]
+        worker = worker.model_copy(update={"argv": argv})
+        job.write_spec(spec.model_copy(update={"processes": [*spec.processes[:-1], worker]}))
+    for name in ("one", "two", "launching"):
+        (state_dir / "environments" / name).mkdir(parents=True)
+        (state_dir / "environments" / name / "package").write_bytes(b"x" * 5000)
+        if name != "launching":
+            os.utime(state_dir / "environments" / name, (1, 1))
+    assert cli.run(["jobs"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(f"packages of scripts: 3 in {state_dir}/environments, [0-9.]+ [KM]iB; 1 of no job", said)
+    assert cli.run(["jobs", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)["environments"]
+    assert [(item["path"].rpartition("/")[2], item["jobs"]) for item in made] == [
+        ("launching", []), ("one", [jobs[0].id]), ("two", [jobs[1].id])
+    ]  # fmt: skip
+    assert cli.run(["jobs", "rm", jobs[0].id, "--yes"]) == 0
+    assert "removed packages of scripts that no job uses: 1" in capsys.readouterr().out
+    assert sorted(os.listdir(state_dir / "environments")) == [".lock", "launching", "two"]
+
+
 def test_what_a_job_has_on_hosts_goes_first(
     state_dir: Path,
     make: Callable[..., Job],

@@ -149,6 +149,20 @@ class TestWorker:
         assert worker_group.with_words(spec, spec.argv, ["--resume"]) == [*spec.argv, "--resume"]
 
 
+def test_nothing_has_the_credentials_of_a_store(
+    state_dir: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers find them in the environment, or in files of their user; `ps` shows command lines."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA-of-the-test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-test")
+    options = LaunchOptions(script=str(program), data="s3://clicks/day", upload_to="s3://models/one")
+    job, spec = job_of(state_dir, options)
+    written = [path.read_text() for path in state_dir.rglob("*") if path.is_file()]
+    assert job.job_file.read_text() in written
+    for text in [*written, repr(spec)]:
+        assert "of-the-test" not in text
+
+
 def test_the_job_file_says_nothing_of_what_the_script_decides(state_dir: Path, program: Path) -> None:
     options = LaunchOptions(script=str(program), script_arguments=["--epochs", "3"])
     job, spec = job_of(state_dir, options)

@@ -13,7 +13,7 @@ from rich.console import Console
 from provision.cluster.errors import TrainingError
 from provision.jobs import fetching, jobview, logview, store
 from provision.jobs.metrics import MetricsTail, summary
-from provision.jobs.progress import TrainingView
+from provision.jobs.progress import TrainingView, describe
 from provision.jobs.store import JobState, ProcessState
 from provision.node import process
 
@@ -153,6 +153,13 @@ def test_one_hostile_job_does_not_hide_the_others(
     assert jobview.report(odd)["step"] is None
     odd.state_file.write_text("[")
     assert odd.state().message.startswith(f"{odd.state_file}: is not JSON")
+
+
+def test_a_constant_label_is_named() -> None:
+    event = {"event": "eval", "rows": 300, "auc": 0.5, "accuracy": 1.0, "loss": 0.05}
+    assert describe(event).endswith("held-out part of 300 rows: AUC 0.5000, accuracy 1.0000, loss 0.0500")
+    said = describe({**event, "only_label": 0})
+    assert "loss 0.0500; the label is always 0, so AUC says nothing; is it the right column?" in said
 
 
 def test_state_of_a_supervisor_that_is_gone(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_processes import make_job
 from rich.console import Console
 
+from provision.cluster.errors import HostError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import server_group, worker_group
 from provision.jobs.background import start_detached
@@ -220,7 +222,7 @@ def test_the_workers_that_continue_after_a_loss() -> None:
 
 def test_exit_codes_that_count_as_a_lost_worker(tmp_path: Path) -> None:
     job = make_job(tmp_path)
-    worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1])
+    worker = HostWorker(Fleet(job, job.spec()), job.spec().processes[-1], print)
     for code, lost in ((0, False), (1, False), (3, False), (130, False), (-9, True), (137, True)):
         worker.exit_code = code
         assert worker_group.was_lost(worker) == lost, code
@@ -229,6 +231,33 @@ def test_exit_codes_that_count_as_a_lost_worker(tmp_path: Path) -> None:
     assert worker_group.was_lost(worker)
     assert not worker_group.has_mistake(worker)
     assert worker.state().exit_code is None, "nobody knows whether it runs"
+
+
+def test_a_host_that_does_not_answer_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once, not at each observation."""
+    job = make_job(tmp_path)
+    spec = job.spec().processes[-1].model_copy(update={"host": "gpu-2"})
+    clock, told = [1000.0], []
+    answers = iter([True, False, False, True, True, *[False] * 60])
+
+    def observe(fleet: Fleet, name: str) -> dict[str, Any]:
+        if not next(answers):
+            raise HostError(name, "No route to host")
+        return {"processes": {spec.name: {"pid": 7, "up": True}}, "boot": "b"}
+
+    monkeypatch.setattr(Fleet, "observe_host", observe)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    worker = HostWorker(Fleet(job, job.spec()), spec, lambda event: told.append(describe(event)))
+    while worker.poll() is None:
+        clock[0] += 3
+    assert told == [
+        f"[yellow]![/] gpu-2 ({spec.name}) does not answer, waiting up to 120 s: No route to host",
+        "[green]✓[/] gpu-2 answers again after 9.0 s",
+        f"[yellow]![/] gpu-2 ({spec.name}) does not answer, waiting up to 120 s: No route to host",
+    ]
+    assert worker.how == "cannot be reached any more: No route to host"
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -42,13 +42,16 @@ CategoryColumn NewCategory(const Category& given) {
 
 TextLayout NewLayout(char delimiter, bool quotes, size_t columns, size_t label,
                      const std::vector<Number>& numbers, const std::vector<Category>& categories,
-                     std::optional<size_t> weight) {
+                     std::optional<size_t> weight, const std::string& positive,
+                     const std::vector<std::string>& missing) {
   TextLayout layout;
   layout.delimiter = delimiter;
   layout.quotes = quotes;
   layout.columns = columns;
   layout.label = label;
   layout.weight = weight;
+  layout.positive = positive;
+  layout.missing = missing;
   size_t last = std::max(label, weight.value_or(0));
   for (const Number& number : numbers)
     last = std::max(last, layout.numbers.emplace_back(NewNumber(number)).place);
@@ -130,7 +133,8 @@ void BindData(py::module_& module) {
              py::arg("divisor"), "sign(x) log1p(|x|), or (x - shift) / divisor, of each value as float32.");
   py::class_<TextLayout>(module, "TextLayout", "How lines are divided, and which columns are which.")
       .def(py::init(&NewLayout), py::arg("delimiter"), py::arg("quotes"), py::arg("columns"),
-           py::arg("label"), py::arg("numbers"), py::arg("categories"), py::arg("weight") = py::none())
+           py::arg("label"), py::arg("numbers"), py::arg("categories"), py::arg("weight") = py::none(),
+           py::arg("positive") = "", py::arg("missing") = std::vector<std::string>())
       .def("parse", &Parse, py::arg("lines"))
       .def("split", &Split, py::arg("line"));
 }

@@ -50,6 +50,9 @@ struct TextLayout {
   std::vector<NumberColumn> numbers;
   std::vector<CategoryColumn> categories;
   std::optional<size_t> weight;
+  // The label of a positive row; all others are 0. Empty: labels are 0 and 1.
+  std::string positive;
+  std::vector<std::string> missing;  // fields that count as empty, besides empty ones
 
   size_t ids() const {
     size_t all = 0;

@@ -4,7 +4,9 @@
 #include <xxhash.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <random>
 
 namespace oe {
 namespace {
@@ -221,6 +223,46 @@ TEST(TextRowsTest, WrongNumbersAndWeightsAreNamed) {
           "price is '+1', expected a number or nothing", "price is '1e999', expected a number or nothing",
           "the weight is '', expected a number from 0", "the weight is '-1', expected a number from 0",
           "the weight is 'nan', expected a number from 0"}));
+}
+
+TEST(TextRowsTest, FractionsAreRoundedOnce) {
+  TextLayout layout;
+  layout.columns = 2;
+  layout.numbers = {{1, "n", false, Scale::kLinear, 0, 1, 0}};
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = std::to_string(random() >> (random() % 64));
+    if (random() % 4 != 0) text.insert(random() % (text.size() + 1), ".");
+    if (random() % 2 != 0) text = "-" + text;
+    const Parsed parsed("0\t" + text, layout);
+    ASSERT_EQ(parsed.rows, 1) << text;
+    ASSERT_EQ(parsed.dense[0], static_cast<float>(std::strtod(text.c_str(), nullptr))) << text;
+  }
+  for (const char* text : {".", "-", "-.", "1..2", "1.2.", "+1", "1,5", "--1", "0x1", "1e999", "nan"}) {
+    EXPECT_EQ(Parsed(std::string("0\t") + text, layout).rows, 0) << text;
+  }
+}
+
+TEST(TextRowsTest, OtherLabelsAndWordsForMissingValues) {
+  TextLayout layout;
+  layout.columns = 4;
+  layout.positive = "yes";
+  layout.missing = {"NA", "-1"};
+  layout.numbers = {{1, "n", false, Scale::kLinear, 0, 1, 7}};
+  layout.categories = {{2, 100}, {3, 100, '|', 2, false, false}};
+  const Parsed parsed("yes\t-1\tNA\tNA|a|-1|b\nno\t1\tNAN\tNA\nNA\t1\tx\tx\n\t1\tx\tx\n", layout);
+  EXPECT_EQ(parsed.rows, 2);
+  EXPECT_EQ(parsed.labels[0], 1);
+  EXPECT_EQ(parsed.labels[1], 0);
+  EXPECT_EQ(parsed.dense[0], 7);
+  EXPECT_EQ(parsed.dense[1], 1);
+  EXPECT_EQ(parsed.id(0, 0), 0);
+  EXPECT_NE(parsed.id(1, 0), 0);
+  EXPECT_NE(parsed.id(0, 1), 0);
+  EXPECT_NE(parsed.id(0, 2), 0);
+  EXPECT_EQ(parsed.id(1, 1), 0);
+  ASSERT_EQ(parsed.broken.size(), 2);
+  EXPECT_EQ(parsed.broken[0].problem, "the label is 'NA', which is no value");
 }
 
 }  // namespace

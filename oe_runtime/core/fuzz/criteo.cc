@@ -48,6 +48,8 @@ TextLayout LayoutOf(uint8_t byte) {
                       {place(3), "m", false, Scale::kLinear, 1, 3, 0}};
     layout.categories = {{place(4), cardinality, '|', 3, false, true},
                          {place(5), cardinality, ' ', 2, true, false}};
+    if (turned) layout.missing = {"NA", "-1"};
+    if (turned && cardinality > 8) layout.positive = "yes";
   } else {
     for (size_t i = 0; i < kNumbers; ++i) {
       layout.numbers.push_back({place(1 + i), "I", true, Scale::kLog1p, 0, 1, 0});

@@ -23,10 +23,11 @@ def check(*, several_workers: bool, staleness: int, micro_batches: int) -> None:
     strategy = tf.distribute.get_strategy()
     one = isinstance(strategy, (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy))
     if tf.distribute.has_strategy() and not (one and strategy.num_replicas_in_sync == 1):
+        name = type(strategy).__name__.replace("CollectiveAllReduce", "MultiWorkerMirrored")
         raise ValueError(
-            f"distributed_model does not work inside a {type(strategy).__name__} over "
-            f"{strategy.num_replicas_in_sync} replicas, but only with one replica on one device: run one "
-            "process per device, with workers=TensorFlowWorkers(endpoints, rank)"
+            f"distributed_model does not work inside a {name} over {strategy.num_replicas_in_sync} replicas, "
+            "but only with one replica on one device: make the model outside of the strategy's scope, and "
+            "run one process per device, as a job or with workers=TensorFlowWorkers(endpoints, rank)"
         )
 
 

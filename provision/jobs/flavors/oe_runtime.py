@@ -11,6 +11,7 @@ import yaml
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
+from provision.cluster.training_settings import TrainingSettings
 from provision.jobs import placement, request, script
 from provision.jobs.request import Request
 
@@ -19,10 +20,12 @@ place = placement.place
 
 def settle(inventory: Inventory, wanted: Request) -> Request:
     """See ``Flavor``."""
-    if wanted.training.script:
+    training = wanted.training
+    if training.script:
         script.check(inventory, wanted)
         return wanted
-    training = wanted.training
+    if training.follow:
+        _check_follow(training)
     named = [name for name in ("schema", "label", "categories", "numbers") if getattr(training, name)]
     if named and training.schema != "criteo" and training.data.startswith("generate:"):
         raise TrainingError(
@@ -32,6 +35,16 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
     if not schema:
         return wanted
     return replace(wanted, training=training.model_copy(update={"schema": schema}))
+
+
+def _check_follow(training: TrainingSettings) -> None:
+    if training.data.startswith("generate:"):
+        raise TrainingError(f"--follow: {training.data} does not grow; name a directory with --data")
+    for name in ("epochs", "holdout"):
+        if getattr(training, name) is not None:
+            raise TrainingError(f"--{name} does not go with --follow: a stream is read once, and completely")
+    if training.eval_data and request.is_share(training.eval_data):
+        raise TrainingError("--follow holds out no rows; name others with --eval-data PATH")
 
 
 def schema_text(schema: str) -> str:
@@ -77,6 +90,7 @@ def data_check(host: Host, wanted: Request) -> list[str]:
         return script.data_check(host, training.data)
     names = ("max_bad_rows", "eval_data", "schema", "label", "categories", "numbers")
     flags = placement.arguments({name: getattr(training, name) for name in names})
+    flags += ["--follow"] if training.follow else []
     python = placement.python_of(host)
     if wanted.on:  # containers have a Python of their own, and TensorFlow, which this one may lack
         python, flags = sys.executable, [*flags, "--without-tensorflow"]

@@ -93,6 +93,8 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
             raise TrainingError(
                 f"{request.flag(name)}: flavor {flavor} {what}; leave it out, or train with oe_runtime"
             )
+    if wanted.training.follow:
+        raise TrainingError(f"--follow is for oe_runtime; flavor {flavor} reads files that are all there")
     if wanted.training.upload_to:
         raise TrainingError(f"--upload-to is for oe_runtime; flavor {flavor} does not upload: leave it out")
     if is_url(wanted.training.data):

@@ -81,7 +81,7 @@ def test_criteos_columns_are_known_without_a_header(capsys: pytest.CaptureFixtur
     [
         ("a,b\n2,x\n3,y\n", None, "has no column of 0 and 1, which could be the label; name it with --label"),
         ("a,b\n2,x\n3,y\n", "c", "has no column c; it has a, b"),
-        ("a,b\n2,x\n3,y\n", "a", "column a has the value '2', a label is 0 or 1"),
+        ("a,b\n2,x\n3,y\n4,y\n", "a", "column a has the values '2', '3', '4'; a label has two"),
         ("", None, "is empty: it has no row"),
         ("a,b\n", None, "no row of the sample has 2 columns"),
     ],
@@ -103,3 +103,18 @@ def test_a_constant_label_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     path.write_text("click,site\n" + "0,a\n0,b\n" * 20)
     assert inspect.main([str(path)]) == 0
     assert "it is 0 in all 40 rows: there is nothing to learn from it" in capsys.readouterr().out
+
+
+def test_other_labels_and_words_for_missing_values_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("click,price,site\n" + "no,NA,NA\nyes,2.5,a\nno,3,b\n" * 20)
+    assert inspect.main([str(path)]) == 0
+    text, said = capsys.readouterr()
+    assert said == ""
+    assert "label: click  # yes in 33.33% of the rows" in text
+    assert 'positive: "yes"  # no is 0' in text
+    schema = row_schema.parse(yaml.safe_load(text), "proposal")
+    assert (schema.positive, schema.missing) == ("yes", ("NA",))
+    assert [one.name for one in schema.numbers] == ["price"]

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -191,6 +192,13 @@ def test_built_in_schemas(tmp_path: Path) -> None:
         ("label: y\ncategories: [a]\ncolumns: [y, b]", "columns lacks the column a"),
         ("label: y\ncategories: [a]\nheader: false", "without a header, `columns` must name"),
         ("label: y\ncategories: [a]\nseparator: '::'", "separator is '::', expected one ASCII character"),
+        (
+            "label: y\npositive: yes\nnumbers: [a]",
+            "positive is True, expected a text or a whole number",
+        ),
+        ("label: y\nmissing: [null]\nnumbers: [a]", "missing is None, expected a text or a whole number"),
+        ("label: y\nmissing: NA\nnumbers: [a]", "missing is 'NA', expected a list of values"),
+        ("label: y\nmissing: [NA]\npositive: NA\nnumbers: [a]", "positive is NA, which counts as missing"),
         ("[y]", "schema.yml is ['y'], expected keys of label"),
     ],
 )
@@ -311,6 +319,78 @@ def test_a_constant_label_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
         found = capsys.readouterr().err
         assert found.startswith(said)
         assert bool(found) == bool(said)
+
+
+WORDS: dict[str, Any] = {
+    "label": "bought",
+    "positive": "yes",
+    "missing": ["NA", -1],
+    "numbers": {"price": {"scale": "none", "missing": 7}},
+    "categories": {"site": 50, "tags": {"cardinality": 20, "separator": "|", "length": 2}},
+}
+
+
+def words_as_text(path: Path) -> None:
+    path.write_text("bought,price,site,tags\nyes,-1,NA,NA|x|-1\nno,2.5,NAN,NA\nmaybe,,a,x|y\n")
+
+
+def words_as_columns(path: Path) -> None:
+    columns = {"bought": ["yes", "no", "maybe"], "price": [-1.0, 2.5, None], "site": ["NA", "NAN", "a"]}
+    tags = [["NA", "x", "-1"], [], ["x", "y"]]
+    pq.write_table(pa.table(columns | {"tags": tags}), path)
+
+
+def words_as_records(path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    tags = ["NA|x|-1", "NA", "x|y"]
+    rows = zip(["yes", "no", "maybe"], [[-1.0], [2.5], []], ["NA", "NAN", "a"], tags, strict=True)
+    with tf.io.TFRecordWriter(str(path)) as out:
+        for label, price, site, tag in rows:
+            features = {
+                name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+                for name, text in (("bought", label), ("site", site), ("tags", tag))
+            }
+            features["price"] = tf.train.Feature(float_list=tf.train.FloatList(value=price))
+            out.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("rows.csv", words_as_text), ("rows.parquet", words_as_columns), ("rows.tfrecord", words_as_records)],
+    ids=lambda one: getattr(one, "__name__", one),
+)
+def test_other_labels_and_words_for_missing_values(
+    tmp_path: Path, name: str, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path / name)
+    words = schema(json.dumps(WORDS))
+    assert row_schema.parse(words.to_value(), "again") == words
+    rows = everything(tmp_path / name, words)
+    assert rows.labels.tolist() == [1, 0, 0]
+    assert rows.dense[:, 0].tolist() == [7, 2.5, 7]
+    x, y = ident("x", 20), ident("y", 20)
+    assert rows.ids.tolist() == [[0, x, 0], [ident("NAN", 50), 0, 0], [ident("a", 50), x, y]]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_label_without_a_value_is_broken(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"rows.{kind}"
+    columns = {"bought": ["yes", "NA"], "price": [1.0, 2.0], "site": ["a", "b"], "tags": ["x", "y"]}
+    if kind == "csv":
+        path.write_text("bought,price,site,tags\nyes,1,a,x\nNA,2,b,y\n")
+    else:
+        pq.write_table(pa.table(columns), path)
+    with pytest.raises(DataError, match="the label is 'NA', which is no value"):
+        everything(path, schema(json.dumps(WORDS)))
+
+
+def test_whole_numbers_may_be_labels(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"y": [2, 1, 2], "a": [1, -1, 3]}), path)
+    found = schema('{"label": "y", "positive": 2, "missing": [-1], "numbers": {"a": "none"}}')
+    rows = everything(path, found)
+    assert rows.labels.tolist() == [1, 0, 1]
+    assert rows.dense[:, 0].tolist() == [1, 0, 3]
 
 
 SMALL = row_schema.parse(

@@ -243,6 +243,65 @@ def test_server_models_in_files_and_in_persistent_memory(flags, tmp_path):
     assert embed.should_persist_server_model(model)
 
 
+def test_a_save_marks_a_checkpoint_of_the_pool_where_the_script_says_so(flags, tmp_path, monkeypatch):
+    """The user guide of OpenEmbedding for persistent memory: two assignments, then save and load_weights."""
+
+    def save_server_model(model, filepath, include_optimizer=True):
+        embed.persist_server_model(model, filepath, 0)
+
+    flags.config = f'{{"server": {{"pmem_pool_root_path": "{tmp_path / "pool"}", "cache_size": 1}}}}'
+    (tmp_path / "pool").mkdir()
+    model = _compiled(embed.distributed_model(two_fields()))
+    x, y = random_ids(64)
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.save(tmp_path / "rows")
+    monkeypatch.setattr(embed.exb, "save_server_model", save_server_model)
+    monkeypatch.setattr(embed.exb, "load_server_model", embed.restore_server_model)
+    checkpoints = keras.callbacks.ModelCheckpoint(str(tmp_path / "epoch{epoch}.keras"))
+    model.fit(x, y, batch_size=16, verbose=0, callbacks=[checkpoints])
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "B")  # of the same batch
+    save_server_model(model, "mem://null/1")
+    for name in ("epoch1.keras", "B"):
+        found = {str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*.*")}
+        assert found == {"config.json", "dense.npz", "openembedding/persisted.json"}
+    model.fit(x, y, batch_size=16, verbose=0)
+    assert np.abs(model.predict(x, verbose=0) - expected).max() > 1e-4
+    model.load_weights(tmp_path / "B/variables/variables")
+    np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
+    monkeypatch.undo()  # a load finds the number without the assignments too
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.load_weights(tmp_path / "epoch1.keras")
+    np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
+    model.load_weights(tmp_path / "rows")
+    assert np.abs(model.predict(x, verbose=0) - expected).max() > 1e-4
+
+
+def test_a_subclassed_model_is_loaded_before_its_first_batch(tmp_path):
+    model = _compiled(embed.distributed_model(LogisticRegression()))
+    model.fit(FIELDS, LABELS, batch_size=8, verbose=0)
+    model.save(tmp_path / "save")
+    keras.backend.clear_session()  # a fresh process would have the same names of layers
+    again = _compiled(embed.distributed_model(LogisticRegression()))
+    again.load_weights(tmp_path / "save")
+    np.testing.assert_array_equal(again.predict(FIELDS, verbose=0), model.predict(FIELDS, verbose=0))
+    for m in (model, again):
+        m.fit(FIELDS, LABELS, batch_size=8, shuffle=False, verbose=0)
+    np.testing.assert_allclose(again.predict(FIELDS, verbose=0), model.predict(FIELDS, verbose=0), atol=1e-6)
+
+
+def test_sparse_as_dense_keeps_a_matrix_in_the_worker():
+    def small(rows, dim, name):
+        return embed.Embedding(np.int64(rows), dim, name=name, sparse_as_dense=name.endswith("C1"))
+
+    inputs = {name: v % 100 if name[0] == "C" else v for name, v in FIELDS.items()}
+    model = _compiled(embed.distributed_model(_network(small, rows=100)))
+    assert list(model.tables) == ["sparse_C2"]
+    assert model.get_layer("sparse_C1").embeddings.shape == (100, 9)
+    losses = model.fit(inputs, LABELS, batch_size=8, epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+
+
 def test_saves_take_the_place_of_their_like_only(tmp_path):
     model = _compiled(embed.distributed_model(two_fields()))
     x, y = random_ids(16)
