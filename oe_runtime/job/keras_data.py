@@ -1,7 +1,8 @@
-"""A tf.data dataset whose order in an epoch depends on the number of epochs before it, and on nothing else.
+"""Data whose order in an epoch depends on the number of epochs before it, and on nothing else.
 
-A dataset that shuffles draws new seeds whenever an iterator is made of it. Keras makes some that it does not
-read, or of which it reads one batch before the first epoch.
+A tf.data dataset that shuffles draws new seeds whenever an iterator is made of it. Keras makes some that it
+does not read, or of which it reads one batch before the first epoch. The batches of a PyDataset are shuffled
+by Python's generator, whose state is in no checkpoint.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from tensorflow.python.data.ops import dataset_ops  # the base of unary datasets has no public name
 
 
@@ -69,3 +71,52 @@ class _Batches:
         if self._iterator is None:
             self._iterator, self._read = self._data.begin()
         return self._read.pop() if self._read else next(self._iterator)
+
+
+def shuffled_batches(library: Any, data: Any) -> Any:
+    """Return the PyDataset (of tf-keras: Sequence) `data` with its batches in another order in each epoch."""
+
+    class ShuffledBatches(library.utils.Sequence):  # type: ignore[misc]
+        def __init__(self) -> None:
+            names = ("workers", "use_multiprocessing", "max_queue_size")
+            super().__init__(**{name: getattr(data, name) for name in names if hasattr(data, name)})
+            self.seed = 0
+            self.training = False
+            self._epochs = 0  # that have been read
+            self._order: tuple[int, Any] = (-1, None)  # of which epoch
+
+        def __len__(self) -> int:
+            return len(data)
+
+        @property
+        def num_batches(self) -> Any:
+            return _number_of_batches(data)
+
+        def __getitem__(self, index: int) -> Any:
+            epoch, order = self._order
+            if epoch != self._epochs:
+                epoch = self._epochs
+                order = np.random.default_rng((self.seed, epoch)).permutation(_number_of_batches(data))
+                self._order = epoch, order
+            return data[int(order[index])]
+
+        def on_epoch_begin(self) -> None:
+            if hasattr(data, "on_epoch_begin"):
+                data.on_epoch_begin()
+
+        def on_epoch_end(self) -> None:
+            data.on_epoch_end()
+            self._epochs += self.training
+
+        def skip_epochs(self, epochs: int) -> None:
+            """Go to where the data are after so many more epochs."""
+            for _ in range(epochs):
+                data.on_epoch_end()
+            self._epochs += epochs
+
+    return ShuffledBatches()
+
+
+def _number_of_batches(data: Any) -> Any:
+    found = getattr(data, "num_batches", None)
+    return len(data) if found is None else found

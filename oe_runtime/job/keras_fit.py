@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from oe_runtime.job.callback_state import CallbackStates
 from oe_runtime.job.state import ScriptState
+from oe_runtime.support import dense_file
 from oe_runtime.training.dense_state import KerasState
 from oe_runtime.training.position import Position
+from oe_runtime.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from oe_runtime.job.course import ScriptCourse
@@ -26,7 +29,22 @@ class KerasScriptState(ScriptState):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, KerasState(model))
+        self._optimizer: Any = None  # that has the checkpoint's variables
         self.callbacks: CallbackStates | None = None  # of the present fit, once they have begun
+
+    def load(self, directory: Path) -> None:
+        """See ScriptState."""
+        super().load(directory)
+        self._optimizer = self.model.optimizer
+
+    def load_again(self, ranks: Ranks, directory: Path) -> None:
+        """Load the checkpoint once more where the script has compiled the model anew since."""
+        if self._optimizer is None or self._optimizer is self.model.optimizer:
+            return
+        content = ranks.share(b"" if ranks.rank else (directory / dense_file.FILE).read_bytes())
+        with tempfile.TemporaryDirectory() as temporary:
+            (Path(temporary) / dense_file.FILE).write_bytes(content)
+            self._dense.load(Path(temporary))
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
@@ -117,11 +135,18 @@ class FitPart:
         self._data = given["x"] = epoch_data(
             _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
         )
+        if _is_shuffled(given) and given.get("steps_per_epoch") in (None, -1, _size(given)):
+            from oe_runtime.job.keras_data import shuffled_batches
+
+            self._data = given["x"] = shuffled_batches(model.served.library, self._data)
+            given["shuffle"] = False
         if not course.begin_part(epochs):
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
             return model.served.library.callbacks.History()
         at = course.position
+        if course.saved is not None and course.saved.position.part == at.part:
+            course.state.load_again(self._session.ranks, course.saved.path)  # type: ignore[attr-defined]
         if at.batch or at.epoch > first:
             self._skip, self._logs = at.batch, None
             passes, batches = _read_before(given, at, first, epochs)
@@ -133,7 +158,9 @@ class FitPart:
         state = course.state  # type: ignore[assignment]
         state.callbacks = None
         self._others, self._resumed = _first(self._callback, given), bool(at.batch or at.epoch > first)
-        _seed(self._session, course.position.part)
+        seed = _seed(self._session, course.position.part)
+        if hasattr(self._data, "seed"):
+            self._data.seed = seed
         model._around = self._around
         try:
             history = model.fit(**given)
@@ -222,8 +249,8 @@ def _taken(losses: Any) -> tuple[float, int]:
     return float(total), int(rows)
 
 
-def _seed(session: Session, part: int) -> None:
-    """Let the order of shuffled arrays depend on the script's seed and the part only."""
+def _seed(session: Session, part: int) -> int:
+    """Let the order of shuffled data depend on the script's seed and the part only; return the seed."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 
@@ -231,7 +258,9 @@ def _seed(session: Session, part: int) -> None:
     if session.seeds is None or found != session.seeds[1]:  # the script has set one since the last part
         session.seeds = found or 0, None
     session.seeds = session.seeds[0], session.seeds[0] + part
-    tf.random.set_seed(session.seeds[1])
+    seed = session.seeds[0] + part
+    tf.random.set_seed(seed)
+    return seed
 
 
 def epoch_data(data: Any) -> Any:
@@ -255,6 +284,11 @@ def _read_before(given: Mapping[str, Any], at: Position, first: int, epochs: int
         return at.epoch - first, at.batch
     batches = (at.epoch - first) * steps + at.batch
     size = _size(given)
+    if size not in (None, steps) and (_is_shuffled(given) or _changes(given["x"])):
+        raise ValueError(
+            f"fit(steps_per_epoch={steps}) cannot go on here, because a PyDataset of {size} batches changes "
+            "its order in the middle of them: leave steps_per_epoch out"
+        )
     passes, rest = (0, batches) if size is None else divmod(batches, size)
     several = size is not None and steps < size < steps * (epochs - first)  # its epochs share an iterator
     early = size is not None and size < steps
@@ -285,16 +319,32 @@ def _size(given: Mapping[str, Any]) -> int | None:
     if isinstance(data, tf.data.Dataset):
         size = int(data.cardinality())
         return size if size >= 0 else None
-    if hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end"):  # a PyDataset
+    if _is_py_dataset(data):
         return getattr(data, "num_batches", None) or len(data)
     shape = getattr((tf.nest.flatten(data) or [None])[0], "shape", None)
     return -(-int(shape[0]) // int(given.get("batch_size") or 32)) if shape else None
+
+
+def _is_py_dataset(data: Any) -> bool:
+    """Whether it is a PyDataset of Keras 3, or a Sequence of tf-keras."""
+    return hasattr(data, "__getitem__") and hasattr(data, "on_epoch_end")
+
+
+def _is_shuffled(given: Mapping[str, Any]) -> bool:
+    """Whether fit shuffles the batches of a PyDataset."""
+    return _is_py_dataset(given["x"]) and bool(given.get("shuffle", True)) and bool(_size(given))
+
+
+def _changes(data: Any) -> bool:
+    """Whether a PyDataset may change at an epoch's end: its `on_epoch_end` is not that of Keras."""
+    module = getattr(type(data), "on_epoch_end", _is_py_dataset).__module__
+    return _is_py_dataset(data) and module.partition(".")[0] not in ("keras", "tf_keras")
 
 
 def _pass_epochs(data: Any, epochs: int) -> None:
     """Bring data whose order depends on the epochs before to where it was."""
     if hasattr(data, "skip_epochs"):
         data.skip_epochs(epochs)
-    elif hasattr(data, "on_epoch_end"):  # of a PyDataset
+    elif hasattr(data, "on_epoch_end"):  # of a PyDataset that is not shuffled
         for _ in range(epochs):
             data.on_epoch_end()

@@ -68,6 +68,7 @@ class Session:
         self._client: Client | None = None
         self._workers: Any = None
         self._ranks: Ranks | None = None
+        self._resume_step: int | None = None
         self._process = os.getpid()
 
     @classmethod
@@ -139,8 +140,12 @@ class Session:
         """The step of the checkpoint that this start goes on from."""
         if not self.options.resume:
             return 0
-        found = checkpoint.latest(self.run_dir / "checkpoints")
-        return 0 if found is None else found.step
+        if self._resume_step is None and self.rank:
+            self._meet()  # worker 0 says it: this one may not see its run directory
+        if self._resume_step is None:
+            found = checkpoint.latest(self.run_dir / "checkpoints")
+            self._resume_step = 0 if found is None else found.step
+        return self._resume_step
 
     @property
     def arguments(self) -> Sequence[str]:
@@ -176,7 +181,7 @@ class Session:
         _refuse_strategy()
         self._workers = join_workers(self.options, self.stop)
         self._ranks = CollectiveRanks(self._workers, self.stop)
-        check_agreement(self.options, self._ranks)
+        self._agree(self._ranks)
 
     def _meet(self) -> None:
         """Wait for the other workers, by the library that the script trains with."""
@@ -190,7 +195,12 @@ class Session:
             self._ranks = TorchRanks(self.options, self.stop)
         except ValueError as error:
             raise JobError(str(error)) from error
-        check_agreement(self.options, self._ranks)
+        self._agree(self._ranks)
+
+    def _agree(self, ranks: Ranks) -> None:
+        check_agreement(self.options, ranks)
+        step = 0 if self.rank else self.resume_step
+        self._resume_step = int(ranks.share(str(step).encode()))
 
     def together(self) -> Any:
         """See oe_runtime.job.together."""
@@ -211,6 +221,7 @@ class Session:
             if self.directory is None:
                 self.open_directory()
             assert self.directory is not None  # noqa: S101 - open
+            _ = self.resume_step  # before there are newer checkpoints
             course = ScriptCourse(
                 self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
             )

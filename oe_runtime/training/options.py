@@ -451,7 +451,7 @@ def outside(
             words.append(flag)
         elif name == "data" and not isinstance(value, (str, os.PathLike, type(None))):
             raise TypeError(f"data is {value!r}; a job has one path, directory, glob or URL")
-        elif value not in (None, False):
+        elif value is not None and value is not False:  # 0 is a value
             words += [flag, str(value)]
     p = parser(_Raising)
     values = _settle(p, p.parse_args(words), script.stem)

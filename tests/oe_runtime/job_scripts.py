@@ -60,6 +60,28 @@ data = tf.data.Dataset.from_tensor_slices((features, labels)).shuffle(500, seed=
 model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
 """
 )
+# Its batches are shuffled by fit, and its rows by itself.
+PY_DATASET = (
+    KERAS
+    + """
+class Batches(keras.utils.PyDataset):
+    order = np.arange(1000)
+    random = np.random.default_rng(5)
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        rows = self.order[index * 50 : index * 50 + 50]
+        return features[rows], labels[rows]
+
+    def on_epoch_end(self):
+        self.random.shuffle(self.order)
+
+
+model.fit(Batches(), epochs=3, verbose=0, callbacks=callbacks)
+"""
+)
 # Epochs of 20 steps, of 13 batches again and again: shuffled anew each time.
 ENDLESS = DATASET.replace(".batch(50)", ".batch(50).take(13).repeat()").replace(
     "data, epochs=3", "data, epochs=3, steps_per_epoch=20"
@@ -104,6 +126,16 @@ rows = dataset("criteo", job.data, 100, max_cardinality=200)
 model.fit(rows, epochs=2, verbose=0, callbacks=[Stop(), embed.JobCallback(job)])
 """
 PARTS = KERAS + "for _ in range(3): model.fit(features, labels, 50, 1, 0, callbacks)\n"
+# The second fit has another optimizer, which counts its own steps.
+RECOMPILED = (
+    KERAS.replace("int(self.model.optimizer.iterations)", "job.current().course.position.step")
+    + """
+model.fit(features, labels, 50, 1, 0, callbacks)
+adam = embed.distributed_optimizer(keras.optimizers.Adam(0.003))
+model.compile(adam, "binary_crossentropy", metrics=["AUC"])
+model.fit(features, labels, 50, 1, 0, callbacks)
+"""
+)
 
 
 def write(directory: Path, text: str, name: str = "train.py") -> Path:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import job_scripts
@@ -15,10 +16,14 @@ from job_scripts import losses, run, start, write
 from numpy.typing import NDArray
 from training_runs import events
 
+from oe_runtime import checkpoint
 from oe_runtime.job.course import ScriptCourse
+from oe_runtime.job.session import Session
 from oe_runtime.training.options import outside, parse
+from oe_runtime.training.progress import View
 from oe_runtime.training.ranks import Ranks
 from oe_runtime.training.run_directory import RunError
+from oe_runtime.training.stopping import StopRequest
 
 TRAINING = job_scripts.KERAS + "model.fit(features, labels, batch_size=50, verbose=0, callbacks=callbacks)\n"
 
@@ -287,3 +292,42 @@ def test_a_script_that_hangs_at_exit_is_ended(tmp_path: Path) -> None:
     _, error = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "warning: train.py does not end: its threads Thread-" in error
+
+
+class FirstWorker(Ranks):
+    """Another worker's view: worker 0 says these words."""
+
+    def __init__(self, *words: bytes) -> None:
+        self.words = list(words)
+
+    def share(self, value: bytes, origin: int = 0) -> bytes:
+        return self.words.pop(0)
+
+
+def published(run_dir: Path, step: int) -> None:
+    checkpoint.publish(run_dir / "checkpoints", step, lambda path: {"training": {"position": {}}})
+
+
+def test_the_step_of_the_resume_stays_when_there_are_newer_checkpoints(tmp_path: Path) -> None:
+    published(tmp_path, 7)
+    session = Session(
+        outside(tmp_path / "train.py", run_dir=tmp_path, resume=True),
+        StopRequest(with_parent=False),
+        View(),
+        launched=True,
+    )
+    assert session.resume_step == 7
+    published(tmp_path, 9)
+    assert session.resume_step == 7
+
+
+def test_workers_have_the_step_of_worker_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = outside(tmp_path / "train.py", run_dir=tmp_path, resume=True)
+    session = Session(replace(alone, rank=1, size=2), StopRequest(with_parent=False), View(), launched=True)
+    ranks = FirstWorker(b"{}", b"40")
+    monkeypatch.setattr(Session, "_meet", lambda self: self._agree(ranks))
+    assert session.resume_step == 40
+
+
+def test_defaults_of_zero_are_taken() -> None:
+    assert outside(Path("train.py"), checkpoint_steps=0).checkpoint_steps == 0

@@ -14,7 +14,12 @@ from training_runs import events
 
 from oe_runtime.data import Rows, generate
 
-SCRIPTS = {"arrays": job_scripts.ARRAYS, "dataset": job_scripts.DATASET, "parts": job_scripts.PARTS}
+SCRIPTS = {
+    "arrays": job_scripts.ARRAYS,
+    "dataset": job_scripts.DATASET,
+    "py_dataset": job_scripts.PY_DATASET,
+    "parts": job_scripts.PARTS,
+}
 
 
 @pytest.mark.parametrize("data", SCRIPTS)
@@ -55,17 +60,44 @@ def test_epochs_that_share_an_iterator_go_on_in_the_middle(kind: str, tmp_path: 
     assert figures(run_dir) == figures(whole)
 
 
-def test_epochs_that_end_before_their_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = job_scripts.DATASET.replace("data, epochs=3", "data, epochs=3, steps_per_epoch=30")
+def test_the_optimizer_of_a_later_fit_goes_on(tmp_path: Path) -> None:
+    script = write(tmp_path, job_scripts.RECOMPILED)
+    whole, run_dir = tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole) == 0
+    assert run(script, run_dir, arguments=("31",)) == 130
+    assert run(script, run_dir, "--resume") == 0
+    assert len(losses(whole)) == 40
+    assert losses(run_dir) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "stop", "words"),
+    [
+        (
+            job_scripts.DATASET.replace("data, ep", "data, steps_per_epoch=30, ep"),
+            30,
+            "33",
+            "its data end at another",
+        ),
+        (
+            job_scripts.PY_DATASET.replace("(), ep", "(), steps_per_epoch=15, ep"),
+            15,
+            "12",
+            "a PyDataset of 20 batches",
+        ),
+    ],
+)
+def test_epochs_that_end_before_their_steps(
+    text: str, steps: int, stop: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = write(tmp_path, text)
-    assert run(script, tmp_path / "run", arguments=("33",)) == 130
+    assert run(script, tmp_path / "run", arguments=(stop,)) == 130
     assert run(script, tmp_path / "run", "--resume") == 1
-    assert (
-        "ValueError: fit(steps_per_epoch=30) cannot go on here, because its data" in capsys.readouterr().err
-    )
+    expected = f"ValueError: fit(steps_per_epoch={steps}) cannot go on here, because {words}"
+    assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("data", ["arrays", "dataset"])
+@pytest.mark.parametrize("data", ["arrays", "dataset", "py_dataset"])
 def test_more_epochs_of_a_complete_run_are_trained(data: str, tmp_path: Path) -> None:
     script = write(tmp_path, SCRIPTS[data].replace("epochs=3", "epochs=stops.pop(0)"))
     whole, run_dir = tmp_path / "whole", tmp_path / "run"
