@@ -415,8 +415,13 @@ def open_input(place: Path | RemotePath) -> pa.NativeFile:
 
 def _check(url: str, scheme: str) -> None:
     """Raise InvalidUrl for one that this cannot open."""
-    shown = re.sub(r"//[^/]*@", "//", url)
-    if "@" in urlsplit(url).netloc:
+    # A secret may have slashes in it, so the part before the first slash need not have the "@".
+    _, _, rest = url.partition("://")
+    place = rest.partition("/")[0]
+    name, colon, port = place.rpartition(":")
+    has_credentials = "@" in place or bool(colon and not port.isdigit() and "[" not in name)
+    shown = f"{scheme}://{rest.rpartition('@')[2] if '@' in rest else '…'}" if has_credentials else url
+    if has_credentials:
         raise InvalidUrl(
             f"{shown}: the URL has credentials in it, which would end up in logs; remove them there and "
             f"{_CREDENTIALS.get(scheme, 'set them as the store wants them')}"

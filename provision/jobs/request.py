@@ -142,7 +142,10 @@ def files_of_hosts(training: TrainingSettings) -> dict[str, str]:
 
 def check_url(flag: str, name: str) -> None:
     """Refuse a URL with credentials, before it is written to a job file; the message does not show it."""
-    if is_url(name) and "@" in name.partition("://")[2].partition("/")[0]:
+    # A secret may have slashes in it, so the part before the first slash need not have the "@".
+    place = name.partition("://")[2].partition("/")[0]
+    before, colon, port = place.rpartition(":")
+    if is_url(name) and ("@" in place or (colon and not port.isdigit() and "[" not in before)):
         raise TrainingError(
             f"{flag}: the URL has credentials in it, which would end up in job files and logs; remove them "
             "there and set them up for the user that workers run as (docs/guides/object-stores.md)"

@@ -181,15 +181,20 @@ def _fill(
     lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
     with open(os.path.join(own, "oeprov-runtime.pth"), "w") as file:
         file.writelines(lines)
+    # For its user alone: a requirement may be a URL with a password.
+    asked = os.path.join(path, "asked")
+    os.mkdir(system.path(asked), 0o700)
+    if user:
+        os.chown(system.path(asked), *jobfiles.ensure_user(system, user))
     for name, text in wanted["files"].items():
-        system.write(os.path.join(path, "asked", name), text)
+        system.write(os.path.join(asked, name), text)
     index = wanted.get("index", "")
     words = ["--no-index", "--find-links", index] if index.startswith("/") else []
     words = ["--index-url", index] if index and not words else words
     pip = [os.path.join(path, "bin", "python"), "-m", "pip", "install", "--disable-pip-version-check"]
     pip += ["--no-input", "--no-cache-dir", "--quiet"] + words + wanted["arguments"]
     # pip reads files that name others from their directory.
-    shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', os.path.join(path, "asked")] + pip
+    shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', asked] + pip
     done = system.run_while(_as(user, shell), is_wanted, PIP_SECONDS, {"HOME": path})
     if done.code == STOPPED:
         raise _stopped(wanted)

@@ -52,6 +52,8 @@ def test_local_names() -> None:
     ("url", "words"),
     [
         ("s3://KEYID:hidden@bucket/x", "s3://bucket/x: the URL has credentials in it"),
+        ("s3://KEYID:hid/den@bucket/x", "s3://bucket/x: the URL has credentials in it"),
+        ("s3://KEYID:hidden/x", "s3://…: the URL has credentials in it"),
         ("ftp://host/x", "ftp:// is not one of s3://, oss://, gs://, hdfs://, file://"),
         ("s3:///x", "it names no bucket"),
         ("hdfs:///x", "it names no host"),

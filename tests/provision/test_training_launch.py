@@ -92,6 +92,7 @@ class TestRefusals:
                 "--data: there is no file or directory /nonexistent/day_0.tsv",
             ),
             ({"data": "s3://me:secret@bucket/x.tsv"}, "--data: the URL has credentials in it"),
+            ({"data": "s3://me:sec/ret@bucket/x.tsv"}, "--data: the URL has credentials in it"),
             ({"upload_to": "s3://me:secret@bucket/x"}, "--upload-to: the URL has credentials in it"),
             ({"data": "ftp://host/x.tsv"}, "--data: ftp://host/x.tsv: ftp:// is not one of s3://"),
             ({"data": "/nonexistent/day_*"}, "--data: no file matches /nonexistent/day_*"),
