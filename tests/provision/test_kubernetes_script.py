@@ -58,7 +58,7 @@ def unpacked(document: Document, directory: Path) -> list[str]:
     with tarfile.open(
         fileobj=io.BytesIO(base64.b64decode(document["binaryData"][script.ARCHIVE]))
     ) as archive:
-        archive.extractall(directory, filter="data")
+        archive.extractall(directory)  # noqa: S202 - our own; Debian 12's Python has no filter
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
