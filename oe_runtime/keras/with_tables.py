@@ -59,6 +59,17 @@ class WithTables(_Model):  # type: ignore[misc]
         self._served = self._kind(self, layers, client, workers, settings)
         self._served.warn_of_large_weights()
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; the first call takes the dense weights that `load_weights` has kept for it."""
+        outputs = super().__call__(*args, **kwargs)
+        if self._served is None or self._served.loaded is None or not dense.is_built(self):
+            return outputs
+        import tensorflow as tf  # the only backend that keeps them
+
+        with tf.init_scope():  # once, also where a function is traced
+            self._served.finish_loading()
+        return super().__call__(*args, **kwargs)
+
     @property
     def served(self) -> Served:
         """The interface for steps, checkpoints and exports."""
