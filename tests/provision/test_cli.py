@@ -363,9 +363,9 @@ def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str
         assert "Traceback" not in said
         assert "KeyboardInterrupt" not in said
         ends.append(process.returncode)
-    assert ends[0] == 130
-    # It may be done before, or be ended by the signal itself in its last instant: a shell says 130 then too.
-    assert set(ends) <= {130, 0, 1, -signal.SIGINT}
+    # Ended by the signal itself in its last instant, as on a busy machine: a shell says 130 then too.
+    assert ends[0] in (130, -signal.SIGINT)
+    assert set(ends) <= {130, 0, 1, -signal.SIGINT}  # the later ones may be done before
 
 
 @pytest.mark.process
