@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 PREFIX = "oebench"
-BURST = "256kb"
+# Small beside what a step sends: what gathers while workers compute would go without a limit.
+BURST = "32kb"
 
 
 @contextmanager

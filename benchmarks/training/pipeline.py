@@ -75,7 +75,14 @@ def measure(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:
 class Trained:
     """A model of the trainer's in this process, with its tables on one server, and generated rows."""
 
-    def __init__(self, options: argparse.Namespace, endpoint: str, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        endpoint: str,
+        flags: Sequence[str] = (),
+        *,
+        share_memory: bool = True,
+    ) -> None:
         from oe_runtime.client import Client
         from oe_runtime.data import Split, open_source, training_batches
         from oe_runtime.training.options import parse
@@ -86,7 +93,7 @@ class Trained:
         command = ["--data", data, "--model", options.model, "--dim", str(options.dim), "--servers", endpoint]
         command += ["--max-cardinality", str(options.cap), "--batch-size", str(options.batch_size)]
         self.options = parse([*command, *flags])
-        self.client = Client([endpoint])
+        self.client = Client([endpoint], share_memory=share_memory)
         self.trainee = KerasTrainee(self.options, self.client, StopRequest(with_parent=False))
         self._clock = Clock()
         source, self._size = open_source(data, options.cap), options.batch_size

@@ -151,7 +151,8 @@ def over_cables(options: argparse.Namespace, megabits: int) -> float:
 
 def step_costs(options: argparse.Namespace, one: Server) -> dict[str, float]:
     """Of a step of one worker, one thing after the other: what the model below is made of."""
-    with pipeline.Trained(options, one.endpoint) as trained:
+    # By sockets, as between hosts: rows in shared memory are not among the server's bytes.
+    with pipeline.Trained(options, one.endpoint, share_memory=False) as trained:
         trained.turn("one after the other", 0.0)  # compiles
         client = trained.trainee.model.client
         before, cpu = client.stats()["servers"][0], one.cpu_seconds()
