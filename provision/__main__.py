@@ -9,10 +9,28 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
     os._exit(130)
+
+
+def _interrupt_again(swallowed: UnraisableHookArgs) -> None:
+    """Repeat a Ctrl-C that came where nothing can raise, as while pydantic compiles a model's pattern."""
+    if not issubclass(swallowed.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(swallowed)
+        return
+    import threading
+
+    # A little later: what is raised in this hook is swallowed too.
+    main_thread = threading.main_thread().ident or 0
+    again = threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def main() -> None:
@@ -24,6 +42,7 @@ def main() -> None:
 
     try:
         if asked:
+            sys.unraisablehook = _interrupt_again
             signal.signal(signal.SIGINT, signal.default_int_handler)
         code = cli.run()
         if asked:

@@ -369,6 +369,44 @@ def test_ctrl_c_at_any_time_has_no_traceback(tmp_path: Path, arguments: list[str
 
 
 @pytest.mark.process
+def test_ctrl_c_that_an_extension_module_swallows_ends_the_command(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import signal
+import time
+
+from provision.__main__ import main
+from provision.cli import main as cli
+
+
+class Swallows:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def run():
+    Swallows()
+    time.sleep(60)
+    return 0
+
+
+cli.run = run
+main()
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": str(share.root())},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.process
 def test_ctrl_c_while_the_childs_python_starts_has_no_traceback(tmp_path: Path) -> None:
     def interrupted() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as `oeprov checkpoint` does
