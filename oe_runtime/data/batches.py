@@ -59,8 +59,8 @@ def open_source(
     """Open `generate:ROWS[:SEED]`, or a schema's rows at a path. DataError says that there is no such data.
 
     Up to `max_bad_rows` broken rows per pass are skipped, counted and shown. `eval_data` are separate rows
-    for the evaluation, none of which may be in `name`, or a share to hold out. To `follow` a directory is to read what arrives in it,
-    too; `-` is standard input. Both are a Stream.
+    for the evaluation, none of which may be in `name`, or a share to hold out. To `follow` a directory is to
+    read what arrives in it, too; `-` is standard input. Both are a Stream.
     """
     if follow or name == stream.STDIN:
         return _open_stream(name, max_cardinality, max_bad_rows, schema, eval_data)

@@ -253,8 +253,8 @@ def _check_magic(path: Path, kind: str, schema: Schema) -> None:
         raise empty_file(path, schema)
     if name == "arrow" and found.startswith(_ARROW_STREAM):
         raise DataError(
-            f"{path} has Arrow's streaming format, which must be read from its start; write it as a file, with "
-            "pyarrow.ipc.new_file or pyarrow.feather.write_feather"
+            f"{path} has Arrow's streaming format, which must be read from its start; write it as a file, "
+            "with pyarrow.ipc.new_file or pyarrow.feather.write_feather"
         )
     if not found.startswith(magics):
         raise DataError(f"{path} is not a {what} file, as its name says: it begins with {found!r:.40}")

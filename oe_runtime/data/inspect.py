@@ -159,7 +159,7 @@ def _of_arrow(path: Path, kind: str, most: int) -> Sample:
     table = pa.Table.from_batches(batches, schema).slice(0, most)
     columns = [map(_text, column.to_pylist()) for column in table.columns]
     unread = {one.name: str(one.type) for one in table.schema if not can_be_read(one.type)}
-    rows = list(zip(*columns, strict=True))
+    rows: list[Sequence[Any]] = list(zip(*columns, strict=True))
     return Sample(table.column_names, rows, more=total > table.num_rows, unread=unread)
 
 
@@ -269,7 +269,9 @@ def propose(path: Path, sample: Sample, label: str | None) -> str:
     if ignored or sample.unread:
         lines.append("ignored:")
         lines += [f"  - {_word(one.name)}  # as many values as rows: a key?" for one in ignored]
-        lines += [f"  - {_word(name)}  # its type, {kind}, is not read" for name, kind in sample.unread.items()]
+        lines += [
+            f"  - {_word(name)}  # its type, {kind}, is not read" for name, kind in sample.unread.items()
+        ]
     if not sample.header:
         lines.append("header: false")
         names = ", ".join(map(_word, sample.names))

@@ -308,7 +308,9 @@ def test_closing_the_blocks_stops_reading(tmp_path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("name", ["b.tsv", "b.csv", "b.tsv.gz", "b.csv.zst", "b.parquet", "b.arrow", "b.tfrecord"])
+@pytest.mark.parametrize(
+    "name", ["b.tsv", "b.csv", "b.tsv.gz", "b.csv.zst", "b.parquet", "b.arrow", "b.tfrecord"]
+)
 def test_every_file_is_looked_at_before_training(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,7 +368,9 @@ def test_the_evaluation_of_deeprecs_data_is_kept_apart(tmp_path: Path) -> None:
     assert sum(batch.rows for batch in holdout_batches(source, split, 32)) == 50
     assert [part.file for part in source.ranges()] == [str(tmp_path / "train.csv")]
     assert [file.name for file in source.identity()] == ["train.csv", "eval.csv"]
-    with pytest.raises(DataError, match=r"--eval-data 0.2: .* has rows for the evaluation, .*eval.csv; leave"):
+    with pytest.raises(
+        DataError, match=r"--eval-data 0.2: .* has rows for the evaluation, .*eval.csv; leave"
+    ):
         open_source(str(tmp_path), eval_data="0.2")
     assert check.main(["--eval-data", "0.2", str(tmp_path)]) == 1
     (tmp_path / "eval.csv").write_bytes(b"1,2\n")
