@@ -71,12 +71,13 @@ class KernelSettings(Settings):
         description="Where a new kernel comes from. ELRepo (lt: long term, ml: mainline) is for EL hosts.",
     )
     repository_url: Text = Field(
-        default="", description="Mirror of the kernel packages. Unset: the source's own address."
+        default="", description="Mirror of the kernel packages: ADDRESS [ADDRESS-OF-KEY]. Unset: the source's own "
+        "address, for EL 7 that of ELRepo's archive."
     )
     archive_url: Text = Field(
         default="",
-        description="Mirror of the distribution's packages, for releases that moved to an archive. For "
-        "CentOS 7: a vault mirror.",
+        description="Mirror of the distribution's packages, for releases that moved to an archive: ADDRESS "
+        "[ADDRESS-OF-KEY]. Unset: the archive itself, if the host still has the installer's mirrors.",
     )
     arguments: list[Text] = Field(default=[], description="Arguments that the kernel command line must have.")
     trial_boot: bool = Field(
