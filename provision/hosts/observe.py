@@ -123,7 +123,11 @@ def _there(host: Host, given: bytes) -> str:
             "set ansible_python_interpreter to its path",
         )
     if code and host.become and "sudo:" in err:
-        raise HostError(host.name, f"sudo refused ({remote.last_line(err)}); it must work without a password")
+        raise HostError(
+            host.name,
+            f"sudo refused ({remote.last_line(err)}); it must work without a password, "
+            f"and `{remote.adopt(host)}` sets that up",
+        )
     if code:
         raise HostError(host.name, f"cannot be observed: {remote.last_line(err) or f'exit status {code}'}")
     return out

@@ -1,0 +1,116 @@
+"""Plans the first login to a host: pure functions from facts to steps and refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from provision.cluster.inventory import Host
+from provision.hosts.first_login import Facts
+from provision.node.step import Plan, Step
+
+_USER = re.compile(r"[A-Za-z_][\w.-]*\$?")
+_COMMENT = "# Written by oeprov adopt: oeprov and Ansible become root without a terminal.\n"
+
+
+def sudoers(user: str) -> tuple[str, str]:
+    """Name and text of the file in /etc/sudoers.d."""
+    name = "oeprov-" + re.sub(r"[^A-Za-z0-9_-]", "_", user)
+    return name, f"{_COMMENT}Defaults:{user} !requiretty\n{user} ALL=(root) NOPASSWD: ALL\n"
+
+
+def plan(host: Host, facts: Facts, *, host_key: str, record_in: str, public_key: str) -> Plan:
+    """The steps to a host that needs no password any more.
+
+    ``host_key``: fingerprint of a key to record in the file ``record_in``; ``public_key``: the line to install.
+    Each is empty if there is nothing to do.
+    """
+    steps, notes = [], []
+    if host_key and record_in:
+        steps.append(
+            Step(
+                id="host-key",
+                what=f"record the host key {host_key} in {record_in}",
+                why="ssh does not know it yet",
+            )
+        )
+    if public_key:
+        kind, _, *comment = public_key.split(None, 2)
+        name = f" {comment[0]}" if comment else ""
+        steps.append(
+            Step(
+                id="login-key",
+                what=f"let {facts.user} in with the key {kind}{name}",
+                why="it lets nobody in with one of your keys",
+                commands=[["edit", "~/.ssh/authorized_keys", "+" + public_key]],
+            )
+        )
+    needs_sudo = facts.uid != 0 or host.become
+    if needs_sudo and facts.sudo == "missing":
+        steps.append(
+            Step(
+                id="sudo",
+                what="install sudo",
+                why="ansible_become is set" if facts.uid == 0 else f"{facts.user} is not root",
+                commands=[[facts.manager, "install", "-y", "sudo"]],
+            )
+        )
+    if facts.uid != 0 and facts.sudo != "works":
+        name, text = sudoers(facts.user)
+        lines = "; ".join(line for line in text.splitlines() if not line.startswith("#"))
+        steps.append(
+            Step(
+                id="sudoers",
+                what=f"write /etc/sudoers.d/{name}: {lines}",
+                why=f"{facts.user} cannot become root without a password",
+                commands=[["write", f"/etc/sudoers.d/{name}", text]],
+            )
+        )
+    if facts.uid != 0 and not host.become:
+        notes.append(f"set ansible_become: true for it: {facts.user} is not root, and other commands need root")
+    return Plan(host.name, steps, notes=notes, problems=_problems(facts, steps))
+
+
+def _problems(facts: Facts, steps: list[Step]) -> list[str]:
+    wanted = {step.id for step in steps}
+    if "sudoers" in wanted and not _USER.fullmatch(facts.user):
+        return [
+            f"the name {facts.user} cannot be written into sudoers safely: let the user run sudo without a "
+            "password by hand"
+        ]
+    if "sudo" in wanted and not facts.manager:
+        return ["it has no sudo, and neither apt-get, dnf nor yum to install it: install it by hand"]
+    return []
+
+
+def twins(found: Mapping[str, Facts], controller: tuple[str, str, str]) -> dict[str, str]:
+    """Host → why it is refused: it is the controller, or another name of a host before it."""
+    seen: dict[tuple[str, str, str], str] = {}
+    refused = {}
+    for name, facts in found.items():
+        if not facts.machine or not facts.boot:
+            continue
+        if facts.identity == controller:
+            refused[name] = "is this machine, the controller: set ansible_connection: local for it"
+            continue
+        other = seen.setdefault(facts.identity, name)
+        if other != name:
+            refused[name] = (
+                f"is the same machine as {other} ({facts.hostname}, machine-id {facts.machine}): give it one "
+                "name and put that in all its groups"
+            )
+    return refused
+
+
+def shared_keys(keys: Mapping[str, str]) -> dict[str, str]:
+    """Host → why it is refused: it proved the host key (its fingerprint) of a host before it."""
+    seen: dict[str, str] = {}
+    refused = {}
+    for name, fingerprint in keys.items():
+        other = seen.setdefault(fingerprint, name)
+        if other != name:
+            refused[name] = (
+                f"has the same host key as {other} ({fingerprint}): if they are one machine, give it one name; "
+                "if it is a clone, make new keys there (rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A)"
+            )
+    return refused
