@@ -122,7 +122,7 @@ def call_as_root(host: Host, session: Session, now: Facts, become: Password | No
     def use(value: str) -> None:
         code, out, err = session.run(line, f"{value}\n{script}", _INSTALL_TIMEOUT)
         if _BEGUN not in out:
-            said = remote.last_line(err) or f"exit status {code}"
+            said = remote.last_line(err).removeprefix("Password: ") or f"exit status {code}"
             if any(piece in err for piece in _WRONG):
                 raise PasswordRefused(
                     host.name,

@@ -74,8 +74,11 @@ class Passwords:
         given = host.first_login.become_password
         if host.first_login.become_method == "su":
             return self._get("su", "root", given, "ansible_become_password", BECOME, "Password of root for su: ")
-        if login is not None and not given and not os.environ.get(BECOME):
-            return self._get("sudo", user, login.value, login.source, "", "")
+        if not given and not os.environ.get(BECOME):
+            if login is not None:
+                return self._get("sudo", user, login.value, login.source, "", "")
+            if host.first_login.password or os.environ.get(LOGIN):
+                return self._get("sudo", user, host.first_login.password, "ansible_password", LOGIN, "")
         return self._get(
             "sudo", user, given, "ansible_become_password", BECOME, f"Password of {user} for sudo: "
         )
