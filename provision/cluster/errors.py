@@ -38,7 +38,7 @@ class HostError(OeprovError):
 
 
 class LoginRefused(HostError):
-    """A host itself, not a jump host before it, refused our keys; ``methods``: what it takes, as sshd says."""
+    """A host itself, not a jump host before it, refused our keys; ``methods``: what its sshd takes."""
 
     def __init__(self, host: str, reason: str, methods: tuple[str, ...]) -> None:
         super().__init__(host, reason)

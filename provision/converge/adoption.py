@@ -1,7 +1,7 @@
 """The first login to hosts (``oeprov adopt``): see, plan, show, ask, apply, see again.
 
-A host that takes our key is seen by OpenSSH, as by all other commands. Only one that does not is logged in to with
-a password, by Paramiko; afterwards OpenSSH must get in.
+A host that takes our key is seen by OpenSSH, as by all other commands. Only one that does not gets a
+password, by Paramiko; afterwards OpenSSH must get in.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,7 +46,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Trust:
-    """Which unknown host keys are accepted: all, those of a file in the format of known_hosts, or by a prompt."""
+    """Which unknown host keys are accepted: all, those of a file like known_hosts, or by a prompt."""
 
     accept_new: bool = False
     file: Path | None = None
@@ -81,7 +82,10 @@ def adopt(
     check: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Set up logins by key and sudo without a password; 0: all hosts have them, 1: not, 2: with ``check``, pending."""
+    """Set up logins by key and sudo without a password.
+
+    Returns 0 if all hosts have them now, 1 if not; with ``check`` 2 if steps are pending.
+    """
     with tempfile.TemporaryDirectory(prefix="oeprov-") as scratch:
         run = _Adoption(inventory, state_dir, trust, yes, as_json, Path(scratch))
         if check:
@@ -128,9 +132,8 @@ class _Adoption:
         with self._status("logging in"):
             ways = self._see(hosts)
         plans = {name: self._plan(way) for name, way in ways.items()}
-        self._refuse(
-            {name: f"{plan.problems[0]}; nothing was changed" for name, plan in plans.items() if plan.problems}
-        )
+        problems = {name: plan.problems[0] for name, plan in plans.items() if plan.problems}
+        self._refuse({name: f"{problem}; nothing was changed" for name, problem in problems.items()})
         plans = {name: plan for name, plan in plans.items() if not plan.problems}
         planview.show(self.console, plans.values())
         self._show_lost()
@@ -157,16 +160,14 @@ class _Adoption:
         asked = self._left(asked)
         for way in asked.values():
             assert way.route is not None  # noqa: S101 - _prepare_login has set it
-            way.login = self._ask(lambda way=way: self.passwords.login(way.host, way.route.user))
+            way.login = self._ask(partial(self.passwords.login, way.host, way.route.user))
         self._on_all(asked, self._observe_by_password)
         seen = {name: way.facts for name, way in self._left(ways).items() if way.facts is not None}
         self._refuse(adoption_plan.twins(seen, _own_identity()))
         weak = {name: way for name, way in self._left(ways).items() if way.facts and not way.facts.has_root}
         for way in weak.values():
             user = way.facts.user if way.facts else ""
-            way.become = self._ask(
-                lambda way=way, user=user: self.passwords.become(way.host, user, way.login)
-            )
+            way.become = self._ask(partial(self.passwords.become, way.host, user, way.login))
         self._on_all(weak, self._check_root)
         return self._left(ways)
 
@@ -207,17 +208,17 @@ class _Adoption:
             if file and not wanted:
                 raise HostError(
                     way.host.name,
-                    f"{file} has no key of {way.route.known_as}; add it there, or check the key yourself and use "
-                    "--accept-new",
+                    f"{file} has no key of {way.route.known_as}; add it there, or check the key yourself "
+                    "and use --accept-new",
                 )
             with password_login.Connection(way.host, way.route, wanted) as connection:
                 way.new_key = connection.key
-            found = way.new_key.get_name(), way.new_key.get_base64()
-            if file and found not in wanted:
+            if file and host_keys.entry(way.new_key) not in wanted:
+                found = host_keys.fingerprint(way.new_key)
                 raise HostError(
                     way.host.name,
-                    f"{way.route.where} has another host key ({host_keys.fingerprint(way.new_key)}) than {file} "
-                    "says: another machine answers there, or it was reinstalled; find out before you go on",
+                    f"{way.route.where} has another host key ({found}) than {file} says: another "
+                    "machine answers there, or it was reinstalled; find out before you go on",
                 )
 
         self._on_all(ways, one)
@@ -247,7 +248,7 @@ class _Adoption:
                     )
                 )
                 return {}
-            if not self._ask(lambda: confirm(self.console, "Are these the keys of your hosts?")):
+            if not self._ask(partial(confirm, self.console, "Are these the keys of your hosts?")):
                 self._refuse(dict.fromkeys(ways, "its host key was not accepted; nothing was changed there"))
                 return {}
         for number, way in enumerate(ways.values()):
@@ -270,13 +271,14 @@ class _Adoption:
         assert way.route is not None  # noqa: S101 - _prepare_login has set it
         known = host_keys.known_keys(way.route)
         if way.new_key is not None:
-            known = {(way.new_key.get_name(), way.new_key.get_base64())}
+            known = {host_keys.entry(way.new_key)}
         with password_login.Connection(way.host, way.route, known) as connection:
-            if (connection.key.get_name(), connection.key.get_base64()) not in known:
+            if host_keys.entry(connection.key) not in known:
+                found = host_keys.fingerprint(connection.key)
                 raise HostError(
                     way.host.name,
-                    f"{way.route.where} proved a host key ({host_keys.fingerprint(connection.key)}) that is not "
-                    "in known_hosts, so it got no password: record it with --accept-new or --known-hosts FILE",
+                    f"{way.route.where} proved a host key ({found}) that is not in known_hosts, so it got no "
+                    "password: it may change now, or another machine answers; find out before you go on",
                 )
             connection.log_in(way.login)
             yield connection
@@ -288,8 +290,9 @@ class _Adoption:
     def _check_root(self, way: _Way) -> None:
         """Become root once, before anything is changed."""
         assert way.facts is not None  # noqa: S101 - it was seen
+        assert way.become is not None  # noqa: S101 - it was asked for
         with self._session(way) as session:
-            first_login.call_as_root(way.host, session, way.facts, way.become, "true")
+            first_login.check_root(way.host, session, way.facts, way.become)
 
     # Plan
 
@@ -309,7 +312,7 @@ class _Adoption:
             return True
         if not sys.stdin.isatty():
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return bool(confirm(self.console, "Apply these steps?"))
+        return confirm(self.console, "Apply these steps?")
 
     # Apply
 
@@ -369,8 +372,9 @@ class _Adoption:
         except LoginRefused as error:
             raise HostError(
                 host.name,
-                f"its sshd still refuses the installed key ({', '.join(error.methods)}): see PubkeyAuthentication "
-                "and AuthorizedKeysFile there, and that nobody else may write to the home directory",
+                f"its sshd still refuses the installed key ({', '.join(error.methods)}): see "
+                "PubkeyAuthentication and AuthorizedKeysFile there, and that nobody else may write to the "
+                "home directory",
             ) from None
         if not now.has_root:
             raise HostError(

@@ -22,8 +22,8 @@ def sudoers(user: str) -> tuple[str, str]:
 def plan(host: Host, facts: Facts, *, host_key: str, record_in: str, public_key: str) -> Plan:
     """The steps to a host that needs no password any more.
 
-    ``host_key``: fingerprint of a key to record in the file ``record_in``; ``public_key``: the line to install.
-    Each is empty if there is nothing to do.
+    ``host_key``: fingerprint of a key to record in the file ``record_in``; ``public_key``: the line to
+    install. Each is empty if there is nothing to do.
     """
     steps, notes = [], []
     if host_key and record_in:
@@ -67,7 +67,7 @@ def plan(host: Host, facts: Facts, *, host_key: str, record_in: str, public_key:
             )
         )
     if facts.uid != 0 and not host.become:
-        notes.append(f"set ansible_become: true for it: {facts.user} is not root, and other commands need root")
+        notes.append(f"set ansible_become: true: {facts.user} is not root, and other commands need root")
     return Plan(host.name, steps, notes=notes, problems=_problems(facts, steps))
 
 
@@ -110,7 +110,7 @@ def shared_keys(keys: Mapping[str, str]) -> dict[str, str]:
         other = seen.setdefault(fingerprint, name)
         if other != name:
             refused[name] = (
-                f"has the same host key as {other} ({fingerprint}): if they are one machine, give it one name; "
-                "if it is a clone, make new keys there (rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A)"
+                f"has the same host key as {other} ({fingerprint}): if they are one machine, give it one "
+                "name; if it is a clone, make new keys there (rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A)"
             )
     return refused

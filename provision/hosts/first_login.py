@@ -21,9 +21,9 @@ _INSTALL_TIMEOUT = 900
 LOCK_PATIENCE = 120  # seconds that a package manager's lock is waited for
 _MARK = "oeprov:"
 _BEGUN = f"{_MARK}begin=yes"
-# The first line of the input is the password; the rest is the script, which has no secrets. printf is a part of
-# the shell, so that no process shows the password among its arguments.
-_WITH_PASSWORD = 'IFS= read -r word; script=$(cat); printf "%s\\n" "$word" | LC_ALL=C {} "$script"'
+# The first line of the input is the password; the rest is the script, which has no secrets. printf is a part
+# of the shell, so that no process shows the password among its arguments.
+_BECOME = 'IFS= read -r word; script=$(cat); printf "%s\\n" "$word" | LC_ALL=C {} "$script"'
 _SUDO, _SU = 'sudo -k -S -p "" sh -c', "su root -s /bin/sh -c"
 _WRONG = ("try again", "incorrect password", "Authentication failure", "no password was provided")
 
@@ -106,10 +106,15 @@ def call_as_user(host: Host, session: Session, *words: str) -> None:
     _check(host, code, out, err)
 
 
+def check_root(host: Host, session: Session, now: Facts, become: Password) -> None:
+    """Become root with a password and do nothing; HostError says why that is refused."""
+    become.attempt(host, lambda _: call_as_root(host, session, now, become, "true"))
+
+
 def call_as_root(host: Host, session: Session, now: Facts, become: Password | None, *words: str) -> None:
     """Call a function of the script as root; HostError says why it failed.
 
-    ``become``: the password for sudo or su, where one is needed.
+    ``become``: the password for sudo or su, which ``check_root`` has proven; None where none is needed.
     """
     script = _script(*words)
     if now.uid == 0 or become is None:
@@ -117,22 +122,18 @@ def call_as_root(host: Host, session: Session, now: Facts, become: Password | No
         _check(host, *session.run(line, script, _INSTALL_TIMEOUT))
         return
     method = host.first_login.become_method
-    line = "sh -c " + shlex.quote(_WITH_PASSWORD.format(_SU if method == "su" else _SUDO))
-
-    def use(value: str) -> None:
-        code, out, err = session.run(line, f"{value}\n{script}", _INSTALL_TIMEOUT)
-        if _BEGUN not in out:
-            said = remote.last_line(err).removeprefix("Password: ") or f"exit status {code}"
-            if any(piece in err for piece in _WRONG):
-                raise PasswordRefused(
-                    host.name,
-                    f"{method} refused the password of {become.user} from {become.source} ({said}); nothing was "
-                    "changed there",
-                )
-            raise HostError(host.name, f"{method} refused ({said}); {_cure(err, method)}")
-        _check(host, code, out, err)
-
-    become.attempt(host, use)
+    line = "sh -c " + shlex.quote(_BECOME.format(_SU if method == "su" else _SUDO))
+    code, out, err = session.run(line, f"{become.value}\n{script}", _INSTALL_TIMEOUT)
+    if _BEGUN not in out:
+        said = remote.last_line(err).removeprefix("Password: ") or f"exit status {code}"
+        if any(piece in err for piece in _WRONG):
+            raise PasswordRefused(
+                host.name,
+                f"{method} refused the password of {become.user} from {become.source} ({said}); nothing was "
+                "changed there",
+            )
+        raise HostError(host.name, f"{method} refused ({said}); {_cure(err, method)}")
+    _check(host, code, out, err)
 
 
 def _cure(said: str, method: str) -> str:

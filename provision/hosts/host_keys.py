@@ -1,4 +1,4 @@
-"""What OpenSSH's client would do for a host (``ssh -G``): its address, its jump hosts, and the host keys it knows.
+"""What OpenSSH's client would do for a host (``ssh -G``): address, jump hosts, known host keys.
 
 The first login is Paramiko's, which must end at the same host and check the same keys.
 """
@@ -57,7 +57,7 @@ def find_route(host: Host) -> Route:
 def parse_route(name: str, text: str) -> Route:
     """The route in the output of ``ssh -G``."""
     pairs = [line.partition(" ")[::2] for line in text.splitlines()]
-    values = {key: value for key, value in reversed(pairs)}
+    values = dict(reversed(pairs))  # the first of a kind counts
     address, user, port = values["hostname"], values["user"], int(values.get("port", "22"))
     for word in (address, user):
         if not _SAFE.fullmatch(word):
@@ -107,7 +107,10 @@ def _proxy(values: dict[str, str], address: str, port: int, user: str) -> tuple[
 
 
 def known_keys(route: Route, file: Path | None = None, names: tuple[str, ...] = ()) -> set[tuple[str, str]]:
-    """(type, key in base64) that known_hosts has for a host; ``file``: only this one's; ``names``: more names."""
+    """The entries (type, base64) that known_hosts has for a host.
+
+    ``file``: read only this one; ``names``: more names of the host.
+    """
     found: set[tuple[str, str]] = set()
     revoked: set[tuple[str, str]] = set()
     for path in [file] if file else route.files:
@@ -127,18 +130,23 @@ def fingerprint(key: paramiko.PKey) -> str:
     return f"{key.get_name().removeprefix('ssh-').upper()} {key.fingerprint}"
 
 
+def entry(key: paramiko.PKey) -> tuple[str, str]:
+    """Type and key in base64, as in known_hosts."""
+    return key.get_name(), key.get_base64()
+
+
 def line_of(route: Route, key: paramiko.PKey, *, hashed: bool = False) -> str:
     """The line of known_hosts for a host's key."""
     from paramiko import HostKeys
 
     name = HostKeys.hash_host(route.known_as) if hashed else route.known_as
-    return f"{name} {key.get_name()} {key.get_base64()}\n"
+    return " ".join((name, *entry(key))) + "\n"
 
 
 def record(route: Route, key: paramiko.PKey) -> None:
     """Append a host's key to the user's known_hosts; once."""
     path = route.record_in
-    if path is None or (key.get_name(), key.get_base64()) in known_keys(route, path):
+    if path is None or entry(key) in known_keys(route, path):
         return
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -192,8 +200,8 @@ def _derived(host: Host, private: Path) -> str:
     if "passphrase" in done.stderr:
         raise HostError(
             host.name,
-            f"the key {private} has a passphrase and ssh-agent does not hold it, so that no later login would "
-            f"work: ssh-add {private}",
+            f"the key {private} has a passphrase and ssh-agent does not hold it, so that no later login "
+            f"would work: ssh-add {private}",
         )
     raise HostError(host.name, f"the key {private} cannot be read: {remote.last_line(done.stderr)}")
 

@@ -1,7 +1,7 @@
 """Logs in to a host with a password, by Paramiko: OpenSSH's client takes passwords from terminals only.
 
-For ``oeprov adopt`` alone. It has no policy for host keys: the caller compares ``Connection.key``, and only then
-authenticates.
+For ``oeprov adopt`` alone. It has no policy for host keys: the caller compares ``Connection.key``, and only
+then authenticates.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from provision.hosts import remote
 from provision.hosts.host_keys import Route
 from provision.hosts.passwords import Password, PasswordRefused
 
+_AUTHENTICATION_TIMEOUT = 20  # seconds; after a wrong password hosts wait on purpose
 _RSA = ["rsa-sha2-512", "rsa-sha2-256"]  # how hosts prove keys of type ssh-rsa
 
 
@@ -46,6 +47,7 @@ class Connection:
             types = [name for kind, _ in known for name in (_RSA if kind == "ssh-rsa" else [kind])]
             first = [name for name in options.key_types if name in types]
             options.key_types = first + [name for name in options.key_types if name not in types]
+            self._transport.auth_timeout = _AUTHENTICATION_TIMEOUT
             self._transport.start_client(timeout=remote.CONNECT_TIMEOUT)
             self.key: paramiko.PKey = self._transport.get_remote_server_key()
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -67,7 +69,8 @@ class Connection:
             return socket.create_connection((route.address, route.port), timeout=remote.CONNECT_TIMEOUT)
         ours, theirs = socket.socketpair()
         with theirs:
-            self._proxy = subprocess.Popen(route.proxy, stdin=theirs, stdout=theirs, stderr=self._errors)
+            end = theirs.fileno()
+            self._proxy = subprocess.Popen(route.proxy, stdin=end, stdout=end, stderr=self._errors)
         return ours
 
     def _why(self, error: BaseException) -> str:
@@ -79,8 +82,8 @@ class Connection:
             said = remote.last_line(self._errors.read().decode(errors="replace"))
             via = " ".join(self.route.proxy[-1:])
             return (
-                f"{self.route.where} cannot be reached through {via}: {said or error}; the way there must work "
-                "with keys"
+                f"{self.route.where} cannot be reached through {via}: {said or error}; the way there must "
+                "work with keys"
             )
         return f"the connection to {self.route.where} failed: {error}; is it up, is the network in order?"
 
@@ -111,8 +114,8 @@ class Connection:
         if left:
             raise HostError(
                 name,
-                f"{where} asks for more than a password ({', '.join(left)}), which oeprov cannot give; put your "
-                "key there by hand",
+                f"{where} asks for more than a password ({', '.join(left)}), which oeprov cannot give; put "
+                "your key there by hand",
             )
 
     def run(self, command: str, given: str, timeout: int) -> tuple[int, str, str]:
@@ -138,7 +141,8 @@ class Connection:
             raise HostError(self.host.name, f"did not answer within {timeout} s") from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(
-                self.host.name, f"the connection to {self.route.where} broke before the command ended: {error}"
+                self.host.name,
+                f"the connection to {self.route.where} broke before the command ended: {error}",
             ) from None
         said = b"".join(errors).decode("utf-8", "replace")
         return code, out.decode("utf-8", "replace"), said

@@ -1,9 +1,8 @@
-"""The passwords that ``oeprov adopt`` logs in and becomes root with: where they come from, and how often they
-are tried.
+"""The passwords that ``oeprov adopt`` logs in and becomes root with: their sources and their tries.
 
-A wrong password counts towards a lock-out, and on hosts with central accounts every host counts towards the same
-one. So each password is tried once per host, one host after the other, and not on further hosts once one host
-refused it.
+A wrong password counts towards a lock-out, and with central accounts all hosts count towards the same one. So
+each password is tried once per host, one host after the other, and not on further hosts once one host refused
+it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,9 @@ class Password:
             if self.refused_by:
                 raise HostError(
                     host.name,
-                    f"was not asked: {self.refused_by} refused the password of {self.user} from {self.source}, "
-                    "and a second try could lock the account; correct it and run the command again",
+                    f"was not asked: {self.refused_by} refused the password of {self.user} from "
+                    f"{self.source}, and another try could lock the account; correct it and run the command "
+                    "again",
                 )
             try:
                 return use(self.value)
@@ -70,10 +70,12 @@ class Passwords:
         )
 
     def become(self, host: Host, user: str, login: Password | None) -> Password:
-        """The password to become root with; sudo asks for the user's own, which may be known from the login."""
+        """The password to become root with; sudo asks for the user's own, as the login does."""
         given = host.first_login.become_password
         if host.first_login.become_method == "su":
-            return self._get("su", "root", given, "ansible_become_password", BECOME, "Password of root for su: ")
+            return self._get(
+                "su", "root", given, "ansible_become_password", BECOME, "Password of root for su: "
+            )
         if not given and not os.environ.get(BECOME):
             if login is not None:
                 return self._get("sudo", user, login.value, login.source, "", "")
@@ -98,12 +100,13 @@ class Passwords:
 
 
 def _ask(prompt: str, key: str, variable: str) -> str:
+    what = prompt.partition(":")[0].lower()
     if not sys.stdin.isatty():
         raise ConvergeError(
-            f"{prompt.partition(':')[0].lower()}: no terminal to ask at; set {variable} in the environment, or "
-            f"{key}, vaulted, in the inventory"
+            f"{what}: no terminal to ask at; set {variable} in the environment, or {key}, vaulted, in the "
+            "inventory"
         )
     found = getpass.getpass(prompt)
     if not found:
-        raise ConvergeError(f"{prompt.partition(':')[0].lower()}: none was given")
+        raise ConvergeError(f"{what}: none was given")
     return found

@@ -261,8 +261,8 @@ def _connection(raw: RawHost, problems: _Problems) -> str:
         problems.at(
             raw,
             "ansible_connection",
-            f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Paramiko only in `oeprov adopt`, which "
-            "logs in with a password; remove this line",
+            f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Paramiko only in `oeprov adopt`, "
+            "which logs in with a password; remove this line",
         )
         return "ssh"
     if name not in ("ssh", "local"):

@@ -1,4 +1,4 @@
-"""``oeprov adopt`` on real hosts whose sshd takes passwords: keys, sudo, su, and each way that it can fail."""
+"""``oeprov adopt`` on real hosts whose sshd takes passwords: keys, sudo, su, and how it fails."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Site:
         common = {
             "ansible_user": "root",
             "ansible_ssh_private_key_file": str(self.key),
-            "ansible_ssh_common_args": f"-o UserKnownHostsFile='\"{self.known_hosts}\"' -o IdentitiesOnly=yes",
+            "ansible_ssh_common_args": self.options(),
             "oeprov_kind": "cpu",
             "runtime_extra": "none",
         }
@@ -56,6 +56,10 @@ class Site:
         children = {"parameter_servers": {"hosts": names}, "workers": {"hosts": names}}
         content = {"vars": {**common, **(variables or {})}, "hosts": entries, "children": children}
         self.path.write_text(json.dumps({"all": content}))
+
+    def options(self) -> str:
+        """Options for ssh; the file has a space in its name."""
+        return f"-o IdentitiesOnly=yes -o UserKnownHostsFile='\"{self.known_hosts}\"'"
 
     def oeprov(self, *words: str, expect: int, **environment: str) -> str:
         """Output of a command, which must end with that status and show no password anywhere."""
