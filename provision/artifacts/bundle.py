@@ -24,7 +24,7 @@ from provision.cluster.errors import HostError, OeprovError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.systems import assigned
 from provision.hosts import remote
-from provision.node import build, families, gpu, kernelinstall, packages
+from provision.node import ansible_python, build, families, gpu, kernelinstall, packages
 from provision.node.command import System
 from provision.node.observe import observe_os
 from provision.node.state import OsInfo, Runtime, State
@@ -120,10 +120,12 @@ def _no_other(packed: Path, log: Path) -> Path:
 def _parts(host: Host, os: OsInfo) -> list[Part]:
     """Packages that the host needs; those of drivers in parts of their own, because some conflict."""
     desired = host.desired()
+    python = ansible_python.needed(os, desired)
+    more = ansible_python.repositories_of(os) if python else []
     needs = Part(
-        tuple(packages.needed(desired, os)),
-        tuple(packages.given(desired).items()),
-        tuple(packages.further_repositories(os, desired)),
+        tuple(dict.fromkeys([*packages.needed(desired, os), *python])),
+        tuple(packages.given(desired, os).items()),
+        tuple(dict.fromkeys([*packages.further_repositories(os, desired), *more])),
     )
     return [item for item in [needs, *_kernel(desired, os), *_drivers(host, desired, os)] if item.names]
 
@@ -137,7 +139,7 @@ def _kernel(desired: Desired, os: OsInfo) -> list[Part]:
 
 
 def _kernel_from(desired: Desired, os: OsInfo) -> tuple[tuple[str, str], ...]:
-    given = packages.given(desired)
+    given = packages.given(desired, os)
     url = desired.kernel_repository_url or kernelinstall.address(os, desired.kernel_source)
     return tuple({**given, **({kernelinstall.KERNEL: url} if url else {})}.items())
 

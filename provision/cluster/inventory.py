@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ansible import release
+
 from provision.cluster import flavor_facts
 from provision.cluster.container_settings import ContainerSettings
 from provision.cluster.kubernetes_settings import KubernetesSettings
@@ -30,6 +32,7 @@ from provision.node.platform_base import Platform
 
 PARAMETER_SERVERS = "parameter_servers"
 WORKERS = "workers"
+DEFAULT_PYTHON = "python3"  # on hosts whose inventory names none: then oeprov chooses
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ class Host:
             parameter_server=self.is_parameter_server,
             worker=self.is_worker,
             retry_trials=self.retry_trials,
+            ansible_core=release.__version__ if self.connection == "ssh" else "",
+            ansible_interpreter="" if self.python == DEFAULT_PYTHON else self.python,
         )
         values |= flavor_facts.get(self.runtime.flavor).desired(self.kind, self.runtime)
         if self.removal:

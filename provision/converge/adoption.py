@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -28,12 +29,13 @@ from provision.cluster.errors import ConvergeError, HostError, HostKeyUnknown, L
 from provision.cluster.inventory import Host, Inventory
 from provision.converge import adoption_plan, planview
 from provision.converge.changes import confirm
-from provision.hosts import first_login, host_keys, password_login
+from provision.hosts import carrier, first_login, host_keys, password_login
 from provision.hosts.first_login import Facts, KeySession, Session
 from provision.hosts.host_keys import Route
 from provision.hosts.journal import Journal, cluster_lock
 from provision.hosts.passwords import Password, Passwords
 from provision.jobs.screen import say
+from provision.node.ansible_python import CARRIED
 from provision.node.step import Plan, Step
 
 if TYPE_CHECKING:  # slow to import
@@ -71,6 +73,11 @@ class _Way:
         """The host as OpenSSH must be told to reach it: it never records a key by itself."""
         strict = ("-oStrictHostKeyChecking=yes", *self.extra)
         return replace(self.host, ssh_arguments=(*strict, *self.host.ssh_arguments))
+
+    @property
+    def final_host(self) -> Host:
+        """The host as all other commands reach it, except where ssh is told to record no host keys."""
+        return self.ssh_host if self.route is not None and self.route.record_in is None else self.host
 
 
 def adopt(
@@ -113,6 +120,7 @@ class _Adoption:
         self, inventory: Inventory, state_dir: Path, trust: Trust, yes: bool, as_json: bool, scratch: Path
     ) -> None:
         self.inventory = inventory
+        self.state_dir = state_dir
         self.trust = trust
         self.yes = yes
         self.as_json = as_json
@@ -321,6 +329,7 @@ class _Adoption:
         with self._status("setting up the hosts"):
             self._on_all({name: ways[name] for name in plans}, lambda way: self._carry_out(way, plans))
             self._on_all(self._left({name: ways[name] for name in plans}), self._verify)
+            self._install_pythons(plans, ways)
         failed = sorted(name for name in plans if name in self.lost)
         self.journal.write("finished", outcome="failed" if failed else "ok", failed=failed)
         for name in failed:
@@ -329,7 +338,8 @@ class _Adoption:
     def _carry_out(self, way: _Way, plans: Mapping[str, Plan]) -> None:
         with self._session(way) as session:
             for step in plans[way.host.name].steps:
-                self._do(way, session, step)
+                if step.role != CARRIED:
+                    self._do(way, session, step)
 
     def _do(self, way: _Way, session: Session, step: Step) -> None:
         name, begun = way.host.name, time.monotonic()
@@ -342,11 +352,13 @@ class _Adoption:
             message = error.reason
             raise HostError(name, f"{step.what}: {message}") from None
         finally:
-            self.journal.end(name, step.id, ok=ok, message=message)
-            seconds = time.monotonic() - begun
-            self.done.append({"host": name, "id": step.id, "what": step.what, "ok": ok, "seconds": seconds})
-            if ok:
-                say(self.console, f"[green]✓[/] {name}: {escape(step.what)} ({seconds:.1f} s)")
+            self._note_end(name, step, ok, message, time.monotonic() - begun)
+
+    def _note_end(self, host: str, step: Step, ok: bool, message: str, seconds: float) -> None:
+        self.journal.end(host, step.id, ok=ok, message=message)
+        self.done.append({"host": host, "id": step.id, "what": step.what, "ok": ok, "seconds": seconds})
+        if ok:
+            say(self.console, f"[green]✓[/] {host}: {escape(step.what)} ({seconds:.1f} s)")
 
     def _carry_out_step(self, way: _Way, session: Session, step: Step) -> None:
         assert way.facts is not None  # noqa: S101 - it was seen
@@ -363,10 +375,29 @@ class _Adoption:
             words = ("install_sudoers", *adoption_plan.sudoers(way.facts.user))
             first_login.call_as_root(way.host, session, way.facts, way.become, *words)
 
+    def _install_pythons(self, plans: Mapping[str, Plan], ways: Mapping[str, _Way]) -> None:
+        """Carry out the steps that need a host to take our key already, one on each host at a time."""
+        left = {
+            name: [step for step in plan.steps if step.role == CARRIED]
+            for name, plan in plans.items()
+            if name not in self.lost
+        }
+        hosts = {name: ways[name].final_host for name in left}
+        where = f"{platform.node()} (pid {os.getpid()})"
+        owner = f"{platform.node()}:{self.state_dir.absolute()}:{self.inventory.cluster}"
+        run = {"id": self.journal.run, "owner": owner, "where": where}
+        while first := {name: steps.pop(0) for name, steps in left.items() if steps}:
+            for item in carrier.carry_out(
+                hosts, first, run, lambda name, step: self.journal.begin(name, step.id, step.what)
+            ):
+                self._note_end(item.host, item.step, item.ok, item.message, item.seconds)
+                if not item.ok:
+                    self._refuse({item.host: f"{item.step.what}: {item.message}"})
+                    left.pop(item.host)
+
     def _verify(self, way: _Way) -> None:
         """See the host as all other commands will: by OpenSSH, with keys, and sudo without a password."""
-        keeps_keys = way.route is None or way.route.record_in is not None
-        host = way.host if keeps_keys else way.ssh_host
+        host = way.final_host
         try:
             now = first_login.observe(host, KeySession(host))
         except LoginRefused as error:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from provision.cluster.inventory import Host
 from provision.hosts.first_login import Facts
-from provision.node.step import Plan, Step
+from provision.node import ansible_python, families
+from provision.node.state import State
+from provision.node.step import Part, Plan, Step
 
 _USER = re.compile(r"[A-Za-z_][\w.-]*\$?")
 _COMMENT = "# Written by oeprov adopt: oeprov and Ansible become root without a terminal.\n"
@@ -25,7 +27,8 @@ def plan(host: Host, facts: Facts, *, host_key: str, record_in: str, public_key:
     ``host_key``: fingerprint of a key to record in the file ``record_in``; ``public_key``: the line to
     install. Each is empty if there is nothing to do.
     """
-    steps, notes = [], []
+    steps: list[Step] = []
+    notes: list[str] = []
     if host_key and record_in:
         steps.append(
             Step(
@@ -68,7 +71,48 @@ def plan(host: Host, facts: Facts, *, host_key: str, record_in: str, public_key:
         )
     if facts.uid != 0 and not host.become:
         notes.append(f"set ansible_become: true: {facts.user} is not root, and other commands need root")
-    return Plan(host.name, steps, notes=notes, problems=_problems(facts, steps))
+    problems = _problems(facts, steps)
+    if facts.uid == 0 or host.become:
+        python = python_part(host, facts)
+        steps, notes, problems = steps + python.before, notes + python.notes, problems + python.problems
+    return Plan(host.name, steps, notes=notes, problems=problems)
+
+
+def python_part(host: Host, facts: Facts) -> Part:
+    """The steps to the Pythons that oeprov and Ansible need; ``oeprov bootstrap`` has the same."""
+    desired = host.desired()
+    os = facts.os._replace(is_root=True)
+    if desired.ansible_interpreter:
+        os = os._replace(python=facts.pythons.get(host.python, ""))
+        if not os.python:
+            missing = (
+                f"there is no {host.python} yet: correct ansible_python_interpreter, or remove that line"
+            )
+            return Part(notes=[missing])
+        return Part(notes=ansible_python.problems(State(os=os), desired))
+    found = [facts.pythons.get(name, "") for name in ansible_python.CARRIERS]
+    os = os._replace(
+        python=next((version for version in found if _is_usable(version)), ""),
+        own_python=facts.pythons.get(ansible_python.PROGRAM, ""),
+    )
+    steps: list[Step] = []
+    if not os.python:
+        if facts.broken:
+            return Part(problems=[f"a Python there is a broken link ({facts.broken}): remove or repair it"])
+        bare = State(os=os, bare="there is no Python 3")
+        steps = ansible_python.plan_first(bare, desired)
+        if not steps:
+            return Part(notes=ansible_python.problems_first(bare))
+        family = families.find(os)
+        fresh = family.fresh.get(families.release_of(os)) if family is not None else None
+        os = os._replace(python=fresh.python if fresh is not None else "")
+    steps = steps + ansible_python.plan(State(os=os), desired)
+    return Part(before=steps, notes=ansible_python.problems(State(os=os), desired))
+
+
+def _is_usable(version: str) -> bool:
+    parts = [int(word) for word in version.split(".")[:2] if word.isdigit()]
+    return tuple(parts) >= ansible_python.OLDEST
 
 
 def _problems(facts: Facts, steps: list[Step]) -> list[str]:

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,17 +24,18 @@ from provision.cluster.settings import GpuSettings, KernelSettings
 from provision.cluster.state_directory import state_flag
 from provision.converge import planview, rolling
 from provision.converge.stepview import StepView
-from provision.hosts import history, playbook
+from provision.hosts import carrier, history, playbook
 from provision.hosts.journal import Journal, cluster_lock
 from provision.hosts.playbook import TaskResult
 from provision.hosts.stop_request import StopRequest
-from provision.hosts.survey import ClusterSurvey, survey
+from provision.hosts.survey import ClusterSurvey, interpreter, survey
 from provision.inventory import edit as inventory_edit
 from provision.inventory.loader import load
 from provision.jobs import store
 from provision.jobs.screen import say
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
+from provision.node.ansible_python import CARRIED
 from provision.node.state import State, difference
 from provision.node.step import Plan, Step
 
@@ -250,7 +251,8 @@ class _Change:
                 outcome, run_log = self._apply(found, number)
                 before, found = found, self._survey(quiet=True)
                 if outcome != "ok" or _is_same(before, found):
-                    say(self.console, f"Ansible's log: {run_log}")
+                    if run_log is not None:
+                        say(self.console, f"Ansible's log: {run_log}")
                     break
                 if found.pending and number + 1 < ROUNDS:
                     self.console.print("Steps that only became visible now:")
@@ -279,8 +281,7 @@ class _Change:
         with self.console.status("observing the hosts"):
             found = survey(self.inventory)
         found.plans = {
-            name: plan._replace(steps=[step for step in plan.steps if self._is_wanted(step)])
-            for name, plan in found.plans.items()
+            name: plan._replace(steps=self._wanted_steps(plan)) for name, plan in found.plans.items()
         }
         self.found = found
         if not quiet:
@@ -289,7 +290,14 @@ class _Change:
             say(self.console, f"[red]✗[/] {escape(str(error))}")
         return found
 
+    def _wanted_steps(self, plan: Plan) -> list[Step]:
+        steps = [step for step in plan.steps if self._is_wanted(step)]
+        # A Python for Ansible alone is for bootstrap to install.
+        return [] if self.name == "pmem_mode" and [step.id for step in steps] == ["python"] else steps
+
     def _is_wanted(self, step: Step) -> bool:
+        if step.role == CARRIED:
+            return True
         if self.roles:
             return step.role in self.roles
         return self.name != "pmem_mode" or step.scope != "training"
@@ -337,24 +345,33 @@ class _Change:
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
         return confirm(self.console, "Apply these steps?")
 
-    def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path]:
+    def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path | None]:
         self.applied = True
         plans = {plan.host: plan for plan in found.pending}
         view = StepView(self.console, self.journal, plans)
         stop = StopRequest()
         for name in plans:
             host = self.inventory.hosts[name]
-            if host.platform.managed:
+            if host.platform.managed and not found.states[name].bare:
                 history.write(self.journal, self.inventory.cluster, name, found.states[name], host.kind)
         if self.bundle:
             with self.console.status("sending the bundle"):
                 for name in plans:
                     self.bundle.send(self.inventory.hosts[name], found.states[name])
-        turns = self._turns(found)
-        order = [name for turn in turns for name in turn]
-        hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
         with stop.on_signals(), self.console.status("starting Ansible") as spinner:
             view.spinner = spinner.update
+            if not self._carry({name: plan.steps[0] for name, plan in plans.items()}, view):
+                self.done += view.done
+                return "failed", None
+            plans = self._plans_for_ansible(plans, found)
+            if stop.count or not plans:
+                self.done += view.done
+                return "canceled" if stop.count else "ok", None
+            turns = [
+                turn for turn in ([x for x in turn if x in plans] for turn in self._turns(found)) if turn
+            ]
+            order = [name for turn in turns for name in turn]
+            hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
             run = playbook.run(
                 self.playbook,
                 hosts,
@@ -366,18 +383,52 @@ class _Change:
                     "oeprov_serial": [len(turn) for turn in turns],
                     "kernel_reboot_ok": True,  # the user agreed to a plan that shows the reboots
                 },
-                host_variables={name: {"oeprov_plan": self._approved(plan)} for name, plan in plans.items()},
+                host_variables={
+                    name: {
+                        "oeprov_plan": self._approved(plan),
+                        **interpreter(self.inventory.hosts[name], found.states[name]),
+                    }
+                    for name, plan in plans.items()
+                },
                 stop=stop,
                 tags=sorted({step.role for plan in plans.values() for step in plan.steps}),
                 on_start=view.start,
                 on_result=view.result,
             )
+            if run.outcome == "ok":
+                last = {name: plan.steps[-1] for name, plan in plans.items()}
+                run = replace(run, outcome="ok" if self._carry(last, view) else "failed")
         self.done += view.done
         for failure in run.failures:
             self._explain(failure, found)
         # A task outside a role changes nothing.
         self.failed |= {failure.host for failure in run.failures if failure.role}
         return run.outcome, run.log
+
+    def _carry(self, steps: Mapping[str, Step], view: StepView) -> bool:
+        """Carry out those of these steps that are not Ansible's, one on each host; False if one failed."""
+        wanted = {name: step for name, step in steps.items() if step.role == CARRIED}
+        for item in carrier.carry_out(self.inventory.hosts, wanted, self._identity(), view.start_carried):
+            view.carried(item)
+            self.failed |= set() if item.ok else {item.host}
+        return not self.failed
+
+    def _plans_for_ansible(self, plans: Mapping[str, Plan], found: ClusterSurvey) -> dict[str, Plan]:
+        """What is left for Ansible; hosts that got a Python are observed again, and their plans compared.
+
+        A host whose other steps are only known now waits for the next round, which shows them.
+        """
+        new = [name for name, plan in plans.items() if plan.steps[0].role == CARRIED]
+        ready = {name: plan for name, plan in plans.items() if name not in new}
+        hosts = {name: self.inventory.hosts[name] for name in new}
+        again = survey(replace(self.inventory, hosts=hosts)) if hosts else ClusterSurvey()
+        for name, plan in again.plans.items():
+            steps = self._wanted_steps(plan)
+            agreed = plans[name].steps[1:]
+            if steps and not plan.problems and list(map(_gist, steps)) == list(map(_gist, agreed)):
+                found.states[name], found.plans[name] = again.states[name], plan._replace(steps=steps)
+                ready[name] = found.plans[name]
+        return ready
 
     def _identity(self) -> dict[str, str]:
         """Who changes the hosts. The cluster's lock allows one live run per owner."""
@@ -429,6 +480,11 @@ class _Change:
             }
             print(json.dumps(report))
         return code
+
+
+def _gist(step: Step) -> tuple[str, list[str], bool]:
+    """What the user agrees to in a step."""
+    return step.id, step.destroys, step.reboots
 
 
 def _is_same(before: ClusterSurvey, after: ClusterSurvey) -> bool:

@@ -18,7 +18,7 @@ def _on(base: State, os: OsInfo) -> State:
         return base
     fresh = family.fresh[families.release(family, os)]
     return base._replace(
-        os=os._replace(python=fresh.python, is_root=True),
+        os=os._replace(python=fresh.python, is_root=True, mirrors_gone=os.id in family.gone),
         kernel=KernelState(
             fresh.kernel, [fresh.kernel], "", fresh.kernel, _CMDLINE.split(), {fresh.kernel: fresh.options}
         ),

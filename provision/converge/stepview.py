@@ -9,10 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from provision.hosts.carrier import Carried
 from provision.hosts.journal import Journal
 from provision.hosts.playbook import TaskResult
+from provision.inventory import vault
 from provision.jobs.screen import say
-from provision.node.step import Plan
+from provision.node.step import Plan, Step
 
 _GAP = re.compile(r"<[^<>]+>")  # a value that the plan did not know yet
 
@@ -37,12 +39,27 @@ class StepView:
                 self._begun.add((host, step.id))
                 self.journal.begin(host, step.id, step.what)
 
+    def start_carried(self, host: str, step: Step) -> None:
+        """A step that Ansible does not carry out begins."""
+        self.spinner(f"{host}: {step.what}")
+        self.journal.begin(host, step.id, step.what)
+
+    def carried(self, found: Carried) -> None:
+        """Such a step ended."""
+        item = {"id": found.step.id, "what": found.step.what, "ok": found.ok, "message": found.message}
+        self._end(found.host, {**item, "seconds": found.seconds})
+        if not found.ok:
+            say(self.console, f"[red]✗[/] {found.host}: {escape(vault.hide(found.message))}")
+
     def result(self, result: TaskResult) -> None:
         """A task ended: record and print its steps as done or failed."""
         for item in result.result.get("steps") or []:
-            ok, message = bool(item["ok"]), str(item.get("message", ""))
-            self.journal.end(result.host, item["id"], ok=ok, message=message)
-            self.done.append({"host": result.host, **item})
-            what = message if ok and message and _GAP.search(str(item["what"])) else str(item["what"])
-            mark = "[green]✓[/]" if ok else "[red]✗[/]"
-            say(self.console, f"{mark} {result.host}: {escape(what)} ({item['seconds']:.1f} s)")
+            self._end(result.host, item)
+
+    def _end(self, host: str, item: Mapping[str, Any]) -> None:
+        ok, message = bool(item["ok"]), str(item.get("message", ""))
+        self.journal.end(host, item["id"], ok=ok, message=message)
+        self.done.append({"host": host, **item})
+        what = message if ok and message and _GAP.search(str(item["what"])) else str(item["what"])
+        mark = "[green]✓[/]" if ok else "[red]✗[/]"
+        say(self.console, f"{mark} {host}: {escape(what)} ({item['seconds']:.1f} s)")

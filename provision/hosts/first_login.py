@@ -6,20 +6,26 @@ Scripts and a password for sudo or su go over standard input; command lines carr
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from provision.cluster.errors import HostError
-from provision.cluster.inventory import Host
+from provision.cluster.inventory import DEFAULT_PYTHON, Host
 from provision.hosts import remote
+from provision.hosts.observe import SYSTEM_PROBE, bare_system
 from provision.hosts.passwords import Password, PasswordRefused
+from provision.node.ansible_python import CARRIERS
+from provision.node.state import OsInfo
 
 _SCRIPT = Path(__file__).with_name("first_login.sh")
 _TIMEOUT = 60
 _INSTALL_TIMEOUT = 900
 LOCK_PATIENCE = 120  # seconds that a package manager's lock is waited for
 _MARK = "oeprov:"
+_PYTHON = "python "
 _BEGUN = f"{_MARK}begin=yes"
 # The first line of the input is the password; the rest is the script, which has no secrets. printf is a part
 # of the shell, so that no process shows the password among its arguments.
@@ -56,6 +62,9 @@ class Facts(NamedTuple):
     boot: str
     sudo: str
     manager: str
+    os: OsInfo = OsInfo()
+    pythons: Mapping[str, str] = MappingProxyType({})  # program → version; empty if it does not start
+    broken: str = ""  # "LINK -> TARGET" of a Python that is a link to nothing
 
     @property
     def identity(self) -> tuple[str, str, str]:
@@ -70,17 +79,19 @@ class Facts(NamedTuple):
 
 def observe(host: Host, session: Session) -> Facts:
     """The facts of a host; HostError where it runs nothing."""
-    code, out, err = session.run("sh -s", _script("observe"), _TIMEOUT)
+    wanted = CARRIERS if host.python == DEFAULT_PYTHON else (host.python,)
+    script = f"{_script('observe', *wanted)}{SYSTEM_PROBE}\n"
+    code, out, err = session.run("sh -s", script, _TIMEOUT)
     found = parse(out)
     if "end" not in found:
         said = remote.last_line(err) or remote.last_line(out) or f"exit status {code}"
         raise HostError(
             host.name, f"lets the user in but runs nothing: {said}; log in by hand once and settle that"
         )
-    return facts(found)
+    return facts(found, bare_system(out))
 
 
-def facts(found: dict[str, str]) -> Facts:
+def facts(found: dict[str, str], os: OsInfo = OsInfo()) -> Facts:  # noqa: B008 - it cannot be changed
     """Facts from the script's answers."""
     get = found.get
     return Facts(
@@ -91,6 +102,9 @@ def facts(found: dict[str, str]) -> Facts:
         boot=get("boot", ""),
         sudo=get("sudo", ""),
         manager=get("manager", ""),
+        os=os,
+        pythons={key[len(_PYTHON) :]: value for key, value in found.items() if key.startswith(_PYTHON)},
+        broken=get("broken", ""),
     )
 
 

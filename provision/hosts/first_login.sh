@@ -12,7 +12,7 @@ fail() {
     exit 1
 }
 
-# Facts of the host and of the user who is logged in, one `oeprov:NAME=VALUE` per line.
+# Facts of the host and of the user who is logged in, one `oeprov:NAME=VALUE` per line. Arguments: Pythons.
 observe() {
     say uid "$(id -u)"
     say user "$(id -un)"
@@ -30,6 +30,15 @@ observe() {
     fi
     for name in apt-get dnf yum; do
         command -v "$name" >/dev/null 2>&1 && say manager "$name" && break
+    done
+    for python in "$@"; do
+        if command -v "$python" >/dev/null 2>&1; then
+            say "python $python" "$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
+            continue
+        fi
+        for path in "/usr/local/bin/$python" "/usr/bin/$python" "$python"; do
+            [ ! -L "$path" ] || say broken "$path -> $(readlink "$path")"
+        done
     done
     say end yes
 }

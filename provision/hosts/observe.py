@@ -15,18 +15,31 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from provision.cluster.errors import HostError
-from provision.cluster.inventory import Host, Inventory
+from provision.cluster.inventory import DEFAULT_PYTHON, Host, Inventory
 from provision.hosts import payload, remote
-from provision.node import families
+from provision.node import families, repositories
 from provision.node.__main__ import MARKER
-from provision.node.state import State
+from provision.node.family import manager_name
+from provision.node.observe import parse_os_release
+from provision.node.state import OsInfo, State
 
 COMMAND_TIMEOUT = 120
+# The system of a host without Python: its os-release, its package managers, its architecture, whose rights.
+SYSTEM_PROBE = (
+    "cat /etc/os-release 2>/dev/null; echo; "
+    f"for name in {' '.join(sorted({name for item in families.known() for name in item.managers}))}; do "
+    'command -v "$name" >/dev/null 2>&1 && echo "OEPROV_MANAGER_$(echo $name | tr - _)=yes"; done; '
+    'echo "OEPROV_MACHINE=$(uname -m)"; echo "OEPROV_USER=$(id -u)"; '
+    "grep -shE '^(mirrorlist|baseurl)' /etc/yum.repos.d/*.repo; exit 0"
+)
 # At most so many hosts at once, which keeps a few cores busy. After PATIENCE seconds a host no longer counts,
 # so that hosts that hang do not block the others.
 MOST_AT_ONCE = 64
 PATIENCE = 2.0
-_PYTHON = "; ".join(f"{item.name}: {item.get_python}" for item in families.known() if item.get_python)
+
+
+class NoPythonError(HostError):
+    """A host has no Python that can observe it; ``reason`` says so."""
 
 
 def parse(host: str, text: str) -> State:
@@ -79,7 +92,39 @@ def _try_host(host: Host) -> State | HostError:
 
 def observe_host(host: Host) -> State:
     """The state of one host; HostError says why it could not be observed and what to do."""
-    return parse(host.name, text_of(host, payload.pack("__main__", host.desired().to_dict())))
+    try:
+        return parse(host.name, text_of(host, payload.pack("__main__", host.desired().to_dict())))
+    except NoPythonError as error:
+        return _bare(host, error.reason)
+
+
+def _bare(host: Host, why: str) -> State:
+    """The system of a host without Python, from one line of shell."""
+    line = remote.elevated(host, shlex.join(["sh", "-c", SYSTEM_PROBE]))
+    code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT)
+    if code:
+        raise HostError(host.name, f"cannot be observed: {remote.last_line(err) or f'exit status {code}'}")
+    return State(os=bare_system(out), bare=why)
+
+
+def bare_system(text: str) -> OsInfo:
+    """The system in the answer of the probe."""
+    found = parse_os_release(text)
+    name = found.get("ID", "")
+    os = OsInfo(
+        id=name,
+        version=found.get("VERSION_ID", ""),
+        family=families.lineage(name, found.get("ID_LIKE", "").split()),
+        name=found.get("PRETTY_NAME", name),
+        architecture=found.get("OEPROV_MACHINE", ""),
+        is_root=found.get("OEPROV_USER") == "0",
+    )
+    family = families.find(os)
+    managers = [] if family is None else family.managers
+    program = next((item for item in managers if f"OEPROV_MANAGER_{item.replace('-', '_')}" in found), "")
+    return os._replace(
+        package_manager=manager_name(program), mirrors_gone=repositories.are_gone(os, text.splitlines())
+    )
 
 
 def text_of(host: Host, given: bytes) -> str:
@@ -107,20 +152,22 @@ def _here(host: Host, given: bytes) -> str:
 def _there(host: Host, given: bytes) -> str:
     line = remote.elevated(host, shlex.join(payload.command(host.python)))
     code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT)
-    if code == 127 or (host.become and "command not found" in err):
-        raise HostError(
-            host.name,
-            f"has no {host.python}; install Python 3 ({_PYTHON}), or set ansible_python_interpreter to its "
-            "path",
-        )
     old = "is Python 2" if "Unknown option: -I" in err else ""
     if found := re.search(r"Python 3\.6 or newer is needed, this is (\S+)", err):
         old = f"is Python {found[1]}"
+    if host.python == DEFAULT_PYTHON and code and (old or payload.NO_PYTHON in err):
+        raise NoPythonError(host.name, f"python3 there {old}" if old else payload.NO_PYTHON)
+    if code == 127 or (host.become and "command not found" in err):
+        raise HostError(
+            host.name,
+            f"has no {host.python}, or it is a broken link: correct ansible_python_interpreter, or remove that "
+            "line, and oeprov finds or installs one",
+        )
     if code and old:
         raise HostError(
             host.name,
-            f"{host.python} {old}, and oeprov needs 3.6 or newer on hosts: install it there ({_PYTHON}) and "
-            "set ansible_python_interpreter to its path",
+            f"{host.python} {old}, and oeprov needs 3.6 or newer on hosts: set ansible_python_interpreter to "
+            "the path of a newer one, or remove that line, and oeprov installs one",
         )
     if code and host.become and "sudo:" in err:
         raise HostError(

@@ -10,15 +10,18 @@ import marshal
 import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from provision.cluster import share
+from provision.cluster.inventory import DEFAULT_PYTHON
+from provision.node.ansible_python import CARRIERS
 
 # Hosts with this machine's Python version use bytecode, since compiling takes most of the time.
 _BYTECODE = f"{sys.implementation.cache_tag} {sys.version_info[3]}"
+NO_PYTHON = "there is no Python 3"
 _FORMAT = 2  # of marshal: known to every Python 3
 # The node package's imports of its own modules: `from .state import …`, `from . import (…)`.
 _IMPORT = re.compile(r"^from \.(\w*) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -61,6 +64,18 @@ os._exit(0)  # skips the interpreter's cleanup, which takes longer
 """
 
 
+def first(pythons: Sequence[str]) -> str:
+    """A line of shell that runs $0 by the first of these interpreters that is there."""
+    return (
+        f"for python in {' '.join(pythons)}; do "
+        'command -v "$python" >/dev/null 2>&1 && exec "$python" -I -S -c "$0"; done; '
+        f'echo "{NO_PYTHON}" >&2; exit 127'
+    )
+
+
+_FIRST = first(CARRIERS)
+
+
 @cache
 def _package(module: str) -> bytes:
     """A module of the node package with its imports, as ``oeprov_node``: source text and bytecode."""
@@ -82,7 +97,9 @@ def _package(module: str) -> bytes:
 
 
 def command(python: str) -> list[str]:
-    """The command that, given ``payload`` on its standard input, runs it."""
+    """The command that, given ``payload`` on its standard input, runs it; DEFAULT_PYTHON: the first there is."""
+    if python == DEFAULT_PYTHON:
+        return ["sh", "-c", _FIRST, _LOADER]
     # -I and -S: start fast, without the site packages and settings of the host's users.
     return [python, "-I", "-S", "-c", _LOADER]
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from provision.cluster import flavor_facts, settings
 from provision.cluster.container_settings import ContainerSettings
 from provision.cluster.errors import InventoryError, did_you_mean
-from provision.cluster.inventory import PARAMETER_SERVERS, WORKERS, Host, Inventory
+from provision.cluster.inventory import DEFAULT_PYTHON, PARAMETER_SERVERS, WORKERS, Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.setting_types import explain
@@ -173,7 +173,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         private_key=str(variables.get("ansible_ssh_private_key_file") or ""),
         ssh_arguments=ssh_arguments(variables),
         become=boolean(str(variables.get("ansible_become")), strict=False),
-        python=str(variables.get("ansible_python_interpreter") or "python3"),
+        python=_python(variables),
         first_login=first_login(variables),
         groups=raw.groups,
         kind=kind,
@@ -181,6 +181,14 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         **{_FIELD[model]: part for model, part in parts.items() if model in _FIELD},
     )
     return _final(host, state_dir)
+
+
+def _python(variables: Mapping[str, Any]) -> str:
+    """The interpreter that the inventory names; Ansible's words for its own search leave the choice to us."""
+    named = str(variables.get("ansible_python_interpreter") or "")
+    return (
+        DEFAULT_PYTHON if named in ("", "auto", "auto_legacy", "auto_silent", "auto_legacy_silent") else named
+    )
 
 
 _FIELD: dict[type[Any], str] = {

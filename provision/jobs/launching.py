@@ -22,7 +22,7 @@ from provision.hosts import playbook
 from provision.hosts.journal import cluster_lock
 from provision.hosts.playbook import TaskResult
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.hosts.survey import survey
+from provision.hosts.survey import interpreter, survey
 from provision.jobs import (
     containers,
     data,
@@ -68,6 +68,7 @@ class Launch:
         self.inventory, self.options, self.state_dir = inventory, options, state_dir
         self.console = Console(stderr=options.as_json)
         self.stop_request = StopRequest()
+        self.interpreters: dict[str, dict[str, str]] = {}  # by host: Ansible's variable
 
     def run(self) -> int:
         """The whole launch; the exit code."""
@@ -234,6 +235,9 @@ class Launch:
             if plan.problems or steps:
                 state = found.states.get(name)
                 raise TrainingError(readiness.why_not(inventory, wanted, plan, steps, state))
+        self.interpreters = {
+            name: interpreter(inventory.hosts[name], state) for name, state in found.states.items()
+        }
         return found.states
 
     def _place(self, job: Job, states: Mapping[str, State], wanted: Request, *, fresh: bool) -> Placement:
@@ -273,7 +277,10 @@ class Launch:
                 state_dir=self.state_dir,
                 run_id=job.id,
                 variables={"training_job_directory": str(job.directory)},
-                host_variables={name: {"oeprov_job": values} for name, values in placed.hosts.items()},
+                host_variables={
+                    name: {"oeprov_job": values, **self.interpreters.get(name, {})}
+                    for name, values in placed.hosts.items()
+                },
                 stop=self.stop_request,
                 on_result=take,
             )

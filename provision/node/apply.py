@@ -3,6 +3,7 @@
 from typing import Dict, Optional
 
 from . import (
+    ansible_python,
     bootloader,
     daxctl,
     directory,
@@ -26,6 +27,7 @@ from .step import Action, Applied, Step
 
 ACTIONS: Dict[str, Action] = {}
 for _part in (
+    ansible_python,
     packages,
     runtime,
     foreign,

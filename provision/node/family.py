@@ -27,6 +27,16 @@ class Repository(NamedTuple):
     key: str = ""  # address of the key of its packages
 
 
+class AnsiblePython(NamedTuple):
+    """Packages of a Python beside the distribution's own, where Ansible needs a newer one."""
+
+    packages: str = ""  # empty: there are none
+    program: str = ""  # its path
+    version: str = ""
+    libraries: str = ""  # directory of shared libraries that the linker does not search
+    repositories: List[str] = []  # repositories to enable for it
+
+
 class KernelSource(NamedTuple):
     """Packages of a kernel; ``{architecture}`` is Debian's, ``{release}`` as ``uname -r`` prints it.
 
@@ -39,8 +49,7 @@ class KernelSource(NamedTuple):
     release_rpm: str = ""  # package that sets the repository up, without a mirror
     repository: str = ""  # the disabled repository that it sets up
     address: str = ""  # of the repository and its key, for bundles
-    archived: str = ""  # its archiver, if it needs a mirror
-    mirror: str = ""  # an example of such a mirror, and the address of its key
+    archive: str = ""  # where its packages moved to, and the address of their key; used without a mirror
 
 
 class DriverPackages(NamedTuple):
@@ -92,14 +101,16 @@ class Family(NamedTuple):
     mpi: str = ""  # directory of the programs of the need mpi; empty: they are on the PATH
     by_major: bool = False  # minor releases are compatible
     time_service: str = "chronyd"
-    gone: str = ""  # archive of its packages, if its own mirrors are gone
+    gone: Dict[str, str] = {}  # ID of os-release -> archive of its packages and their key: its mirrors are gone
+    gone_mirrors: List[str] = []  # how its installer names these mirrors in /etc/yum.repos.d
     fresh: Dict[str, Fresh] = {}  # release -> how its installer leaves it
     grub: str = "grub"  # how the names of GRUB's programs and its directory in /boot begin
     grubby: bool = False  # boot entries are edited with grubby
     bls: bool = False  # boot entries are files (Boot Loader Specification)
     auto_online: str = "offline"  # policy for hot-added memory
     module_platform: str = "el{release}"  # what modules of dnf are made for
-    get_python: str = ""  # command that installs a Python where the installer leaves none
+    first_python: str = "python3"  # package of the distribution's Python 3, which may not be there
+    ansible_python: AnsiblePython = AnsiblePython()  # if that one may be too old for Ansible
 
     @property
     def package_manager(self) -> str:

@@ -22,5 +22,5 @@ FAMILY = _EL8._replace(
     compilers="",
     fresh={"3": Fresh("5.10.134-16.3.al8.x86_64", "3.6.8")},
     module_platform="al8",
-    get_python="",
+    first_python="python36",
 )

@@ -1,13 +1,14 @@
 """CentOS 7.8 and 7.9, whose mirrors are gone. From documentation, not looked up in its indexes."""
 
 from . import family_el8
-from .family import DriverPackages, Fresh, GpuDriver, KernelSource, Repository
+from .family import AnsiblePython, DriverPackages, Fresh, GpuDriver, KernelSource, Repository
 
 _VAULT = "https://vault.centos.org/"
 _KERNELS = (
     "https://mirrors.coreix.net/elrepo-archive-archive/kernel/el7/x86_64/ "
     "https://www.elrepo.org/RPM-GPG-KEY-elrepo.org"
 )
+_PYTHON = "/opt/rh/rh-python38/root/usr"
 _COMPILERS = "/opt/rh/devtoolset-11/root/usr/bin"
 
 FAMILY = family_el8.FAMILY._replace(
@@ -29,8 +30,8 @@ FAMILY = family_el8.FAMILY._replace(
     ),
     kernels={
         "distribution": KernelSource("kernel", ["kernel-{release}"]),
-        "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archived="ELRepo", mirror=_KERNELS),
-        "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archived="ELRepo", mirror=_KERNELS),
+        "elrepo-lt": KernelSource("kernel-lt", ["kernel-lt-{release}"], archive=_KERNELS),
+        "elrepo-ml": KernelSource("kernel-ml", ["kernel-ml-{release}"], archive=_KERNELS),
     },
     # NVIDIA's repository for it ends with branch 550.
     gpu=GpuDriver(
@@ -53,7 +54,7 @@ FAMILY = family_el8.FAMILY._replace(
         ),
         "scl": Repository(
             url=_VAULT + "7.9.2009/sclo/$basearch/rh/",
-            key=_VAULT + "RPM-GPG-KEY-CentOS-SIG-SCLo",
+            key="https://www.centos.org/keys/RPM-GPG-KEY-CentOS-SIG-SCLo",
         ),
         "nvidia": family_el8.nvidia("7"),
     },
@@ -65,8 +66,13 @@ FAMILY = family_el8.FAMILY._replace(
     },
     compilers=_COMPILERS,
     toolchain=_COMPILERS,
-    gone=_VAULT + "7.9.2009/os/$basearch/",
+    # RHEL 7 has Red Hat's own mirrors. The installer leaves the key.
+    gone={"centos": _VAULT + "7.9.2009/os/$basearch/ file:///etc/pki/rpm-gpg/RPM-GPG-KEY-CentOS-7"},
+    gone_mirrors=["mirrorlist.centos.org", "mirror.centos.org"],
     fresh={"7": Fresh("3.10.0-1127.el7.x86_64", "3.6.8", {"CONFIG_FS_DAX": "y"})},
     bls=False,
-    get_python="yum install python3",
+    first_python="python3",
+    ansible_python=AnsiblePython(
+        "rh-python38", _PYTHON + "/bin/python3.8", "3.8", _PYTHON + "/lib64", ["scl"]
+    ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Dict
 
-from .family import DriverPackages, Family, Fresh, GpuDriver, KernelSource, Repository
+from .family import AnsiblePython, DriverPackages, Family, Fresh, GpuDriver, KernelSource, Repository
 
 
 def kernels(release: str) -> Dict[str, KernelSource]:
@@ -95,5 +95,6 @@ FAMILY = Family(
     grub="grub2",
     grubby=True,
     bls=True,
-    get_python="dnf install python3.11",
+    first_python="python36",
+    ansible_python=AnsiblePython("python3.11", "/usr/bin/python3.11", "3.11"),
 )

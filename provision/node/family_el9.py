@@ -1,7 +1,7 @@
 """EL 9: RHEL, Rocky, Alma, CentOS Stream. From their documentation, not looked up in their indexes."""
 
 from . import family_el8
-from .family import Fresh
+from .family import AnsiblePython, Fresh
 
 _EL8 = family_el8.FAMILY
 
@@ -19,5 +19,6 @@ FAMILY = _EL8._replace(
     repositories=family_el8.repositories("9", "crb"),
     compilers="",
     fresh={"9": Fresh("5.14.0-427.13.1.el9_4.x86_64", "3.9.18")},
-    get_python="",
+    first_python="python3",
+    ansible_python=AnsiblePython(),
 )

@@ -142,7 +142,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     if packed is None:
         return []
     streams, names = packed
-    given = packages.given(desired)
+    given = packages.given(desired, state.os)
     where, _ = source(state, desired)
     use = repositories.use(state.os, given, where.repositories if where else [])
     there = state.gpu.driver or state.gpu.installed

@@ -56,7 +56,7 @@ def plan(state: State, desired: Desired, where: GpuDriver, driver: str) -> List[
     manager, name = state.os.package_manager, package(where, driver.split(".")[0])
     if not (right or name):
         return []
-    use = repositories.use(state.os, packages.given(desired), where.repositories)
+    use = repositories.use(state.os, packages.given(desired, state.os), where.repositories)
     install = packages.install_command(state.os, [_exactly(manager, name, driver)], use.options)
     start = ["systemctl", "enable", "--now", SERVICE]
     there = f"{gpu.fabric} is there" if gpu.fabric else "it is not installed"

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import bootloader, families, grubdefaults, kernelinstall, platforms, secureboot
+from . import bootloader, families, grubdefaults, kernelinstall, platforms, repositories, secureboot
 from .command import System
 from .kernelinstall import (
     ELREPO,
@@ -113,14 +113,23 @@ def _from_source(release: str, desired: Desired) -> bool:
     return "elrepo" in release if desired.kernel_source in ELREPO else True
 
 
+def _given(os: OsInfo, desired: Desired) -> Dict[str, str]:
+    """The repositories for the kernel: the inventory's, and the archives of sources that have moved."""
+    family = families.find(os)
+    source = None if family is None else family.kernels.get(desired.kernel_source)
+    url = desired.kernel_repository_url
+    if not url and source is not None and kernelinstall.KERNEL not in desired.runtime_repositories:
+        url = source.archive
+    archive = repositories.archive(os, desired.kernel_archive_url)
+    return kernelinstall.given(url, archive, desired.runtime_repositories)
+
+
 def plan_install(state: State, desired: Desired, mkconfig: List[str]) -> List[Step]:
     """The step that installs the wanted kernel; ``mkconfig`` regenerates the menu (may be empty)."""
     if not needs_install(state, desired):
         return []
     wanted = target(state, desired)
-    given = kernelinstall.given(
-        desired.kernel_repository_url, desired.kernel_archive_url, desired.runtime_repositories
-    )
+    given = _given(state.os, desired)
     commands = install_commands(state.os, Package(wanted, desired.kernel_source, given))
     if state.bootloader.has_grubby and state.kernel.running:
         # The package makes itself the default; a trial must be able to fall back to the old one.
@@ -274,13 +283,6 @@ def _source_problems(state: State, desired: Desired) -> List[str]:
             f"kernel_source {source}: ELRepo is for EL hosts, this is {families.title(state.os)}; use one "
             f"of: {', '.join(family.kernels)}"
         ]
-    archived = family.kernels[source].archived
-    mirrors = kernelinstall.given(desired.kernel_repository_url, "", desired.runtime_repositories)
-    if archived and kernelinstall.KERNEL not in mirrors and needs_install(state, desired):
-        return [
-            f"kernel_source {source}: {archived} has archived its kernels for {family.name}; set "
-            f"kernel_repository_url to a mirror of the archive, such as {family.kernels[source].mirror}"
-        ]
     return []
 
 
@@ -304,6 +306,14 @@ def _signature_problems(state: State, desired: Desired) -> List[str]:
 def notes(state: State, desired: Desired) -> List[str]:
     """What only the installation will show, and trials that are repeated."""
     found = []
+    family = families.find(state.os)
+    source = None if family is None else family.kernels.get(desired.kernel_source)
+    moved = "" if source is None or desired.kernel_repository_url else source.archive
+    if moved and moved == _given(state.os, desired).get(kernelinstall.KERNEL) and needs_install(state, desired):
+        found.append(
+            f"kernel_source {desired.kernel_source}: its kernels for {families.title(state.os)} are archived "
+            f"and come from {moved}; set kernel_repository_url to use another mirror of that archive"
+        )
     if desired.kernel_version == "newest" and not state.kernel.available and not needs_boot(state, desired):
         found.append(
             f"kernel_version is newest, but no package list is available: kernel {state.kernel.running} stays"

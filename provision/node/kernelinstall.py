@@ -247,6 +247,11 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
         # Without network the index cannot be refreshed, but may suffice.
         if result.ok or argv[-1] == "update":
             continue
+        untrusted = repositories.signature_problem(
+            result.err + "\n" + result.out, repositories.use(os, wanted.repositories, [])
+        )
+        if untrusted:
+            raise CommandError(untrusted)
         free = room(system, running_release(system))[0]
         said = "{} ({}; /boot had {} MiB free)".format(
             result._replace(argv=argv, err="", out="").explain(), first_errors(result), free >> 20

@@ -6,6 +6,7 @@ import sys
 from typing import Any, Dict, List
 
 from . import (
+    ansible_python,
     bootloader,
     build,
     daxctl,
@@ -26,6 +27,7 @@ from . import (
     platforms,
     pmem,
     removal,
+    repositories,
 )
 from .command import System
 from .family import manager_name
@@ -59,6 +61,8 @@ def observe_os(system: System) -> OsInfo:
         python=sys.version.split()[0],
         is_root=operating_system.geteuid() == 0,
         cpu_level=build.cpu_level(system.read("/proc/cpuinfo")),
+        own_python=ansible_python.observe(system),
+        mirrors_gone=repositories.observe_gone(system, found),
     )
 
 
@@ -69,7 +73,9 @@ def observe(system: System, desired: Desired) -> State:
         hostname=operating_system.uname().nodename,
         boot_id=system.read("/proc/sys/kernel/random/boot_id").strip(),
         os=os,
-        packages=packages.observe(system, os, packages.needed(desired, os)),
+        packages=packages.observe(
+            system, os, packages.needed(desired, os) + ansible_python.names(os, desired)
+        ),
         runtime=flavors.get(desired).observe(system, os, desired),
     )
     platform = platforms.get(desired.kind)

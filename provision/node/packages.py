@@ -54,10 +54,10 @@ def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
     return list(dict.fromkeys(wanted))
 
 
-def given(desired: Desired) -> Dict[str, str]:
-    """The repositories of the inventory, by name."""
-    archive = {repositories.ARCHIVE: desired.kernel_archive_url} if desired.kernel_archive_url else {}
-    return dict(archive, **desired.runtime_repositories)
+def given(desired: Desired, os: OsInfo) -> Dict[str, str]:
+    """The repositories of the inventory, by name, and the archive of a distribution whose mirrors are gone."""
+    url = repositories.archive(os, desired.kernel_archive_url)
+    return dict({repositories.ARCHIVE: url} if url else {}, **desired.runtime_repositories)
 
 
 def parse_dpkg(text: str) -> Dict[str, str]:
@@ -130,7 +130,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
     missing = [name for name in needed(desired, state.os) if not state.packages.get(name)]
     if not missing or not state.os.package_manager:
         return []
-    use = repositories.use(state.os, given(desired), further_repositories(state.os, desired))
+    use = repositories.use(state.os, given(desired, state.os), further_repositories(state.os, desired))
     return [
         Step(
             id="packages",
@@ -173,13 +173,21 @@ def notes(state: State, desired: Desired) -> List[str]:
             f"{families.title(state.os)} is not one of the systems that oeprov knows "
             f"({families.known_names()}): it is treated as {families.treated_as(state.os)}"
         )
-    if family.gone and repositories.ARCHIVE not in given(desired) and plan(state, desired):
-        found.append(
-            "{}'s own mirrors are gone: unless this host knows another, set kernel_archive_url: {}".format(
-                family.name, family.gone.replace("$basearch", state.os.architecture)
-            )
-        )
     return found
+
+
+def archive_notes(state: State, desired: Desired, steps: List[Step]) -> List[str]:
+    """A note on an archive that the inventory does not name, if a step uses it."""
+    family = families.find(state.os)
+    named = desired.kernel_archive_url or desired.runtime_repositories.get(repositories.ARCHIVE)
+    option = "--enablerepo=oeprov-" + repositories.ARCHIVE
+    used = any(option in command for step in steps for command in step.commands)
+    if named or family is None or not used:
+        return []
+    return [
+        f"{family.name}'s own mirrors are gone: packages come from {given(desired, state.os)['archive']}; set "
+        "kernel_archive_url to use another mirror of that archive"
+    ]
 
 
 def problems(state: State, desired: Desired) -> List[str]:
@@ -219,6 +227,9 @@ def apply(
     else:
         result = _run(system, command)
     if not result.ok:
+        untrusted = repositories.signature_problem(result.err + "\n" + result.out, use)
+        if untrusted:
+            raise CommandError(untrusted)
         # dnf prints much else at its end.
         short = result if manager == "apt" else result._replace(out="", err=first_errors(result))
         raise CommandError(short.explain())
@@ -278,9 +289,14 @@ def _repair_dpkg(system: System) -> None:
         _run(system, _APT + ["install", "--fix-broken"] + _INSTALL)
 
 
+def refresh_command(options: List[str]) -> List[str]:
+    """The command line that refreshes apt's index."""
+    return _APT + options + ["update"]
+
+
 def _apt_update(system: System, options: List[str]) -> Result:
     for number in range(_UPDATE_TRIES):
-        result = _run(system, _APT + options + ["update"])
+        result = _run(system, refresh_command(options))
         if result.ok or "Could not get lock" not in result.err or number + 1 == _UPDATE_TRIES:
             break
         time.sleep(_UPDATE_PAUSE)

@@ -7,6 +7,7 @@ order around at most one reboot; ``apply`` carries the steps out.
 from typing import List
 
 from . import (
+    ansible_python,
     bootloader,
     families,
     flavors,
@@ -30,19 +31,28 @@ def make_plan(state: State, desired: Desired) -> Plan:
 
     A plan with ``problems`` has the steps that it would have without them.
     """
+    if state.bare:
+        problems = ansible_python.problems_first(state)
+        steps = ansible_python.plan_first(state, desired)
+        notes = ["the other steps are planned once Python is there"]
+        notes += packages.archive_notes(state, desired, steps)
+        return Plan(desired.host, steps, state.digest(), notes, problems)
     if desired.remove:
         return _removal(state, desired)
     part, flavor = pmem.plan(state, desired), flavors.get(desired)
     managed = platforms.get(desired.kind).managed
-    steps = packages.plan(state, desired)
+    steps = ansible_python.plan(state, desired)
+    steps += packages.plan(_with_packages(state, steps), desired)
     if managed:
         steps += flavor.plan(state, desired) + _steps(state, desired, part)
     else:
         steps += part.before + flavor.plan(state, desired)
     notes, problems = part.notes + flavor.notes(state, desired), list(part.problems)
     problems += packages.problems(state, desired) + flavor.problems(state, desired)
+    problems += ansible_python.problems(state, desired)
     if managed:
-        notes += packages.notes(state, desired) + kernel.notes(state, desired)
+        notes += packages.notes(state, desired) + packages.archive_notes(state, desired, steps)
+        notes += kernel.notes(state, desired)
         notes += _trial_notes(state, desired, part)
         notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)
         problems += kernel.problems(state, desired) + gpuconflicts.problems(state, desired)
@@ -56,6 +66,12 @@ def make_plan(state: State, desired: Desired) -> Plan:
     )
 
 
+def _with_packages(state: State, steps: List[Step]) -> State:
+    """The state as it is after earlier steps that install packages."""
+    names = [name for step in steps for name in step.args["names"]]
+    return state._replace(packages=dict(state.packages, **dict.fromkeys(names, "installed")))
+
+
 def _removal(state: State, desired: Desired) -> Plan:
     """Plan the removal of what oeprov made; kernel arguments go in a trial boot, like any change of them."""
     part = removal.plan(state, desired)
@@ -63,8 +79,10 @@ def _removal(state: State, desired: Desired) -> Plan:
     if not platforms.get(desired.kind).managed:
         return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
     steps = _steps(state, bare, part)
+    steps = (ansible_python.plan(state, desired) if steps else []) + steps + ansible_python.plan_removal(state)
     notes = part.notes + _trial_notes(state, bare, part)
     problems = part.problems + _trial_problems(state, bare, part) + inuse.problems(state, steps)
+    problems += ansible_python.problems(state, desired) if steps else []
     return Plan(desired.host, steps, state.digest(), notes, list(dict.fromkeys(problems)))
 
 

@@ -11,6 +11,7 @@ import shutil
 from typing import Any, Dict, List, Tuple
 
 from . import (
+    ansible_python,
     bootentry,
     bootloader,
     build,
@@ -42,7 +43,7 @@ USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
 _OFFLINE = "memhp_default_state="
 _FILES = [repositories.YUM, repositories.APT, repositories.BUNDLE, kernel.FAILED, build.WHEELS]
-_FILES += [jobscript.SCRIPTS, jobscript.ENVIRONMENTS]
+_FILES += [jobscript.SCRIPTS, jobscript.ENVIRONMENTS, ansible_python.PROGRAM]
 # The link that enables the unit goes first: without the unit it would not be found.
 _FILES += [gpucheck.CHECKED, gpucheck.ENABLED, gpucheck.UNIT]
 
@@ -287,7 +288,8 @@ def _arguments(state: State, desired: Desired) -> Part:
 def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]:
     """Remove the environment, configuration, the registry and the services' user, if nothing needs them."""
     paths = [state.runtime.venv] if state.runtime.made else []
-    paths += state.remains.files
+    # Ansible may use that one until the end: see ansible_python.plan_removal.
+    paths += [path for path in state.remains.files if path != ansible_python.PROGRAM]
     if not kept and state.owned:
         paths.append(owned.PATH)
     steps = []

@@ -5,11 +5,14 @@
 sources.list. Both take a directory of packages on the host instead. Names unknown to the family work too.
 """
 
+import re
 from typing import Dict, List, NamedTuple
 
 from . import families
+from .command import System
 from .state import OsInfo
 
+_YUM_DIRECTORY = "/etc/yum.repos.d"
 YUM = "/etc/yum.repos.d/oeprov.repo"  # the inventory's repositories, disabled but for our own commands
 APT = "/etc/apt/sources.list.d/oeprov.list"  # the inventory's repositories for apt
 BUNDLE = "/var/lib/oeprov/bundle"  # directory that `bootstrap --bundle` fills
@@ -25,6 +28,33 @@ _ONLY_APT = [
     for word in ("-o", option)
 ]
 _LOCAL_APT = "deb [trusted=yes] file:{} ./"
+
+
+def archive(os: OsInfo, named: str) -> str:
+    """What replaces all repositories of the distribution: ``named``, or where a dead one's packages moved."""
+    family = families.find(os)
+    if named or family is None or not os.mirrors_gone:
+        return named
+    return family.gone.get(os.id, "").replace("$basearch", os.architecture or "$basearch")
+
+
+def observe_gone(system: System, os: OsInfo) -> bool:
+    """Whether the enabled repositories are those that the installer left, and their mirrors are gone."""
+    family = families.find(os)
+    if family is None or os.id not in family.gone:
+        return False
+    files = [name for name in system.list(_YUM_DIRECTORY) if name.endswith(".repo")]
+    lines = [line for name in files for line in system.read(f"{_YUM_DIRECTORY}/{name}").splitlines()]
+    return are_gone(os, lines)
+
+
+def are_gone(os: OsInfo, lines: List[str]) -> bool:
+    """Whether lines of repositories name the mirrors that are gone."""
+    family = families.find(os)
+    if family is None or os.id not in family.gone:
+        return False
+    words = [line.partition("=")[2] for line in lines if re.match(r"(mirrorlist|baseurl)\s*=", line)]
+    return any(mirror in word for word in words for mirror in family.gone_mirrors)
 
 
 class Use(NamedTuple):
@@ -81,6 +111,69 @@ def _section(name: str, url: str, key: str) -> str:
     if key in (UNSIGNED, LOCAL):
         return text + "gpgcheck=0\n" + ("metadata_expire=1\n" if key == LOCAL else "")
     return text + (f"gpgcheck=1\ngpgkey={key}\n" if key else "")
+
+
+# Settings that name a repository; for the others: runtime_repositories.
+_SETTINGS = {ARCHIVE: "kernel_archive_url", "kernel": "kernel_repository_url"}
+_UNSIGNED = re.compile(
+    r"not correct for this package|Public key for (\S+) is not installed|GPG check FAILED|"
+    r"Package (\S+) is not signed|Failing package is: (\S+)|NO_PUBKEY \w+|(?:BAD|EXP|EXPKEY|REVKEY)SIG|"
+    r"The repository '[^']*' is not signed|[Rr]epomd.xml signature could not be verified|BAD signature"
+)
+_NO_KEY = re.compile(
+    r"GPG key retrieval failed|Failed to retrieve GPG key|Key import failed|Could not import key|"
+    r"Couldn't open file \S*gpg\S*|GPG [Kk]ey \S+ could not be (?:retrieved|read)|errors? was encountered while .*key",
+    re.IGNORECASE,
+)
+
+
+def signature_problem(said: str, use: Use) -> str:
+    """Why a package manager that printed ``said`` did not trust a repository, and what to do; empty: it did.
+
+    ``use`` has the repositories of the command.
+    """
+    found, lost = _UNSIGNED.search(said), _NO_KEY.search(said)
+    if not found and not lost:
+        return ""
+    if use.path == APT or "NO_PUBKEY" in said or "The repository '" in said:
+        return _apt_signature_problem(said)
+    keys = {name: (url, key) for name, url, key in _SECTION.findall(use.text)}
+    # The package manager names the repository, or its key.
+    name = next((item for item in keys if f"oeprov-{item}" in said), "")
+    name = name or next((item for item, (_, key) in keys.items() if key and key in said), "")
+    if not name and len(keys) == 1:
+        name = next(iter(keys))
+    package = next((word for match in _UNSIGNED.finditer(said) for word in match.groups() if word), "")
+    what = package.rstrip(".,") or "a package"
+    if not name:
+        return (
+            f"{what} is not signed with a key of its repository, which this host has enabled: correct gpgkey in "
+            f"{_YUM_DIRECTORY}, or disable that repository; nothing was installed"
+        )
+    url, key = keys[name]
+    setting = _SETTINGS.get(name, f"runtime_repositories: {name}")
+    if not key:
+        why, cure = "this host has no key of it", "write the address of its key after that of the mirror"
+    elif not found:
+        why, cure = f"its key {key} cannot be read", "correct the address of the key, which follows the mirror's"
+    else:
+        why = f"{what} is not signed with its key {key}"
+        cure = "use a mirror with the original packages, or write the address of its own key after its own"
+    return f"repository {name} ({url}): {why}: {cure} ({setting}); nothing was installed"
+
+
+_SECTION = re.compile(r"^\[oeprov-([^]]+)\]\nname=.*\nbaseurl=(.*)\nenabled=0\n(?:gpgcheck=1\ngpgkey=(.*)\n)?", re.M)
+
+
+def _apt_signature_problem(said: str) -> str:
+    where = re.search(r"(?:GPG error: |The repository ')(\S+(?: \S+)?)", said)
+    key = re.search(r"NO_PUBKEY \w+|(?:BAD|EXP|EXPKEY|REVKEY)SIG \w+", said)
+    name = where.group(1).rstrip("':") if where else "of apt"
+    return "repository {}: its index is not signed with a key that apt trusts{}: {}; nothing was installed".format(
+        name,
+        f" ({key.group(0)})" if key else "",
+        "name the file of its key in its line, as in 'deb [signed-by=/path/key.gpg] …', or use another mirror",
+    )
 
 
 def problems(os: OsInfo, given: Dict[str, str]) -> List[str]:

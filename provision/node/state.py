@@ -22,6 +22,8 @@ class OsInfo(NamedTuple):
     python: str = ""
     is_root: bool = False
     cpu_level: int = 0  # 3 for x86-64-v3; 0: another architecture, or unknown
+    own_python: str = ""  # version of the Python that oeprov installed for Ansible; empty: there is none
+    mirrors_gone: bool = False  # its repositories are the installer's, whose mirrors are gone
 
 
 class KernelState(NamedTuple):
@@ -320,6 +322,7 @@ class State(NamedTuple):
     users: Dict[str, List[str]] = {}  # mount point that a step unmounts -> "PID NAME" of its users
     remains: Remains = Remains()
     assumed: bool = False  # not observed: `plan --offline`
+    bare: str = ""  # why there is no Python that can observe it: then only ``os`` is known
     trouble: List[str] = []  # what could not be observed, and why
 
     def to_dict(self) -> Dict[str, Any]:
@@ -342,7 +345,7 @@ class State(NamedTuple):
             boot_id="",
             jobs=[],
             users={},
-            os=self.os._replace(python="", is_root=False),
+            os=self.os._replace(python="", own_python="", is_root=False),
             kernel=self.kernel._replace(boot_free=0),
             numa=[node._replace(free=0) for node in self.numa],
             filesystems=[

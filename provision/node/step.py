@@ -55,6 +55,8 @@ class Desired(NamedTuple):
     kernel_arguments: List[str] = []
     kernel_trial_boot: bool = True
     retry_trials: bool = False  # repeat trial boots that failed before
+    ansible_core: str = ""  # version of the controller's; "": Ansible is not used over a connection
+    ansible_interpreter: str = ""  # Ansible's Python on the host, if the inventory names it
     kernel_reboot_timeout: int = 1800
     pmem_mode: str = "none"
     pmem_directory: str = ""

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from bare_debian import BareDebian
 
-PACKAGES = "python3,openssh-server,dnf,rpm,createrepo-c,python3-dnf"
+PACKAGES = "python3,openssh-server,dnf,rpm,createrepo-c,python3-dnf,gnupg"
+HIDDEN = "/usr/libexec/hidden/python3.11"  # the root's Python where ``stock_python`` keeps it
+COLLECTION = "/opt/rh/rh-python38/root/usr"
 REPOSITORY = "/srv/rpms"
 RUNNING = "/boot/vmlinuz-$(uname -r)"
 KERNEL = "5.4.278-1.el8.elrepo"
@@ -64,11 +66,15 @@ version: 1
 data: {module: tools, stream: "1"}
 ...
 """
+# Packages of a Python bring no files: their scripts show one of this machine.
+_LINK = "%post\n[ ! -x {0} ] || {{ mkdir -p $(dirname {1}) && ln -sf {0} {1}; }}\n"
 # name, version, release, tags, scripts
 _SMALL = [
     ("libpmem", "1.6.1", "1.el8", "", ""),
     ("libstdc++", "8.5.0", "22.el8", "", ""),
-    ("python3.11", "3.11.9", "1.el8", "", ""),
+    ("python3.11", "3.11.9", "1.el8", "", _LINK.format(HIDDEN, "/usr/bin/python3.11")),
+    ("rh-python38", "2.0", "5.el7", "", _LINK.format(HIDDEN, COLLECTION + "/bin/python3.8")),
+    ("python3", "3.6.8", "13.el7", "", _LINK.format("/usr/libexec/hidden/python3.6", "/usr/bin/python3")),
     ("python3.11-numpy", "1.23.5", "1.el8", "Requires: python3.11", ""),
     ("ndctl", "78", "2.el8", "Requires: daxctl = 78", ""),
     ("daxctl", "78", "2.el8", "", ""),
@@ -107,6 +113,31 @@ class ElHost(BareDebian):
             f"modifyrepo_c --mdtype=modules /root/modules.yaml {REPOSITORY}/repodata"
         )
         return self
+
+    def stock_python(self, python: Path | None, older: Path) -> None:
+        """Hide the root's own Python, which its dnf keeps using; ``python3`` is ``python``, None: is missing.
+
+        ``older`` is what a package of Python 3.6 brings.
+        """
+        self.run(f"mkdir -p {Path(HIDDEN).parent} && mv /usr/bin/python3.11 {HIDDEN} && rm /usr/bin/python3")
+        self.run(f"sed -i '1s,.*,#!{HIDDEN},' $(readlink -f /usr/bin/dnf)")
+        for path in (python, older):
+            if path:
+                self.bind(path.parents[1])
+        self.run(f"ln -s {older} /usr/libexec/hidden/python3.6")
+        if python:
+            self.run(f"ln -s {python} /usr/bin/{'python3' if python == older else 'python'}")
+
+    def sign(self, repository: str, key: str) -> str:
+        """Sign a repository's packages with a new key of that name; returns the path of its public half."""
+        home = f"/root/{key}"
+        self.run(
+            f"mkdir -p -m 700 {home} && export GNUPGHOME={home} && gpg --batch --quiet --passphrase '' "
+            f"--quick-generate-key '{key} <{key}@example.org>' rsa2048 sign never && gpg --armor --export "
+            f">{home}/public && rpmsign --define '_gpg_name {key}' --define '__gpg /usr/bin/gpg' --addsign "
+            f"$(find {repository} -name '*.rpm') && createrepo_c -q --update {repository} 2>&1"
+        )
+        return f"file://{home}/public"
 
     def put(self, path: str, text: str) -> None:
         """Write a file on the host."""

@@ -15,10 +15,11 @@ import bare_debian
 import pytest
 import yaml
 from bare_debian import put_wheel
-from el_host import FABRICS, KERNEL, REPOSITORY, ElHost
+from el_host import FABRICS, HIDDEN, KERNEL, REPOSITORY, ElHost
 from other_pythons import find_python
 
 from provision.cluster import share
+from provision.node import family_el7
 
 BIN = Path(sys.executable).parent
 ROCKY = (
@@ -29,6 +30,7 @@ CENTOS = (
     'NAME="CentOS Linux"\nID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\n'
     'PRETTY_NAME="CentOS Linux 7 (Core)"\n'
 )
+PYTHON_2_7 = find_python("2.7")
 PYTHON_3_6 = find_python("3.6")
 ARCHIVE = f"file://{REPOSITORY} unsigned"
 
@@ -155,6 +157,112 @@ def test_a_host_with_python_3_6_is_set_up_by_ansible_core_2_16(rocky: ElHost, tm
     assert "nothing to do" in again
 
 
+needs_3_6 = pytest.mark.skipif(
+    PYTHON_3_6 is None or PYTHON_3_6.parents[1] == Path("/usr"),
+    reason="no Python 3.6 here in a folder of its own",
+)
+
+
+@needs_3_6
+def test_a_stock_rocky_8_is_set_up_in_one_command(rocky: ElHost, tmp_path: Path) -> None:
+    assert PYTHON_3_6
+    rocky.stock_python(PYTHON_3_6, PYTHON_3_6)
+    variables = {"runtime_repositories": {"archive": ARCHIVE}}
+    put_wheel(tmp_path / "state", "rocky-8-x86_64-py3.11")
+    assert "3.6." in rocky.run("python3 --version")
+    planned = oeprov(tmp_path, rocky, variables, "plan", expect=2)
+    offline = oeprov(tmp_path, rocky, variables, "plan", "--offline", "--system", "rocky-8", expect=2)
+    for shown in (planned, offline):
+        assert "install python3.11 for Ansible; python3 stays 3.6." in shown
+    assert rocky.run("rpm -qa") == ""
+    shown = oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=0)
+    assert "1 host converged" in shown
+    assert shown.index("✓ server: install python3.11 for Ansible") < shown.index("✓ server: install libpmem")
+    assert "3.6." in rocky.run("python3 --version")
+    assert "3.11." in rocky.run("oeprov-python3 --version")
+    assert "nothing to do" in oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=0)
+    steps = [
+        (line["event"], line["step"])
+        for line in map(json.loads, (tmp_path / "state/journal.jsonl").read_text().splitlines())
+        if line["event"] in ("begin", "end")
+    ]
+    assert steps[:2] == [("begin", "python"), ("end", "python")]
+
+    # It was removed behind our back.
+    rocky.run("rpm -e --nodeps python3.11; rm /usr/bin/python3.11")
+    assert "install python3.11 for Ansible" in oeprov(tmp_path, rocky, variables, "plan", expect=2)
+    oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=0)
+
+    removed = oeprov(tmp_path, rocky, variables, "destroy", "--yes", expect=0)
+    assert "✓ server: remove /usr/local/bin/oeprov-python3" in removed
+    assert "gone" in rocky.run("test -e /usr/local/bin/oeprov-python3 || echo gone")
+    assert "nothing to do" in oeprov(tmp_path, rocky, variables, "destroy", "--yes", expect=0)
+
+
+@needs_3_6
+@pytest.mark.skipif(PYTHON_2_7 is None, reason="no Python 2.7 here")
+def test_a_stock_centos_7_with_python_2_only(centos: ElHost, tmp_path: Path) -> None:
+    """Its archives are laid out as the real ones: base packages, and software collections."""
+    assert PYTHON_3_6
+    centos.stock_python(PYTHON_2_7, PYTHON_3_6)
+    os_, scl = "/srv/centos/7.9.2009/os/x86_64", "/srv/centos/7.9.2009/sclo/x86_64/rh"
+    centos.run(
+        f"mkdir -p {os_}/Packages {scl}/Packages && cp -r {REPOSITORY}/noarch/* {os_}/Packages && "
+        f"mv {os_}/Packages/rh-python38* {scl}/Packages && createrepo_c -q {os_} && createrepo_c -q {scl}"
+    )
+    (gone, *_) = family_el7.FAMILY.gone_mirrors
+    centos.put(
+        "/etc/yum.repos.d/CentOS-Base.repo",
+        f"[base]\nname=base\nmirrorlist=http://{gone}/?release=$releasever\ngpgcheck=1\n",
+    )
+    assert "2.7." in centos.run("python --version 2>&1; command -v python3 || true")
+    assert "CentOS 7's own mirrors are gone: packages come from" in oeprov(
+        tmp_path, centos, {}, "plan", expect=2
+    )
+
+    right, wrong = centos.sign(os_, "Right"), centos.sign("/srv/none", "Wrong")
+    collections = centos.sign(scl, "Collections")
+    variables = {
+        "runtime_python": HIDDEN,
+        "kernel_archive_url": f"file://{os_} {wrong}",
+        "runtime_repositories": {"scl": f"file://{scl} {collections}"},
+    }
+    put_wheel(tmp_path / "state", "centos-7-x86_64-py3.11")
+    failed = oeprov(tmp_path, centos, variables, "bootstrap", "--yes", expect=1)
+    assert f"server: repository archive (file://{os_}): python3" in failed
+    assert f"is not signed with its key {wrong}: use a mirror with the original packages, or write" in failed
+    assert centos.run("rpm -qa | grep -v gpg-pubkey || true") == ""
+
+    variables["kernel_archive_url"] = f"file://{os_} {right}"
+    shown = oeprov(tmp_path, centos, variables, "bootstrap", "--yes", expect=0)
+    assert "✓ server: install python3 " in shown
+    assert "Steps that only became visible now" in shown
+    assert "✓ server: install rh-python38 for Ansible; python3 stays 3.6." in shown
+    assert "1 host converged" in shown
+    assert "rh-python38-2.0-5.el7.noarch" in centos.run("rpm -qa").splitlines()
+    assert "nothing to do" in oeprov(tmp_path, centos, variables, "bootstrap", "--yes", expect=0)
+
+
+def test_a_wrong_signature_of_a_mirror_is_one_sentence(rocky: ElHost, tmp_path: Path) -> None:
+    right, wrong = rocky.sign(REPOSITORY, "Right"), rocky.sign("/srv/none", "Wrong")
+    put_wheel(tmp_path / "state", "rocky-8-x86_64-py3.11")
+    address = f"file://{REPOSITORY}"
+
+    def bootstrap(archive: str, expect: int) -> str:
+        variables = {"runtime_repositories": {"archive": archive}}
+        return oeprov(tmp_path, rocky, variables, "bootstrap", "--yes", expect=expect)
+
+    failed = bootstrap(f"{address} {wrong}", 1)
+    assert f"repository archive ({address}): " in failed
+    assert f"is not signed with its key {wrong}: use a mirror with the original packages" in failed
+    failed = bootstrap(f"{address} file:///root/none", 1)
+    assert f"repository archive ({address}): its key file:///root/none cannot be read: correct" in failed
+    failed = bootstrap(address, 1)
+    assert f"repository archive ({address}): this host has no key of it: write the address of its key" in failed
+    assert rocky.run("rpm -qa | grep -v gpg-pubkey || true") == ""
+    assert "1 host converged" in bootstrap(f"{address} {right}", 0)
+
+
 def test_without_a_repository_dnf_says_what_is_missing(rocky: ElHost, tmp_path: Path) -> None:
     put_wheel(tmp_path / "state", "rocky-8-x86_64-py3.11")
     failed = oeprov(tmp_path, rocky, {}, "bootstrap", "--yes", expect=1)
@@ -213,9 +321,6 @@ def test_a_package_whose_script_fails_is_not_taken_for_installed(rocky: ElHost) 
 
 
 def test_centos_7_says_what_it_cannot_do_and_what_would_work(centos: ElHost, tmp_path: Path) -> None:
-    planned = oeprov(tmp_path, centos, {}, "plan", expect=2)
-    assert "CentOS 7's own mirrors are gone" in planned
-    assert "set kernel_archive_url: https://vault.centos.org/7.9.2009/os/x86_64/" in planned
     # This host's python3 is Debian's, 3.11; CentOS 7's would be refused: cases/os-centos7-server.json.
     variables = {"kernel_archive_url": ARCHIVE}
     put_wheel(tmp_path / "state", "centos-7-x86_64-py3.11")

@@ -1,10 +1,13 @@
 """Observation for real: this machine by a child process, and over SSH to a server on loopback."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -17,9 +20,11 @@ from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import observe as observing
 from provision.hosts import payload, remote
-from provision.hosts.survey import python_problem, survey
+from provision.hosts.survey import interpreter, survey
 from provision.inventory.loader import load
-from provision.node.observe import observe_node
+from provision.node import ansible_python, family_el7
+from provision.node.command import System
+from provision.node.observe import observe_node, observe_os
 from provision.node.plan import make_plan
 from provision.node.state import OsInfo, State, difference
 
@@ -135,7 +140,7 @@ def test_over_ssh_in_one_round_trip(tmp_path: Path, server: SshServer) -> None:
     assert isinstance(state, State)
     assert state.hostname == socket.gethostname()
     assert state.kernel.running
-    assert [command.split()[:2] for command in server.commands] == [["python3", "-I"]]
+    assert [command.split()[:4] for command in server.commands] == [["sh", "-c", "'for", "python"]]
 
 
 def test_one_lost_host_does_not_hide_the_others(tmp_path: Path, server: SshServer) -> None:
@@ -179,28 +184,76 @@ def test_a_host_key_that_is_not_known(tmp_path: Path, server: SshServer) -> None
     assert server.commands == []
 
 
-def test_a_host_without_python(tmp_path: Path, server: SshServer) -> None:
-    found = inventory(tmp_path, host(server, ", ansible_python_interpreter: /no/python3"))
-    assert "has no /no/python3; install Python 3 (CentOS 7: yum install python3; EL 8: dnf" in reason(
+def test_a_python_that_the_inventory_names_and_is_not_there(tmp_path: Path, server: SshServer) -> None:
+    (tmp_path / "python3").symlink_to(tmp_path / "removed")  # a broken link
+    found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {tmp_path / 'python3'}"))
+    assert f"has no {tmp_path / 'python3'}, or it is a broken link: correct ansible_python" in reason(
         observing.observe(found)["a"]
     )
 
 
-def test_a_host_whose_python_is_too_old(tmp_path: Path, server: SshServer) -> None:
+def test_a_named_python_that_is_too_old(tmp_path: Path, server: SshServer) -> None:
     old = tmp_path / "python"
     old.write_text("#!/bin/sh\necho 'Python 3.6 or newer is needed, this is 3.5.2' >&2\nexit 1\n")
     old.chmod(0o755)
     found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {old}"))
-    assert reason(observing.observe(found)["a"]) == (
-        f"{old} is Python 3.5.2, and oeprov needs 3.6 or newer on hosts: install it there (CentOS 7: yum "
-        "install python3; EL 8: dnf install python3.11) and set ansible_python_interpreter to its path"
+    assert reason(observing.observe(found)["a"]).startswith(
+        f"{old} is Python 3.5.2, and oeprov needs 3.6 or newer on hosts: set ansible_python_interpreter to the "
     )
 
 
 @pytest.mark.skipif(not PYTHON_2_7, reason="no Python 2.7 here")
-def test_a_host_whose_python_is_python_2(tmp_path: Path, server: SshServer) -> None:
+def test_a_named_python_that_is_python_2(tmp_path: Path, server: SshServer) -> None:
     found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {PYTHON_2_7}"))
     assert f"{PYTHON_2_7} is Python 2, and oeprov needs 3.6" in reason(observing.observe(found)["a"])
+
+
+def only(directory: Path, **programs: str) -> str:
+    """A PATH with what a host always has, and these programs: name → path."""
+    directory.mkdir()
+    names = ("sh", "ssh", "cat", "grep", "id", "tr", "uname")
+    for name, path in {**{name: shutil.which(name) or "" for name in names}, **programs}.items():
+        (directory / name.replace("_", "-")).symlink_to(path)
+    return str(directory)
+
+
+@pytest.mark.parametrize("python", ["", "broken", "2.7"])
+def test_a_host_without_a_python_3_gets_one_first(
+    tmp_path: Path, server: SshServer, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    if python == "2.7" and not PYTHON_2_7:
+        pytest.skip("no Python 2.7 here")
+    there = {"": {}, "broken": {"python3": "/no/python3"}, "2.7": {"python3": str(PYTHON_2_7)}}[python]
+    monkeypatch.setattr(payload, "_FIRST", payload.first(("python3",)))
+    monkeypatch.setenv("PATH", only(tmp_path / "bin", apt_get="/bin/true", **there))
+    found = inventory(tmp_path, host(server, ", ansible_become: false"))
+    planned = survey(found)
+    assert not planned.lost
+    state, plan = planned.states["a"], planned.plans["a"]
+    assert state.bare == ("python3 there is Python 2" if python == "2.7" else "there is no Python 3")
+    assert state.os._replace(package_manager="", python="", cpu_level=0) == observe_os(System())._replace(
+        package_manager="", python="", cpu_level=0
+    )
+    (step,) = plan.steps
+    assert step.id == "first-python"
+    assert state.bare in step.why
+    assert "the other steps are planned once Python is there" in plan.notes
+    if os.geteuid():
+        assert "this user cannot install one: set ansible_become: true" in plan.problems[0]
+
+
+def test_the_system_of_a_host_without_python_is_read_by_the_shell() -> None:
+    text = (
+        'ID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="7"\nPRETTY_NAME="CentOS Linux 7 (Core)"\n\n'
+        "OEPROV_MANAGER_yum=yes\nOEPROV_MACHINE=x86_64\nOEPROV_USER=0\n"
+    )
+    found = observing.bare_system(text)
+    name = "CentOS Linux 7 (Core)"
+    assert found == OsInfo("centos", "7", "rhel", name, "x86_64", "yum", is_root=True)
+    (gone, *_) = family_el7.FAMILY.gone_mirrors
+    assert observing.bare_system(f"{text}mirrorlist=http://{gone}/?release=7\n").mirrors_gone
+    assert not observing.bare_system(f"{text}baseurl=http://mirror/centos/7\n").mirrors_gone
+    assert observing.bare_system("").id == ""
 
 
 def test_a_name_that_does_not_resolve(tmp_path: Path) -> None:
@@ -311,29 +364,24 @@ def test_what_ssh_says_in_our_words(tmp_path: Path, said: str, piece: str) -> No
     assert "\n" not in text
 
 
-def test_a_python_that_ansible_cannot_use_is_a_problem_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    old = State(os=OsInfo("rocky", "8.10", "rhel", package_manager="dnf", python="3.6.8"))
-    assert python_problem(old, "python3", "2.16.19") == ""
-    said = python_problem(old, "python3", "2.19.14")
-    assert said.startswith(
-        "ansible-core 2.19.14 here needs Python 3.8 on hosts, and python3 there is 3.6.8: "
-    )
-    assert "pip install 'ansible-core<2.17'" in said
-    assert "dnf install python3.11" in said
-    centos = State(os=OsInfo("centos", "7", "rhel", package_manager="yum", python="3.6.8"))
-    assert "CentOS 7 has no package of one" in python_problem(centos, "python3", "2.19.14")
-    newer = old._replace(os=old.os._replace(python="3.11.9"))
-    assert [python_problem(newer, "python3.11", core) for core in ("2.16.1", "2.19.14", "2.99.0")] == [
-        "",
-        "",
-        "",
-    ]
+def test_a_python_that_ansible_cannot_use_is_a_step_of_every_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = State(os=OsInfo("rocky", "8.10", "rhel", package_manager="dnf", python="3.6.8", is_root=True))
     found = load(share.inventory("sample"), state_dir=Path("state"))
     monkeypatch.setattr(observing, "observe", lambda inventory: dict.fromkeys(inventory.hosts, old))
     monkeypatch.setattr("ansible.release.__version__", "2.19.14")
     looked = survey(found)
-    assert all(any(said == line for line in plan.problems) for plan in looked.plans.values())
+    assert all(plan.steps[0].what.startswith("install python3.11 ") for plan in looked.plans.values())
     monkeypatch.setattr("ansible.release.__version__", "2.16.19")
-    assert not any("ansible-core" in line for plan in survey(found).plans.values() for line in plan.problems)
+    assert not any(step.id == "python" for plan in survey(found).plans.values() for step in plan.steps)
+
+
+def test_ansible_uses_the_python_that_was_installed_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ansible.release.__version__", "2.19.14")
+    found = next(iter(load(share.inventory("sample"), state_dir=Path("state")).hosts.values()))
+    os = OsInfo("rocky", "8.10", "rhel", python="3.6.8", own_python="3.11.9")
+    program = {"ansible_python_interpreter": ansible_python.PROGRAM}
+    assert interpreter(found, State(os=os)) == program
+    assert interpreter(found, State(os=os._replace(own_python=""))) == {}
+    assert interpreter(found, State(os=os._replace(python="3.9.18"))) == {}
+    assert interpreter(replace(found, python="/usr/bin/python3.9"), State(os=os)) == {}
+    assert interpreter(found, None) == {}

@@ -100,7 +100,7 @@ def test_planning_is_pure_and_travels(path: Path) -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_steps_say_who_does_them_and_what_they_interrupt(path: Path) -> None:
     for step in make(load(path)).steps:
-        assert step.role in ("kernel", "runtime", "pmem", "gpu")
+        assert step.role in ("kernel", "runtime", "pmem", "gpu", "carrier")
         assert step.scope in ("host", "training")
         assert not (step.preparing and (step.disturbs or step.reboots or step.destroys)), step.id
         assert step.disturbs or not step.reboots, step.id

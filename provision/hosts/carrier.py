@@ -1,0 +1,91 @@
+"""Carries out the steps of a plan that Ansible cannot: over SSH, by the payload or by the shell alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from provision.cluster.errors import HostError
+from provision.cluster.inventory import Host
+from provision.hosts import payload, remote
+from provision.node import packages, repositories
+from provision.node.carrier import MARKER
+from provision.node.command import Result
+from provision.node.state import encode_fields
+from provision.node.step import Step
+
+_TIMEOUT = 3600
+_MOST_AT_ONCE = 64
+_WITHOUT_PYTHON = "first-python"
+
+
+class Carried(NamedTuple):
+    """How a step ended on a host."""
+
+    host: str
+    step: Step
+    ok: bool
+    message: str
+    seconds: float
+
+
+def carry_out(
+    hosts: Mapping[str, Host],
+    steps: Mapping[str, Step],
+    run: Mapping[str, Any],
+    on_start: Callable[[str, Step], None],
+) -> list[Carried]:
+    """Carry out one step on each of these hosts, all at once; in the order of ``steps``."""
+
+    def one(name: str) -> Carried:
+        step, begun = steps[name], time.monotonic()
+        try:
+            message, ok = _on(hosts[name], step, run), True
+        except HostError as error:
+            message, ok = error.reason, False
+        return Carried(name, step, ok, message, time.monotonic() - begun)
+
+    for name, step in steps.items():
+        on_start(name, step)
+    with ThreadPoolExecutor(max_workers=max(1, min(len(steps), _MOST_AT_ONCE))) as pool:
+        return list(pool.map(one, steps))
+
+
+def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
+    if step.id == _WITHOUT_PYTHON:
+        return _by_shell(host, step)
+    line = remote.elevated(host, shlex.join(payload.command(host.python)))
+    given = payload.pack("carrier", {"steps": [encode_fields(step)], "run": dict(run)})
+    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True)
+    for text in reversed(out.splitlines()):
+        if text.startswith(MARKER):
+            answer = json.loads(text[len(MARKER) :])
+            if "error" in answer:
+                raise HostError(host.name, str(answer["error"]))
+            return str(answer["ok"][-1])
+    raise HostError(host.name, f"the step was cut off: {remote.last_line(err or out) or f'exit status {code}'}")
+
+
+def _by_shell(host: Host, step: Step) -> str:
+    """Run the commands of a step without Python; files among them are written first."""
+    commands: list[list[str]] = step.args["commands"]
+    lines = ["set -e", "export DEBIAN_FRONTEND=noninteractive LC_ALL=C"]
+    use = repositories.ENABLED
+    for argv in commands:
+        if argv[0] == "write":
+            use = repositories.Use(argv[1], argv[2])
+            lines.append(f"printf %s {shlex.quote(argv[2])} >{shlex.quote(argv[1])}")
+        else:
+            lines.append(f"{shlex.join(argv)} </dev/null")
+    lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
+    line = remote.elevated(host, shlex.join(["sh", "-c", "\n".join(lines)]))
+    code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True)
+    if code:
+        result = Result(commands[-1], code, out, err)
+        why = repositories.signature_problem(err + "\n" + out, use)
+        raise HostError(host.name, why or result._replace(out="", err=packages.first_errors(result)).explain())
+    return step.what.replace("install", "installed", 1)
