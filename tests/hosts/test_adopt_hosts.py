@@ -371,3 +371,28 @@ def test_what_an_administrator_forbids_is_named(site: Site) -> None:
     said = site.adopt("--accept-new", "--yes", expect=1)
     assert "/etc/sudoers does not read /etc/sudoers.d: add the line @includedir" in said
     assert host.enter("find", "/etc/sudoers.d", "-type", "f") == ""
+
+
+_APT = """\
+#!/bin/sh
+case "$*" in *install*python3*) mv /usr/bin/hidden /usr/bin/python3 ;; esac
+"""
+
+
+def test_a_host_without_python_gets_one_and_a_broken_link_is_named(site: Site) -> None:
+    host = site.hosts[0]
+    host.enter("sh", "-c", "mv /usr/bin/python3 /usr/bin/hidden; ln -s nowhere /usr/bin/python3")
+    broken = site.adopt("--accept-new", "--yes", expect=1, OEPROV_PASSWORD=OTHER)
+    assert "a Python there is a broken link (/usr/bin/python3 -> nowhere): remove or repair it" in broken
+    assert "nothing was changed" in broken
+    assert not host.enter("find", "/root", "-name", "authorized_keys")
+
+    host.enter("sh", "-c", f"rm /usr/bin/python3; echo '{_APT}' >/usr/local/bin/apt-get")
+    host.enter("chmod", "755", "/usr/local/bin/apt-get")
+    planned = site.adopt("--accept-new", "--check", expect=2, OEPROV_PASSWORD=OTHER)
+    assert "install python3" in planned
+    done = site.adopt("--accept-new", "--yes", OEPROV_PASSWORD=OTHER)
+    assert f"✓ {host.name}: install python3" in done
+    assert '"step": "first-python", "ok": true' in site.journal()
+    assert "nothing to do" in site.adopt("--yes")
+    site.oeprov("plan", expect=2)
