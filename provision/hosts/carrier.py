@@ -67,7 +67,19 @@ def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
             if "error" in answer:
                 raise HostError(host.name, str(answer["error"]))
             return str(answer["ok"][-1])
-    raise HostError(host.name, f"the step was cut off: {remote.last_line(err or out) or f'exit status {code}'}")
+    raise HostError(
+        host.name, f"the step was cut off: {remote.last_line(err or out) or f'exit status {code}'}"
+    )
+
+
+def _wait_for_lock(line: str) -> str:
+    """A line of shell that waits for the lock of apt's index; a new machine's first update may hold it."""
+    return (
+        f"n=0; until said=$({line} 2>&1); do "
+        'case $said in *"Could not get lock"*) ;; *) n=99 ;; esac; n=$((n + 1)); '
+        f'[ $n -lt {packages.UPDATE_TRIES} ] || {{ printf "%s\\n" "$said" >&2; exit 1; }}; '
+        f"sleep {packages.UPDATE_PAUSE:.0f}; done"
+    )
 
 
 def _by_shell(host: Host, step: Step) -> str:
@@ -80,12 +92,15 @@ def _by_shell(host: Host, step: Step) -> str:
             use = repositories.Use(argv[1], argv[2])
             lines.append(f"printf %s {shlex.quote(argv[2])} >{shlex.quote(argv[1])}")
         else:
-            lines.append(f"{shlex.join(argv)} </dev/null")
+            line = f"{shlex.join(argv)} </dev/null"
+            lines.append(_wait_for_lock(line) if argv[-1] == "update" else line)
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
     line = remote.elevated(host, shlex.join(["sh", "-c", "\n".join(lines)]))
     code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True)
     if code:
         result = Result(commands[-1], code, out, err)
         why = repositories.signature_problem(err + "\n" + out, use)
-        raise HostError(host.name, why or result._replace(out="", err=packages.first_errors(result)).explain())
+        raise HostError(
+            host.name, why or result._replace(out="", err=packages.first_errors(result)).explain()
+        )
     return step.what.replace("install", "installed", 1)

@@ -93,8 +93,8 @@ install_sudo() {
         *) [ "$code" = 200 ] || fail "$1: $(printf %s "$said" | grep -iE '^E:|error|fail' | head -n 2 | tr '\n' ' ')" ;;
         esac
         if [ "$(date +%s)" -ge "$end" ]; then
-            fail "$1 is locked by another process for more than $2 s: $(printf %s "$said" |
-                grep -oiE 'held by process.*|with pid [0-9]+.*|.*lock.*' | head -n 1)"
+            holder=$(printf %s "$said" | grep -oiE 'process (with pid )?[0-9]+( \([^)]*\))?' | head -n 1)
+            fail "$1 was locked for more than $2 s by ${holder:-another process}: wait for it and run this again"
         fi
         sleep 3
     done
