@@ -120,11 +120,8 @@ _UNSIGNED = re.compile(
     r"Package (\S+) is not signed|Failing package is: (\S+)|NO_PUBKEY \w+|(?:BAD|EXP|EXPKEY|REVKEY)SIG|"
     r"The repository '[^']*' is not signed|[Rr]epomd.xml signature could not be verified|BAD signature"
 )
-_NO_KEY = re.compile(
-    r"GPG key retrieval failed|Failed to retrieve GPG key|Key import failed|Could not import key|"
-    r"Couldn't open file \S*gpg\S*|GPG [Kk]ey \S+ could not be (?:retrieved|read)|errors? was encountered while .*key",
-    re.IGNORECASE,
-)
+_NO_KEY = re.compile(r"GPG key retrieval failed|Failed to retrieve GPG key|[Kk]ey import failed")
+_ERROR = re.compile(r"error|errno|fail|couldn't|cannot|status code", re.IGNORECASE)
 
 
 def signature_problem(said: str, use: Use) -> str:
@@ -132,12 +129,13 @@ def signature_problem(said: str, use: Use) -> str:
 
     ``use`` has the repositories of the command.
     """
+    keys = {name: (url, key) for name, url, key in _SECTION.findall(use.text)}
+    errors = "\n".join(line for line in said.splitlines() if _ERROR.search(line))
     found, lost = _UNSIGNED.search(said), _NO_KEY.search(said)
-    if not found and not lost:
+    if not found and not lost and not any(key and key in errors for _, key in keys.values()):
         return ""
     if use.path == APT or "NO_PUBKEY" in said or "The repository '" in said:
         return _apt_signature_problem(said)
-    keys = {name: (url, key) for name, url, key in _SECTION.findall(use.text)}
     # The package manager names the repository, or its key.
     name = next((item for item in keys if f"oeprov-{item}" in said), "")
     name = name or next((item for item, (_, key) in keys.items() if key and key in said), "")
@@ -153,12 +151,12 @@ def signature_problem(said: str, use: Use) -> str:
     url, key = keys[name]
     setting = _SETTINGS.get(name, f"runtime_repositories: {name}")
     if not key:
-        why, cure = "this host has no key of it", "write the address of its key after that of the mirror"
+        why, cure = "this host has no key of it", "name the key after the mirror's address"
     elif not found:
-        why, cure = f"its key {key} cannot be read", "correct the address of the key, which follows the mirror's"
+        why, cure = f"its key {key} cannot be read", "correct the key's address, which follows the mirror's"
     else:
         why = f"{what} is not signed with its key {key}"
-        cure = "use a mirror with the original packages, or write the address of its own key after its own"
+        cure = "use a mirror of the original packages, or name the key of this one after its address"
     return f"repository {name} ({url}): {why}: {cure} ({setting}); nothing was installed"
 
 

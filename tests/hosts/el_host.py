@@ -128,16 +128,24 @@ class ElHost(BareDebian):
         if python:
             self.run(f"ln -s {python} /usr/bin/{'python3' if python == older else 'python'}")
 
-    def sign(self, repository: str, key: str) -> str:
-        """Sign a repository's packages with a new key of that name; returns the path of its public half."""
-        home = f"/root/{key}"
+    def make_key(self, name: str) -> str:
+        """Make a new key for packages; returns the address of its public half."""
+        home = f"/root/{name}"
         self.run(
             f"mkdir -p -m 700 {home} && export GNUPGHOME={home} && gpg --batch --quiet --passphrase '' "
-            f"--quick-generate-key '{key} <{key}@example.org>' rsa2048 sign never && gpg --armor --export "
-            f">{home}/public && rpmsign --define '_gpg_name {key}' --define '__gpg /usr/bin/gpg' --addsign "
-            f"$(find {repository} -name '*.rpm') && createrepo_c -q --update {repository} 2>&1"
+            f"--quick-generate-key '{name} <{name}@example.org>' rsa2048 sign never && gpg --armor --export "
+            f">{home}/public"
         )
         return f"file://{home}/public"
+
+    def sign(self, repository: str, key: str) -> str:
+        """Sign a repository's packages with a new key of that name; returns what ``make_key`` does."""
+        public = self.make_key(key)
+        self.run(
+            f"export GNUPGHOME=/root/{key} && rpmsign --define '_gpg_name {key}' --define "
+            f"'__gpg /usr/bin/gpg' --addsign $(find {repository} -name '*.rpm') && createrepo_c -q {repository}"
+        )
+        return public
 
     def put(self, path: str, text: str) -> None:
         """Write a file on the host."""

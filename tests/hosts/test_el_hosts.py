@@ -15,8 +15,9 @@ import bare_debian
 import pytest
 import yaml
 from bare_debian import put_wheel
-from el_host import FABRICS, HIDDEN, KERNEL, REPOSITORY, ElHost
+from el_host import FABRICS, KERNEL, REPOSITORY, ElHost
 from other_pythons import find_python
+from sample_wheel import wheel
 
 from provision.cluster import share
 from provision.node import family_el7
@@ -220,17 +221,22 @@ def test_a_stock_centos_7_with_python_2_only(centos: ElHost, tmp_path: Path) -> 
         tmp_path, centos, {}, "plan", expect=2
     )
 
-    right, wrong = centos.sign(os_, "Right"), centos.sign("/srv/none", "Wrong")
+    right, wrong = centos.sign(os_, "Right"), centos.make_key("Wrong")
     collections = centos.sign(scl, "Collections")
+    # The site's own newer Python, for the runtime.
+    wheel(tmp_path / "wheels", "numpy", "1.26.4", 1)
+    centos.bind(Path(sys.base_prefix), tmp_path / "wheels")
+    minor = f"3.{sys.version_info.minor}"
     variables = {
-        "runtime_python": HIDDEN,
+        "runtime_python": f"{sys.base_prefix}/bin/python{minor}",
+        "runtime_index": str(tmp_path / "wheels"),
         "kernel_archive_url": f"file://{os_} {wrong}",
         "runtime_repositories": {"scl": f"file://{scl} {collections}"},
     }
-    put_wheel(tmp_path / "state", "centos-7-x86_64-py3.11")
+    put_wheel(tmp_path / "state", f"centos-7-x86_64-py{minor}")
     failed = oeprov(tmp_path, centos, variables, "bootstrap", "--yes", expect=1)
     assert f"server: repository archive (file://{os_}): python3" in failed
-    assert f"is not signed with its key {wrong}: use a mirror with the original packages, or write" in failed
+    assert f"is not signed with its key {wrong}: use a mirror of the original packages, or name" in failed
     assert centos.run("rpm -qa | grep -v gpg-pubkey || true") == ""
 
     variables["kernel_archive_url"] = f"file://{os_} {right}"
@@ -244,7 +250,7 @@ def test_a_stock_centos_7_with_python_2_only(centos: ElHost, tmp_path: Path) -> 
 
 
 def test_a_wrong_signature_of_a_mirror_is_one_sentence(rocky: ElHost, tmp_path: Path) -> None:
-    right, wrong = rocky.sign(REPOSITORY, "Right"), rocky.sign("/srv/none", "Wrong")
+    right, wrong = rocky.sign(REPOSITORY, "Right"), rocky.make_key("Wrong")
     put_wheel(tmp_path / "state", "rocky-8-x86_64-py3.11")
     address = f"file://{REPOSITORY}"
 
@@ -254,11 +260,11 @@ def test_a_wrong_signature_of_a_mirror_is_one_sentence(rocky: ElHost, tmp_path: 
 
     failed = bootstrap(f"{address} {wrong}", 1)
     assert f"repository archive ({address}): " in failed
-    assert f"is not signed with its key {wrong}: use a mirror with the original packages" in failed
+    assert f"is not signed with its key {wrong}: use a mirror of the original packages" in failed
     failed = bootstrap(f"{address} file:///root/none", 1)
     assert f"repository archive ({address}): its key file:///root/none cannot be read: correct" in failed
     failed = bootstrap(address, 1)
-    assert f"repository archive ({address}): this host has no key of it: write the address of its key" in failed
+    assert f"repository archive ({address}): this host has no key of it: name the key after the mirror's" in failed
     assert rocky.run("rpm -qa | grep -v gpg-pubkey || true") == ""
     assert "1 host converged" in bootstrap(f"{address} {right}", 0)
 
