@@ -285,8 +285,9 @@ class _Adoption:
                 found = host_keys.fingerprint(connection.key)
                 raise HostError(
                     way.host.name,
-                    f"{way.route.where} proved a host key ({found}) that is not in known_hosts, so it got no "
-                    "password: it may change now, or another machine answers; find out before you go on",
+                    f"{way.route.where} proved a host key ({found}) that known_hosts has not, so it got no "
+                    "password: another machine answers, or its key is known by a certificate only; install your "
+                    "key with ssh-copy-id",
                 )
             connection.log_in(way.login)
             yield connection

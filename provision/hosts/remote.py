@@ -206,11 +206,22 @@ def failure(host: Host, said: str, connect_timeout: int) -> HostError:
     """Why ssh ended with 255, from its standard error, and what to do; one line."""
     why = _reason(host, said, connect_timeout)
     denied = _DENIED.search(said)
-    if _CHANGED not in said and _UNKNOWN in said:
+    if _CHANGED in said:
+        return HostError(host.name, why)
+    if _UNKNOWN in said:
         return HostKeyUnknown(host.name, why)
-    if _CHANGED not in said and denied and not (denied[2] and denied[2] != host.address):
-        return LoginRefused(host.name, why, tuple((denied[3] or "").split(",")))
+    if denied and denied[3] and _is_of_host(host, denied):
+        return LoginRefused(host.name, why, tuple(denied[3].split(",")))
     return HostError(host.name, why)
+
+
+def _is_of_host(host: Host, denied: re.Match[str]) -> bool:
+    """Whether the host itself refused the login, not a jump host; ssh says HostName of its configuration."""
+    if not denied[2] or denied[2] == host.address:
+        return True
+    line = ["ssh", "-G", "-F", str(CONFIG), *host.ssh_arguments, "--", host.address]
+    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    return f"hostname {denied[2]}" in done.stdout.splitlines()
 
 
 def _reason(host: Host, said: str, connect_timeout: int) -> str:
@@ -254,7 +265,7 @@ def _denied(host: Host, where: str, said: str, denied: re.Match[str]) -> str:
     who, there = host.user or "this user", where
     if denied[2]:
         who = denied[1]
-        there = where if denied[2] == host.address else f"{denied[2]} (on the way to {where})"
+        there = where if _is_of_host(host, denied) else f"{denied[2]} (on the way to {where})"
     file = _NO_FILE.search(said)
     why = file[0].strip().rstrip(".") if file else denied[3] or "too many keys were tried"
     if "UNPROTECTED PRIVATE KEY FILE" in said:

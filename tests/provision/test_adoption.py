@@ -12,7 +12,7 @@ import pytest
 import recorded
 from ssh_server import serving
 
-from provision.cluster.errors import ConvergeError, HostError
+from provision.cluster.errors import ConvergeError, HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import FirstLogin, Host
 from provision.converge import adoption_plan
 from provision.hosts import carrier, first_login, host_keys, password_login, remote
@@ -149,6 +149,31 @@ def test_the_route_is_what_ssh_would_take() -> None:
     assert host_keys.parse_route("ps-1", nowhere).record_in is None
     with pytest.raises(HostError, match="characters that ssh takes for others"):
         host_keys.parse_route("ps-1", SSH_G.replace("hostname 192.0.2.1", "hostname $(reboot)"))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "methods"),
+    [
+        ("root@192.0.2.1: Permission denied (publickey,password).", LoginRefused, ("publickey", "password")),
+        (
+            "root@real.example: Permission denied (publickey,password).",
+            LoginRefused,
+            ("publickey", "password"),
+        ),
+        ("Permission denied (publickey).", LoginRefused, ("publickey",)),
+        ("you@gate: Permission denied (publickey,password).", HostError, ()),
+        ("Received disconnect from 192.0.2.1: Too many authentication failures", HostError, ()),
+        ("No ED25519 host key is known.\nHost key verification failed.", HostKeyUnknown, ()),
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED\nHost key verification failed.", HostError, ()),
+    ],
+)
+def test_who_refused_and_why(host: Host, said: str, kind: type[HostError], methods: tuple[str, ...]) -> None:
+    """A password is for the host alone, also under the HostName of ssh's configuration."""
+    found = remote.failure(replace(host, ssh_arguments=("-oHostName=real.example",)), said, 10)
+    assert type(found) is kind
+    if isinstance(found, LoginRefused):
+        assert found.methods == methods
+        assert found.takes_passwords == ("password" in methods) == ("oeprov adopt" in found.reason)
 
 
 def test_a_host_key_is_recorded_once_as_ssh_reads_it(tmp_path: Path) -> None:
