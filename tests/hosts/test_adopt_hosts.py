@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import pwd
 import re
 import subprocess
 import sys
@@ -34,6 +35,7 @@ class Site:
 
     def __init__(self, directory: Path, hosts: SshHosts) -> None:
         self.directory, self.hosts = directory, hosts
+        self.wrapper: list[str] = []  # runs commands
         self.path = directory / "inventory.yml"
         self.known_hosts = directory / "known hosts"
         self.key = directory / "id_ed25519"
@@ -63,7 +65,16 @@ class Site:
 
     def oeprov(self, *words: str, expect: int, **environment: str) -> str:
         """Output of a command, which must end with that status and show no password anywhere."""
-        argv = [sys.executable, "-m", "provision.cli", words[0], "-i", str(self.path), *words[1:]]
+        argv = [
+            *self.wrapper,
+            sys.executable,
+            "-m",
+            "provision.cli",
+            words[0],
+            "-i",
+            str(self.path),
+            *words[1:],
+        ]
         clean = {key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}
         done = subprocess.run(
             argv,
@@ -122,6 +133,10 @@ def test_root_is_let_in_with_a_key_once_and_for_all(site: Site) -> None:
     assert not site.known_hosts.exists()
     assert not site.journal()
 
+    shown = site.adopt("--accept-new", "--check", "--json", expect=2, OEPROV_PASSWORD=OTHER)
+    report = json.loads(shown.splitlines()[0])
+    assert [step["id"] for step in report["pending"][0]["steps"]] == ["host-key", "login-key"]
+    assert (report["adopted"], report["unreachable"]) == ([], {})
     done = site.adopt("--accept-new", "--yes", OEPROV_PASSWORD=OTHER)
     assert "1 host adopted" in done
     assert site.knows(host) == (host.directory / "host_key.pub").read_text().split()[:2]
@@ -165,6 +180,7 @@ def test_a_user_with_sudo_gets_a_line_of_sudoers_that_the_plan_shows(site: Site)
     site.oeprov("plan", expect=2)
 
 
+@pytest.mark.slow  # PAM waits after each wrong password
 def test_su_makes_root_where_the_user_has_no_sudo(site: Site) -> None:
     variables = {"ansible_user": "plain", "ansible_become": True, "ansible_password": SECRET}
     site.write(variables)
@@ -259,6 +275,7 @@ def test_a_changed_host_key_is_refused_with_the_cure(site: Site) -> None:
     assert "password" not in (host.directory / "sshd.log").read_text()
 
 
+@pytest.mark.slow
 @two
 def test_the_way_through_another_host(site: Site) -> None:
     gate, host = site.hosts
@@ -281,6 +298,37 @@ def test_the_way_through_another_host(site: Site) -> None:
     said = site.adopt("--limit", host.name, "--accept-new", "--yes", expect=1, OEPROV_PASSWORD=OTHER)
     assert f"{host.name}: " in said
     assert "Permission denied" in said or gate.address in said
+
+
+@pytest.mark.slow
+@three
+def test_jump_hosts_of_the_users_own_configuration(site: Site) -> None:
+    """ProxyJump over two of them; ~/.ssh is replaced for these commands alone."""
+    home = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
+    if not home.is_dir():
+        pytest.skip(f"{home} is not there to mount another one over it")
+    first, second, host = site.hosts
+    own = site.directory / "ssh"
+    own.mkdir(mode=0o700)
+    (own / "config").write_text(
+        f"Host way-1\n  HostName {first.address}\n  User root\n"
+        f"Host way-2\n  HostName {second.address}\n  User root\n"
+        f"Host *\n  IdentityFile {site.key}\n  IdentitiesOnly yes\n"
+        f"Host new\n  HostName {host.address}\n  ProxyJump way-1,way-2\n  HashKnownHosts no\n"
+    )
+    lines = [f"{item.address} {(item.directory / 'host_key.pub').read_text()}" for item in (first, second)]
+    (own / "known_hosts").write_text("".join(lines))
+    for item in (first, second):
+        key = site.key.with_suffix(".pub").read_text()
+        item.enter("sh", "-c", f"mkdir -m 700 -p /root/.ssh; printf %s '{key}' >/root/.ssh/authorized_keys")
+    host.enter("ip", "route", "add", "blackhole", f"{site.hosts.controller}/32")
+    site.write({"ansible_ssh_common_args": ""}, **{host.name: {"ansible_host": "new"}})
+    site.wrapper = ["unshare", "--mount", "sh", "-c", f"mount --bind '{own}' '{home}' && exec \"$@\"", "sh"]
+    said = site.adopt("--limit", host.name, "--accept-new", "--yes", OEPROV_PASSWORD=OTHER)
+    assert "1 host adopted" in said
+    assert host.address in (own / "known_hosts").read_text()
+    assert "nothing to do" in site.adopt("--limit", host.name)
+    site.oeprov("plan", "--limit", host.name, expect=2)
 
 
 def test_one_machine_under_two_names_is_refused(site: Site) -> None:
