@@ -236,11 +236,12 @@ def _keep_secret(key: str, value: Any) -> None:
             _keep_secret(key, item)
     elif vault.is_vaulted(value):
         with contextlib.suppress(AnsibleError):  # without the password it is not read either
-            vault.remember(str(value))
+            vault.remember(str(value), secret=key not in connection.KEYS)
     elif isinstance(value, str) and key not in _PUBLIC:
         tag = Origin.get_tag(value) if Origin is not None else None
         if tag is not None and tag.path and vault.is_vaulted_file(tag.path) and value not in _choices():
-            vault.remember(str(value))
+            own = key.startswith(settings.PREFIXES) or key in connection.KEYS
+            vault.remember(str(value), secret=not own)
 
 
 _MAGIC = ("groups", "group_names", "inventory_hostname", "inventory_hostname_short")  # every host has them

@@ -220,7 +220,7 @@ def apply(
     absent = [name for name in names if not before[name]]
     if not absent:
         return []
-    written = bool(use.path) and system.write(use.path, use.text)
+    written = bool(use.path) and system.write(use.path, use.text, use.mode)
     command = install_command(os, absent, use.options)
     if manager == "apt":
         result = _apt_install(system, absent, command, written, use.options)

@@ -65,6 +65,11 @@ class Use(NamedTuple):
     options: List[str] = []
 
     @property
+    def mode(self) -> int:
+        """Permissions of the file; those with a password are for root alone."""
+        return 0o600 if re.search(r"://[^/\s]*@", self.text) else 0o644
+
+    @property
     def commands(self) -> List[List[str]]:
         """The file as a command of a step."""
         return [["write", self.path, self.text]] if self.path else []
