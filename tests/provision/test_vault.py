@@ -181,7 +181,7 @@ def test_a_wholly_vaulted_inventory_starts_jobs_but_its_values_are_not_printed(
 ) -> None:
     path = whole(tmp_path)
     content = INVENTORY.format(packages="[]").replace("generate:1000", "/shared/clicks-of-us").replace(
-        "  children:", "    kubernetes_claim: ours-alone\n    kubernetes_storage_class: fast\n    kubernetes_server_image: our-server:1\n    kubernetes_worker_image: our-worker:1\n  children:"
+        "  children:", "    kubernetes_claim: ours-alone\n    kubernetes_storage_class: fast\n    kubernetes_storage_size: 5 GiB\n    kubernetes_server_image: our-server:1\n    kubernetes_worker_image: our-worker:1\n  children:"
     )
     path.write_text(encrypted(content))
     words = ["-i", str(path), "--vault-id", str(password(tmp_path))]
