@@ -285,7 +285,7 @@ def manifests(
     text = made.render(job, made.build(job, token))
     if vault.hide(text) != text:
         raise OeprovError(
-            "the manifests would show values of a vaulted file, which oeprov never prints: start the job with "
+            "the manifests would show values of a vaulted file, which oeprov never prints: start the job by "
             "`oeprov launch-training --on kubernetes`, or keep training_* and kubernetes_* outside the vault"
         )
     typer.echo(text, nl=False)

@@ -281,8 +281,7 @@ class _Change:
         with self.console.status("observing the hosts"):
             found = survey(self.inventory)
         found.plans = {
-            name: plan._replace(steps=self._wanted_steps(plan))
-            for name, plan in found.plans.items()
+            name: plan._replace(steps=self._wanted_steps(plan)) for name, plan in found.plans.items()
         }
         self.found = found
         if not quiet:
@@ -368,7 +367,9 @@ class _Change:
             if stop.count or not plans:
                 self.done += view.done
                 return "canceled" if stop.count else "ok", None
-            turns = [turn for turn in ([x for x in turn if x in plans] for turn in self._turns(found)) if turn]
+            turns = [
+                turn for turn in ([x for x in turn if x in plans] for turn in self._turns(found)) if turn
+            ]
             order = [name for turn in turns for name in turn]
             hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
             run = playbook.run(

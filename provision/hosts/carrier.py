@@ -67,7 +67,9 @@ def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
             if "error" in answer:
                 raise HostError(host.name, str(answer["error"]))
             return str(answer["ok"][-1])
-    raise HostError(host.name, f"the step was cut off: {remote.last_line(err or out) or f'exit status {code}'}")
+    raise HostError(
+        host.name, f"the step was cut off: {remote.last_line(err or out) or f'exit status {code}'}"
+    )
 
 
 def _by_shell(host: Host, step: Step) -> str:
@@ -79,15 +81,21 @@ def _by_shell(host: Host, step: Step) -> str:
         if argv[0] == "write":
             use = repositories.Use(argv[1], argv[2])
             place = shlex.quote(argv[1])
-            lines.append(f"umask 077; printf %s {shlex.quote(argv[2])} >{place}; chmod {use.mode:o} {place}; umask 022")
+            lines.append(
+                f"umask 077; printf %s {shlex.quote(argv[2])} >{place}; chmod {use.mode:o} {place}; umask 022"
+            )
         else:
             lines.append(f"{shlex.join(argv)} </dev/null")
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
     # On standard input: an address may have a password, and arguments can be read by others.
     text = "\n".join(lines) + "\n"
-    code, out, err = remote.run(host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True)
+    code, out, err = remote.run(
+        host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True
+    )
     if code:
         result = Result(commands[-1], code, out, err)
         why = repositories.signature_problem(err + "\n" + out, use)
-        raise HostError(host.name, why or result._replace(out="", err=packages.first_errors(result)).explain())
+        raise HostError(
+            host.name, why or result._replace(out="", err=packages.first_errors(result)).explain()
+        )
     return step.what.replace("install", "installed", 1)

@@ -186,7 +186,9 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
 def _python(variables: Mapping[str, Any]) -> str:
     """The interpreter that the inventory names; Ansible's words for its own search leave the choice to us."""
     named = str(variables.get("ansible_python_interpreter") or "")
-    return DEFAULT_PYTHON if named in ("", "auto", "auto_legacy", "auto_silent", "auto_legacy_silent") else named
+    return (
+        DEFAULT_PYTHON if named in ("", "auto", "auto_legacy", "auto_silent", "auto_legacy_silent") else named
+    )
 
 
 _FIELD: dict[type[Any], str] = {

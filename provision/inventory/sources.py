@@ -1,4 +1,4 @@
-"""Inventories that list no hosts themselves: scripts, queries of any inventory plugin, and directories of sources.
+"""Inventories that list no hosts themselves: scripts, queries of inventory plugins, directories of sources.
 
 Ansible's own plugins read them. A source that none can read is an error here, with that plugin's own words.
 """
@@ -99,8 +99,7 @@ class _Heard:
         words = " ".join(text.split())
         if unknown := _UNKNOWN.search(words):
             collection = ".".join(unknown[1].split(".")[:2])
-            return (
-                f"inventory plugin {unknown[1]} is not installed: ansible-galaxy collection install {collection}"
-            )
+            cure = f"ansible-galaxy collection install {collection}"
+            return f"inventory plugin {unknown[1]} is not installed: {cure}"
         by_hand = f"; run it to see more: {shlex.quote(str(self.path))} --list" if name == "script" else ""
         return f"gives no inventory: {words.rstrip('.')}{by_hand}"

@@ -90,7 +90,10 @@ def check_secrets(inventory: Inventory, given: Mapping[str, Any]) -> None:
         (f"{inventory.path}: kubernetes_", inventory.kubernetes),
     ]
     for host in inventory.hosts.values():
-        parts += [(f"host {host.name}: parameter_server_", host.server), (f"host {host.name}: worker_", host.worker)]
+        parts += [
+            (f"host {host.name}: parameter_server_", host.server),
+            (f"host {host.name}: worker_", host.worker),
+        ]
     for prefix, part in parts:
         for name, value in part.model_dump(mode="json").items():
             if name not in given and vault.has_secret(value):

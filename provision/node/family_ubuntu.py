@@ -30,7 +30,12 @@ FAMILY = family_debian.FAMILY._replace(
     gpu=GpuDriver(
         DriverPackages(_modules("580", ""), _modules("{branch}", "")),
         DriverPackages(_modules("580", "-open"), _modules("{branch}", "-open")),
-        branches={"20.04": "580", "22.04": "580", "24.04": "580", "26.04": "580"},  # NVIDIA's long-term branch until 2028
+        branches={
+            "20.04": "580",
+            "22.04": "580",
+            "24.04": "580",
+            "26.04": "580",
+        },  # NVIDIA's long-term branch until 2028
         per_kernel=["linux-modules-nvidia-"],
         fabric="nvidia-fabricmanager-{branch}",
         signed=True,

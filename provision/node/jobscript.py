@@ -193,7 +193,9 @@ def _fill(
     pip += ["--no-input", "--no-cache-dir", "--quiet"] + pipindex.words(index) + wanted["arguments"]
     # pip reads files that name others from their directory.
     shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', asked] + pip
-    done = system.run_while(_as(user, shell), is_wanted, PIP_SECONDS, dict(pipindex.environment(index), HOME=path))
+    done = system.run_while(
+        _as(user, shell), is_wanted, PIP_SECONDS, dict(pipindex.environment(index), HOME=path)
+    )
     if done.code == STOPPED:
         raise _stopped(wanted)
     if not done.ok:

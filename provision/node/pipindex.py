@@ -1,4 +1,4 @@
-"""How pip is told of the inventory's index: an address, a directory of wheels, or an address with a password."""
+"""How pip is told of the inventory's index, which is an address, maybe with a password, or a directory."""
 
 import re
 from typing import Dict, List

@@ -180,9 +180,18 @@ def test_a_wholly_vaulted_inventory_starts_jobs_but_its_values_are_not_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = whole(tmp_path)
-    content = INVENTORY.format(packages="[]").replace("generate:1000", "/shared/clicks-of-us").replace(
-        "  children:", "    kubernetes_claim: ours-alone\n    kubernetes_storage_class: fast\n    kubernetes_storage_size: 5 GiB\n    kubernetes_server_image: our-server:1\n    kubernetes_worker_image: our-worker:1\n  children:"
+    cluster = "".join(
+        f"    kubernetes_{key}: {value}\n"
+        for key, value in {
+            "claim": "ours-alone",
+            "storage_class": "fast",
+            "storage_size": "5 GiB",
+            "server_image": "our-server:1",
+            "worker_image": "our-worker:1",
+        }.items()
     )
+    content = INVENTORY.format(packages="[]").replace("generate:1000", "/shared/clicks-of-us")
+    content = content.replace("  children:", cluster + "  children:")
     path.write_text(encrypted(content))
     words = ["-i", str(path), "--vault-id", str(password(tmp_path))]
     assert cli.run(["manifests", *words]) == 1
@@ -195,8 +204,12 @@ def test_a_wholly_vaulted_inventory_starts_jobs_but_its_values_are_not_printed(
 def test_addresses_may_be_vaulted(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yml"
     value = encrypted("198.51.100.7").rstrip().replace("\n", "\n          ")
-    text = INVENTORY.format(packages="[]").replace("ansible_connection: local, oeprov_kind: local", "oeprov_kind: cpu")
-    path.write_text(text.replace("all:\n  vars:\n", f"all:\n  vars:\n    ansible_host: !vault |\n          {value}\n"))
+    text = INVENTORY.format(packages="[]").replace(
+        "ansible_connection: local, oeprov_kind: local", "oeprov_kind: cpu"
+    )
+    path.write_text(
+        text.replace("all:\n  vars:\n", f"all:\n  vars:\n    ansible_host: !vault |\n          {value}\n")
+    )
     vault.want([str(password(tmp_path))], False)
     found = load(path)
     assert found.hosts["one"].address == "198.51.100.7"

@@ -121,7 +121,9 @@ def test_a_refused_system_is_called_by_its_own_name() -> None:
         ("sles", "15.6", "SUSE Linux Enterprise Server 15 SP6"),
     ):
         (line,) = packages.problems(State(os=OsInfo(id_, version, "rhel", name, is_root=True)), desired)
-        assert line.startswith(f"{name}: packages are known for Alibaba Cloud Linux 2, Alibaba Cloud Linux 3, ")
+        assert line.startswith(
+            f"{name}: packages are known for Alibaba Cloud Linux 2, Alibaba Cloud Linux 3, "
+        )
 
 
 def derivative(root: Path, system: tuple[str, str, str]) -> OsInfo:
