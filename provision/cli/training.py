@@ -271,6 +271,8 @@ def manifests(
     script's arguments. The same inventory gives the same text. Contacts no cluster; `oeprov launch-training
     --on kubernetes` starts the job.
     """
+    from provision.cluster.errors import OeprovError
+    from provision.inventory import vault
     from provision.jobs.kubernetes import manifests as made
     from provision.jobs.kubernetes import plan
     from provision.jobs.request import LaunchOptions
@@ -280,7 +282,13 @@ def manifests(
     for note in job.notes:
         typer.echo(f"note: {note}", err=True)
     token = plan.read_token(token_file) if token_file else ""
-    typer.echo(made.render(job, made.build(job, token)), nl=False)
+    text = made.render(job, made.build(job, token))
+    if vault.hide(text) != text:
+        raise OeprovError(
+            "the manifests would show values of a vaulted file, which oeprov never prints: start the job by "
+            "`oeprov launch-training --on kubernetes`, or keep training_* and kubernetes_* outside the vault"
+        )
+    typer.echo(text, nl=False)
     return 0
 
 

@@ -90,13 +90,19 @@ def _by_shell(host: Host, step: Step) -> str:
     for argv in commands:
         if argv[0] == "write":
             use = repositories.Use(argv[1], argv[2])
-            lines.append(f"printf %s {shlex.quote(argv[2])} >{shlex.quote(argv[1])}")
+            place = shlex.quote(argv[1])
+            lines.append(
+                f"umask 077; printf %s {shlex.quote(argv[2])} >{place}; chmod {use.mode:o} {place}; umask 022"
+            )
         else:
             line = f"{shlex.join(argv)} </dev/null"
             lines.append(_wait_for_lock(line) if argv[-1] == "update" else line)
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
-    line = remote.elevated(host, shlex.join(["sh", "-c", "\n".join(lines)]))
-    code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True)
+    # On standard input: an address may have a password, and arguments can be read by others.
+    text = "\n".join(lines) + "\n"
+    code, out, err = remote.run(
+        host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True
+    )
     if code:
         result = Result(commands[-1], code, out, err)
         why = repositories.signature_problem(err + "\n" + out, use)

@@ -160,8 +160,8 @@ def _there(host: Host, given: bytes) -> str:
     if code == 127 or (host.become and "command not found" in err):
         raise HostError(
             host.name,
-            f"has no {host.python}, or it is a broken link: correct ansible_python_interpreter, or remove that "
-            "line, and oeprov finds or installs one",
+            f"has no {host.python}, or it is a broken link: correct ansible_python_interpreter, or remove "
+            "that line, and oeprov finds or installs one",
         )
     if code and old:
         raise HostError(

@@ -97,7 +97,7 @@ def _package(module: str) -> bytes:
 
 
 def command(python: str) -> list[str]:
-    """The command that, given ``payload`` on its standard input, runs it; DEFAULT_PYTHON: the first there is."""
+    """The command that runs ``payload`` from its standard input; DEFAULT_PYTHON: by the first there is."""
     if python == DEFAULT_PYTHON:
         return ["sh", "-c", _FIRST, _LOADER]
     # -I and -S: start fast, without the site packages and settings of the host's users.

@@ -175,5 +175,6 @@ def _environment() -> dict[str, str]:
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_NO_TARGET_SYSLOG": "True",  # our modules' arguments may be secret
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }

@@ -58,9 +58,12 @@ class Found:
     variables: dict[str, Any]
 
 
+_NAMES = ("oeprov_ecs", "oeprov.oeprov.oeprov_ecs")
+
+
 def is_query(content: Any) -> bool:
-    """Whether a parsed file names an inventory plugin, so that it lists no hosts itself."""
-    return isinstance(content, dict) and "plugin" in content
+    """Whether a parsed file is a query of our inventory plugin, so that it lists no hosts itself."""
+    return isinstance(content, dict) and content.get("plugin") in _NAMES
 
 
 def read_query(path: Path) -> Query:

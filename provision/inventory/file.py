@@ -19,7 +19,7 @@ from ansible.vars.manager import VariableManager
 
 from provision.cluster import settings, share
 from provision.cluster.errors import InventoryError, did_you_mean
-from provision.inventory import connection, ecs, vault
+from provision.inventory import connection, ecs, sources, vault
 
 try:  # ansible-core 2.19 remembers the line that each value came from; older ones do not.
     from ansible._internal._datatag._tags import Origin
@@ -45,8 +45,11 @@ class RawHost:
 class RawInventory:
     """Groups, hosts and variables of one inventory file."""
 
-    def __init__(self, path: Path, manager: InventoryManager, loader: DataLoader) -> None:
+    def __init__(
+        self, path: Path, manager: InventoryManager, loader: DataLoader, *, generated: bool = False
+    ) -> None:
         self.path = path
+        self.generated = generated  # plugins make hosts, with variables of their own
         self._manager = manager
         self.groups: list[str] = [name for name in manager.groups if name != "all"]
         variables = VariableManager(loader=loader, inventory=manager)
@@ -59,19 +62,23 @@ class RawInventory:
         """File, line where Ansible knows it, and the host or group that sets ``key``."""
         return host.origins.get(key) or host.label(self.path)
 
+    def is_written(self, host: RawHost, key: str) -> bool:
+        """Whether a person wrote the variable, as far as Ansible knows; a plugin may have made it."""
+        return not self.generated or bool(re.search(r":\d+: ", host.origins.get(key, "")))
+
     def where_group(self, group: str) -> str:
         """``inventory.yml: group NAME``."""
         return f"{self.path}: group {group}"
 
-    def names(self) -> Iterator[tuple[str, str]]:
-        """(where, name) of every variable that a host or a group sets."""
+    def names(self) -> Iterator[tuple[str, str, bool]]:
+        """(where, name, ``is_written``) of every variable that a host or a group sets."""
         for host in self.hosts:
             for key in host.variables.keys() | host.failed.keys():
-                yield self.where(host, key), key
+                yield self.where(host, key), key, self.is_written(host, key)
         for name, group in self._manager.groups.items():
             for key in group.vars:
                 if not group.get_hosts():
-                    yield self.where_group(name), key
+                    yield self.where_group(name), key, not self.generated
 
     def select(self, pattern: str) -> list[str]:
         """Names of the hosts that Ansible's host pattern selects; InventoryError when there are none."""
@@ -96,14 +103,25 @@ def read(path: Path) -> RawInventory:
             f"{path}: no such inventory; name one with -i FILE or OEPROV_INVENTORY, or start from a copy of "
             f"{share.inventory('sample')}"
         )
-    if path.is_dir():
-        raise InventoryError(f"{path}: is a directory; name the YAML file in it")
+    loader = DataLoader()
+    vault.unlock(loader)
+    generated = path.is_dir() or sources.is_script(path)
+    for file in sources.yaml_files(path) if path.is_dir() else [] if generated else [path]:
+        generated |= _check_file(file, loader)
+    try:
+        with sources.strictly(path) if generated else contextlib.nullcontext():
+            manager = InventoryManager(loader=loader, sources=[str(path.absolute())])
+        return RawInventory(path, manager, loader, generated=generated)
+    except AnsibleError as error:
+        raise _unreadable(error, path) from None
+
+
+def _check_file(path: Path, loader: DataLoader) -> bool:
+    """Check a YAML file; whether a plugin makes hosts from it. InventoryError says what is wrong."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise InventoryError(f"{path}: cannot be read: {error.strerror}") from None
-    loader = DataLoader()
-    vault.unlock(loader)
     try:
         text.decode()
         content = loader.load_from_file(str(path.absolute()), unsafe=False)
@@ -115,13 +133,10 @@ def read(path: Path) -> RawInventory:
     if ecs.is_query(content):
         ecs.find(path)  # fails with one line; the plugin then uses the cached answer
         inventory_loader.add_directory(str(share.root() / "plugins/inventory"))
-    else:
+    elif not sources.is_query(content):
         _check_structure(path, content)
-    try:
-        manager = InventoryManager(loader=loader, sources=[str(path.absolute())])
-        return RawInventory(path, manager, loader)
-    except AnsibleError as error:
-        raise _unreadable(error, path) from None
+        return False
+    return True
 
 
 _POSITION = re.compile(r"appears to be in '([^']+)': line (\d+), column (\d+)")  # ansible-core before 2.19
@@ -236,11 +251,12 @@ def _keep_secret(key: str, value: Any) -> None:
             _keep_secret(key, item)
     elif vault.is_vaulted(value):
         with contextlib.suppress(AnsibleError):  # without the password it is not read either
-            vault.remember(str(value))
+            vault.remember(str(value), secret=key not in connection.KEYS)
     elif isinstance(value, str) and key not in _PUBLIC:
         tag = Origin.get_tag(value) if Origin is not None else None
         if tag is not None and tag.path and vault.is_vaulted_file(tag.path) and value not in _choices():
-            vault.remember(str(value))
+            own = key.startswith(settings.PREFIXES) or key in connection.KEYS
+            vault.remember(str(value), secret=not own)
 
 
 _MAGIC = ("groups", "group_names", "inventory_hostname", "inventory_hostname_short")  # every host has them

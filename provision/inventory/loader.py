@@ -121,11 +121,12 @@ class _Problems:
 
     def check_names(self) -> None:
         """Report unknown names that have one of our prefixes or are a typo of a known name."""
-        for where, key in self.raw.names():
+        for where, key, written in self.raw.names():
             if key in settings.KNOWN:
                 continue
             meant, slip = _nearest_name(key)
-            if key.startswith(settings.PREFIXES):
+            # Clouds' plugins have names such as kernel_id.
+            if key.startswith(settings.PREFIXES) and (written or slip):
                 hint = f"; did you mean {meant}?" if meant else "; `oeprov inventory schema` lists all keys"
                 self.add(where, f"{key}: unknown key{hint}")
             elif slip:

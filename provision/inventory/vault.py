@@ -22,6 +22,7 @@ HIDDEN = "(vaulted)"
 _HEADER = b"$ANSIBLE_VAULT"
 _PROMPTS = ("prompt", "prompt_ask_vault_pass")
 _SHORTEST = 4  # characters; hiding shorter words would spoil every text
+_SHORTEST_PART = 8  # characters; a shorter secret counts as a whole value only
 _FAILURE = re.compile(r"vault|undecryptable", re.IGNORECASE)
 
 
@@ -35,6 +36,7 @@ class Source(NamedTuple):
 _wanted: list[Source] = []  # by the command line
 _passwords: dict[Source, Any] = {}  # typed by the user, as Ansible's VaultSecret
 _values: set[str] = set()  # vaulted texts that were read
+_secrets: set[str] = set()  # those of them that are no settings of a wholly vaulted file
 
 
 def want(ids: Sequence[str], ask: bool) -> None:
@@ -81,15 +83,17 @@ def _password(source: Source, loader: Any) -> Any:
         if source not in _passwords:
             _passwords[source] = VaultSecret(_ask(source).encode())
         return _passwords[source]
-    if not Path(source.place).is_file():
-        raise InventoryError(f"vault password file {source.place}: no such file; {HOW}")
     try:
+        if not Path(source.place).is_file():
+            raise InventoryError(f"vault password file {source.place}: no such file; {HOW}")
         found = get_file_vault_secret(filename=source.place, vault_id=source.label, loader=loader)
         found.load()
         return found
     except AnsibleError as error:
         reason = " ".join(str(error).split())
         raise InventoryError(f"vault password file {source.place}: {reason}") from None
+    except OSError as error:
+        raise InventoryError(f"vault password file {source.place}: {error.strerror}; {HOW}") from None
 
 
 def _ask(source: Source) -> str:
@@ -163,9 +167,22 @@ def is_vaulted(value: Any) -> bool:
     return type(value).__name__ in ("EncryptedString", "AnsibleVaultEncryptedUnicode")
 
 
-def remember(text: str) -> None:
-    """Hide a vaulted text in all later output."""
-    _values.update(line for line in text.splitlines() if len(line) >= _SHORTEST)
+def remember(text: str, *, secret: bool) -> None:
+    """Hide a vaulted text in all later output; ``secret``: it may not stand in a job's files either."""
+    lines = [line for line in text.splitlines() if len(line) >= _SHORTEST]
+    _values.update(lines)
+    if secret:
+        _secrets.update(lines)
+
+
+def has_secret(value: Any) -> bool:
+    """Whether a value, or one inside it, is a secret or has one in it."""
+    if isinstance(value, dict):
+        return any(has_secret(item) for item in [*value, *value.values()])
+    if isinstance(value, (list, tuple)):
+        return any(has_secret(item) for item in value)
+    text = str(value)
+    return text in _secrets or any(len(item) >= _SHORTEST_PART and item in text for item in _secrets)
 
 
 class Guarded:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -17,6 +18,7 @@ from provision.cluster.inventory import Host, Inventory
 from provision.cluster.setting_types import explain, parse_size
 from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
+from provision.inventory import vault
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
@@ -75,8 +77,30 @@ def server_request(inventory: Inventory, options: LaunchOptions) -> Request:
             f"--name: found {name!r}; it becomes the name of a directory: up to 64 letters, digits, "
             "dots, dashes and underscores"
         )
+    check_secrets(inventory, options.settings)
     wanted = Request(inventory.training, storage or "", 0, servers or 0, workers or 0, name or "")
     return wanted if cache is None else replace(wanted, storage_cache=_cache(inventory, wanted, cache))
+
+
+def check_secrets(inventory: Inventory, given: Mapping[str, Any]) -> None:
+    """Refuse settings with a secret of a vault: job files and command lines would show it to others."""
+    parts: list[tuple[str, Any]] = [
+        (f"{inventory.path}: training_", inventory.training),
+        (f"{inventory.path}: containers_", inventory.containers),
+        (f"{inventory.path}: kubernetes_", inventory.kubernetes),
+    ]
+    for host in inventory.hosts.values():
+        parts += [
+            (f"host {host.name}: parameter_server_", host.server),
+            (f"host {host.name}: worker_", host.worker),
+        ]
+    for prefix, part in parts:
+        for name, value in part.model_dump(mode="json").items():
+            if name not in given and vault.has_secret(value):
+                raise TrainingError(
+                    f"{prefix}{name}: is a secret of the vault, which the job's file and command lines would "
+                    "show to other users: put it in a file that only the job's user can read, and name that"
+                )
 
 
 def _cache(inventory: Inventory, wanted: Request, text: str) -> int:

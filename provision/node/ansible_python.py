@@ -191,9 +191,7 @@ def plan_removal(state: State) -> List[Step]:
 
 
 def _install(system: System, args: Dict[str, Any]) -> Applied:
-    packages.apply(
-        system, args["manager"], args["names"], repositories.Use(**args.get("repositories", {}))
-    )
+    packages.apply(system, args["manager"], args["names"], repositories.Use(**args.get("repositories", {})))
     system.write(PROGRAM, args["text"], 0o755)
     found = system.run([PROGRAM, "-I", "-S", "-c", _VERSION])
     if not found.ok:

@@ -2,7 +2,7 @@
 
 from typing import Dict, List, Optional, Tuple
 
-from . import family_alinux3, family_debian, family_el7, family_el8, family_el9, family_ubuntu
+from . import family_alinux2, family_alinux3, family_debian, family_el7, family_el8, family_el9, family_ubuntu
 from .family import Family
 from .state import OsInfo
 
@@ -13,6 +13,7 @@ _MADE_FROM: Dict[str, Dict[str, Tuple[str, str]]] = {
         "20": ("ubuntu", "20.04"),
         "21": ("ubuntu", "22.04"),
         "22": ("ubuntu", "24.04"),
+        "23": ("ubuntu", "26.04"),
         "5": ("debian", "11"),  # Debian Edition
         "6": ("debian", "12"),
         "7": ("debian", "13"),
@@ -39,6 +40,7 @@ def known() -> List[Family]:
     """All families; their order means nothing."""
     return [
         family_el7.FAMILY,
+        family_alinux2.FAMILY,
         family_alinux3.FAMILY,
         family_el8.FAMILY,
         family_el9.FAMILY,
@@ -134,8 +136,10 @@ def treated_as(os: OsInfo) -> str:
     found, number = _like(os)
     if found is None or found.by_major:
         return found.name if found else ""
-    newest = f"{max(found.releases, key=_number)}, the newest that is known"
-    return f"{found.name} {number or newest}"
+    older = [item for item in found.releases if os.id in found.ids and _number(item) < _number(os.version)]
+    nearest = max(older or found.releases, key=_number)
+    which = "newest" if nearest == max(found.releases, key=_number) else "nearest older"
+    return f"{found.name} {number}" if number else f"{found.name} {nearest}, the {which} that is known"
 
 
 def title(os: OsInfo) -> str:

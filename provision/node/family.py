@@ -101,7 +101,9 @@ class Family(NamedTuple):
     mpi: str = ""  # directory of the programs of the need mpi; empty: they are on the PATH
     by_major: bool = False  # minor releases are compatible
     time_service: str = "chronyd"
-    gone: Dict[str, str] = {}  # ID of os-release -> archive of its packages and their key: its mirrors are gone
+    gone: Dict[
+        str, str
+    ] = {}  # ID of os-release -> archive of its packages and their key: its mirrors are gone
     gone_mirrors: List[str] = []  # how its installer names these mirrors in /etc/yum.repos.d
     fresh: Dict[str, Fresh] = {}  # release -> how its installer leaves it
     grub: str = "grub"  # how the names of GRUB's programs and its directory in /boot begin

@@ -8,7 +8,7 @@ import re
 import shutil
 from typing import Any, Dict, List, NamedTuple
 
-from . import families
+from . import families, pipindex
 from .build import minor, wheel_file
 from .command import CommandError, System
 from .runtime import Stamp, bare, empty, interpreter, observe, remake_reason, write_stamp
@@ -168,10 +168,7 @@ def _again(runtime: Runtime, package: str) -> bool:
 def _commands(args: Dict[str, Any]) -> List[List[str]]:
     venv = args["venv"]
     pip = [interpreter(venv), "-m", "pip", "install", "--disable-pip-version-check"]
-    if args["index"].startswith("/"):
-        pip += ["--no-index", "--find-links", args["index"]]
-    elif args["index"]:
-        pip += ["--index-url", args["index"]]
+    pip += pipindex.words(args["index"])
     commands = [[args["python"], "-m", "venv", venv]] if args["create"] else []
     for words in args["pip"]:
         if words == [COMPILE]:
@@ -210,7 +207,9 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
         empty(system, venv)
     # Builds need compilers, which may be in a directory of their own, and pip.
     first = [system.path(os.path.join(venv, "bin"))] + args["programs"]
-    environment = {"PATH": ":".join(first + [os.environ.get("PATH", "")])}
+    environment = dict(
+        pipindex.environment(args["index"]), PATH=":".join(first + [os.environ.get("PATH", "")])
+    )
     for argv in _commands(args):
         system.check(argv, timeout=_HOURS, environment=environment)
     system.check([system.path(interpreter(venv))] + args["check"], timeout=600)

@@ -319,7 +319,7 @@ def _install_gpu_driver(system: System, args: Dict[str, Any]) -> Applied:
     before = packages.observe(system, OsInfo(package_manager=args["manager"]), names)
     if args["streams"] and not all(before.values()):
         if use.path:
-            system.write(use.path, use.text)
+            system.write(use.path, use.text, use.mode)
         for argv in args["streams"]:
             system.check(argv[:1] + use.options + argv[1:], timeout=600)
     installed = packages.apply(system, args["manager"], names, use)

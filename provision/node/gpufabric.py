@@ -107,7 +107,7 @@ def _run(system: System, args: Dict[str, Any]) -> Applied:
 def _install(system: System, args: Dict[str, Any], driver: str) -> None:
     manager, use = args["manager"], repositories.Use(**args["repositories"])
     if use.path:
-        system.write(use.path, use.text)
+        system.write(use.path, use.text, use.mode)
     name = args["package"].format(branch=driver.split(".")[0])
     command = packages.install_command(
         OsInfo(package_manager=manager), [_exactly(manager, name, driver)], use.options

@@ -19,7 +19,7 @@ import time
 import zlib
 from typing import IO, Any, Callable, Dict, List
 
-from . import jobfiles, systemd
+from . import jobfiles, pipindex, systemd
 from .command import STOPPED, CommandError, Result, System
 
 SCRIPTS = jobfiles.HOME + "/scripts"
@@ -189,13 +189,13 @@ def _fill(
     for name, text in wanted["files"].items():
         system.write(os.path.join(asked, name), text)
     index = wanted.get("index", "")
-    words = ["--no-index", "--find-links", index] if index.startswith("/") else []
-    words = ["--index-url", index] if index and not words else words
     pip = [os.path.join(path, "bin", "python"), "-m", "pip", "install", "--disable-pip-version-check"]
-    pip += ["--no-input", "--no-cache-dir", "--quiet"] + words + wanted["arguments"]
+    pip += ["--no-input", "--no-cache-dir", "--quiet"] + pipindex.words(index) + wanted["arguments"]
     # pip reads files that name others from their directory.
     shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', asked] + pip
-    done = system.run_while(_as(user, shell), is_wanted, PIP_SECONDS, {"HOME": path})
+    done = system.run_while(
+        _as(user, shell), is_wanted, PIP_SECONDS, dict(pipindex.environment(index), HOME=path)
+    )
     if done.code == STOPPED:
         raise _stopped(wanted)
     if not done.ok:

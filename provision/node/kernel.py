@@ -309,7 +309,11 @@ def notes(state: State, desired: Desired) -> List[str]:
     family = families.find(state.os)
     source = None if family is None else family.kernels.get(desired.kernel_source)
     moved = "" if source is None or desired.kernel_repository_url else source.archive
-    if moved and moved == _given(state.os, desired).get(kernelinstall.KERNEL) and needs_install(state, desired):
+    if (
+        moved
+        and moved == _given(state.os, desired).get(kernelinstall.KERNEL)
+        and needs_install(state, desired)
+    ):
         found.append(
             f"kernel_source {desired.kernel_source}: its kernels for {families.title(state.os)} are archived "
             f"and come from {moved}; set kernel_repository_url to use another mirror of that archive"

@@ -238,18 +238,17 @@ def _run_install(system: System, os: OsInfo, wanted: Package) -> None:
         _finish_earlier(system)
     loader = bootloader.observe(system)
     menu = system.read(loader.config_path) if loader.kind else ""
+    use = repositories.use(os, wanted.repositories, [])
     for argv in install_commands(os, wanted):
         if argv[0] == "write":
-            system.write(argv[1], argv[2])
+            system.write(argv[1], argv[2], use.mode)
             continue
         extra = ["-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"] if apt else []
         result = system.run(argv[:1] + extra + argv[1:], timeout=3600, environment=_ENVIRONMENT)
         # Without network the index cannot be refreshed, but may suffice.
         if result.ok or argv[-1] == "update":
             continue
-        untrusted = repositories.signature_problem(
-            result.err + "\n" + result.out, repositories.use(os, wanted.repositories, [])
-        )
+        untrusted = repositories.signature_problem(result.err + "\n" + result.out, use)
         if untrusted:
             raise CommandError(untrusted)
         free = room(system, running_release(system))[0]

@@ -55,7 +55,7 @@ def further_repositories(os: OsInfo, desired: Desired) -> List[str]:
 
 
 def given(desired: Desired, os: OsInfo) -> Dict[str, str]:
-    """The repositories of the inventory, by name, and the archive of a distribution whose mirrors are gone."""
+    """The inventory's repositories by name, and the archive of a distribution whose mirrors are gone."""
     url = repositories.archive(os, desired.kernel_archive_url)
     return dict({repositories.ARCHIVE: url} if url else {}, **desired.runtime_repositories)
 
@@ -184,8 +184,9 @@ def archive_notes(state: State, desired: Desired, steps: List[Step]) -> List[str
     used = any(option in command for step in steps for command in step.commands)
     if named or family is None or not used:
         return []
+    archive = given(desired, state.os)[repositories.ARCHIVE]
     return [
-        f"{family.name}'s own mirrors are gone: packages come from {given(desired, state.os)['archive']}; set "
+        f"{family.name}'s own mirrors are gone: packages come from {archive}; set "
         "kernel_archive_url to use another mirror of that archive"
     ]
 
@@ -220,7 +221,7 @@ def apply(
     absent = [name for name in names if not before[name]]
     if not absent:
         return []
-    written = bool(use.path) and system.write(use.path, use.text)
+    written = bool(use.path) and system.write(use.path, use.text, use.mode)
     command = install_command(os, absent, use.options)
     if manager == "apt":
         result = _apt_install(system, absent, command, written, use.options)

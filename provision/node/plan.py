@@ -79,7 +79,9 @@ def _removal(state: State, desired: Desired) -> Plan:
     if not platforms.get(desired.kind).managed:
         return Plan(desired.host, part.before, state.digest(), part.notes, part.problems)
     steps = _steps(state, bare, part)
-    steps = (ansible_python.plan(state, desired) if steps else []) + steps + ansible_python.plan_removal(state)
+    steps = (
+        (ansible_python.plan(state, desired) if steps else []) + steps + ansible_python.plan_removal(state)
+    )
     notes = part.notes + _trial_notes(state, bare, part)
     problems = part.problems + _trial_problems(state, bare, part) + inuse.problems(state, steps)
     problems += ansible_python.problems(state, desired) if steps else []

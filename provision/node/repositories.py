@@ -65,6 +65,11 @@ class Use(NamedTuple):
     options: List[str] = []
 
     @property
+    def mode(self) -> int:
+        """Permissions of the file; those with a password are for root alone."""
+        return 0o600 if re.search(r"://[^/\s]*@", self.text) else 0o644
+
+    @property
     def commands(self) -> List[List[str]]:
         """The file as a command of a step."""
         return [["write", self.path, self.text]] if self.path else []
@@ -145,8 +150,8 @@ def signature_problem(said: str, use: Use) -> str:
     what = package.rstrip(".,") or "a package"
     if not name:
         return (
-            f"{what} is not signed with a key of its repository, which this host has enabled: correct gpgkey in "
-            f"{_YUM_DIRECTORY}, or disable that repository; nothing was installed"
+            f"{what} is not signed with a key of its repository, which this host has enabled: correct gpgkey "
+            f"in {_YUM_DIRECTORY}, or disable that repository; nothing was installed"
         )
     url, key = keys[name]
     setting = _SETTINGS.get(name, f"runtime_repositories: {name}")
@@ -160,17 +165,20 @@ def signature_problem(said: str, use: Use) -> str:
     return f"repository {name} ({url}): {why}: {cure} ({setting}); nothing was installed"
 
 
-_SECTION = re.compile(r"^\[oeprov-([^]]+)\]\nname=.*\nbaseurl=(.*)\nenabled=0\n(?:gpgcheck=1\ngpgkey=(.*)\n)?", re.M)
+_SECTION = re.compile(
+    r"^\[oeprov-([^]]+)\]\nname=.*\nbaseurl=(.*)\nenabled=0\n(?:gpgcheck=1\ngpgkey=(.*)\n)?", re.M
+)
 
 
 def _apt_signature_problem(said: str) -> str:
     where = re.search(r"(?:GPG error: |The repository ')(\S+(?: \S+)?)", said)
     key = re.search(r"NO_PUBKEY \w+|(?:BAD|EXP|EXPKEY|REVKEY)SIG \w+", said)
     name = where.group(1).rstrip("':") if where else "of apt"
-    return "repository {}: its index is not signed with a key that apt trusts{}: {}; nothing was installed".format(
-        name,
-        f" ({key.group(0)})" if key else "",
-        "name the file of its key in its line, as in 'deb [signed-by=/path/key.gpg] …', or use another mirror",
+    which = f" ({key.group(0)})" if key else ""
+    return (
+        f"repository {name}: its index is not signed with a key that apt trusts{which}: name the file of its "
+        "key in its line, as in 'deb [signed-by=/path/key.gpg] …', or use another mirror; nothing was "
+        "installed"
     )
 
 

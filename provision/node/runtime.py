@@ -11,7 +11,7 @@ import shutil
 import sys
 from typing import Any, Dict, List, NamedTuple
 
-from . import families, platforms
+from . import families, pipindex, platforms
 from .build import CPU_LEVEL, WHEELS, build_of, key_of, minor, python_of, python_version, wheel_file
 from .command import CommandError, System
 from .state import Runtime, State
@@ -205,11 +205,7 @@ def _install(
         # pip does not replace a build of the same version.
         commands.append(install + ["--no-deps", "--no-index", "--force-reinstall", wheel])
     if not offline and (wheel or requirements):
-        if index.startswith("/"):
-            install += ["--no-index", "--find-links", index]
-        elif index:
-            install += ["--index-url", index]
-        commands.append(install + ([wheel] if wheel else []) + requirements)
+        commands.append(install + pipindex.words(index) + ([wheel] if wheel else []) + requirements)
     return commands
 
 
@@ -349,8 +345,9 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
     if create:
         empty(system, venv)
         system.check(_make(python, venv, offline), timeout=600)
-    for argv in _install(venv, before.base, wheel, requirements, create, offline, args.get("index", "")):
-        system.check(argv, timeout=3600)
+    index = args.get("index", "")
+    for argv in _install(venv, before.base, wheel, requirements, create, offline, index):
+        system.check(argv, timeout=3600, environment=pipindex.environment(index))
     after = Runtime(venv=venv) if offline and create else _probe(system, Runtime(venv=venv), requirements)
     if after.error or after.missing:
         raise CommandError(

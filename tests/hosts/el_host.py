@@ -143,7 +143,8 @@ class ElHost(BareDebian):
         public = self.make_key(key)
         self.run(
             f"export GNUPGHOME=/root/{key} && rpmsign --define '_gpg_name {key}' --define "
-            f"'__gpg /usr/bin/gpg' --addsign $(find {repository} -name '*.rpm') && createrepo_c -q {repository}"
+            f"'__gpg /usr/bin/gpg' --addsign $(find {repository} -name '*.rpm') && "
+            f"createrepo_c -q {repository}"
         )
         return public
 

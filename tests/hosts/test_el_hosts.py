@@ -264,7 +264,10 @@ def test_a_wrong_signature_of_a_mirror_is_one_sentence(rocky: ElHost, tmp_path: 
     failed = bootstrap(f"{address} file:///root/none", 1)
     assert f"repository archive ({address}): its key file:///root/none cannot be read: correct" in failed
     failed = bootstrap(address, 1)
-    assert f"repository archive ({address}): this host has no key of it: name the key after the mirror's" in failed
+    assert (
+        f"repository archive ({address}): this host has no key of it: name the key after the mirror's"
+        in failed
+    )
     assert rocky.run("rpm -qa | grep -v gpg-pubkey || true") == ""
     assert "1 host converged" in bootstrap(f"{address} {right}", 0)
 

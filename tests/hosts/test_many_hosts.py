@@ -209,7 +209,9 @@ def test_root_by_sudo(tmp_path: Path, sudo: Path) -> None:
         assert state.os.is_root
         assert isinstance(lost, HostError)
         assert lost.reason.startswith("sudo refused (sudo: ")
-        assert lost.reason.endswith("it must work without a password")
+        assert lost.reason.endswith(
+            "it must work without a password, and `oeprov adopt -i INVENTORY --limit node002` sets that up"
+        )
 
 
 def test_lines_are_followed_and_the_command_ends_with_the_reader(tmp_path: Path, pair: SshHosts) -> None:

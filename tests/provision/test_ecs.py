@@ -180,8 +180,10 @@ def test_a_file_that_is_wrong(more: str, said: str, tmp_path: Path) -> None:
 
 def test_another_plugin(tmp_path: Path) -> None:
     path = tmp_path / "aws.yml"
-    path.write_text("plugin: amazon.aws.aws_ec2\nregions: [x]\n")
-    assert "plugin: found 'amazon.aws.aws_ec2'; allowed: oeprov_ecs" in refused(path)
+    path.write_text("plugin: oeprov.oeprov.another\nregions: [x]\n")
+    assert "inventory plugin oeprov.oeprov.another is not installed: ansible-galaxy collection" in refused(
+        path
+    )
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(InventoryError, match="is a directory; name the YAML file in it"):
+    with pytest.raises(InventoryError, match="is a directory without inventory files"):
         load(tmp_path)
 
 

@@ -198,7 +198,7 @@ def test_a_named_python_that_is_too_old(tmp_path: Path, server: SshServer) -> No
     old.chmod(0o755)
     found = inventory(tmp_path, host(server, f", ansible_python_interpreter: {old}"))
     assert reason(observing.observe(found)["a"]).startswith(
-        f"{old} is Python 3.5.2, and oeprov needs 3.6 or newer on hosts: set ansible_python_interpreter to the "
+        f"{old} is Python 3.5.2, and oeprov needs 3.6 or newer on hosts: set ansible_python_interpreter"
     )
 
 

@@ -1,5 +1,6 @@
 """Vaulted inventories: passwords from files, programs, people; one sentence without; values stay secret."""
 
+import inspect
 import io
 import json
 import os
@@ -8,14 +9,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from provision.cli import main as cli
-from provision.cluster.errors import InventoryError
+from provision.cluster import share
+from provision.cluster.errors import InventoryError, TrainingError
+from provision.hosts import playbook
 from provision.inventory import vault
 from provision.inventory.loader import load
+from provision.jobs import jobspec
 
 PASSWORD, LABEL = "open sesame", "prod"
 SECRET = "jemalloc-of-nobody-else"
@@ -40,6 +46,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     vault.want((), False)
     vault._values.clear()
+    vault._secrets.clear()
     vault._passwords.clear()
 
 
@@ -86,7 +93,18 @@ def test_the_password_comes_from_a_file_a_program_or_by_its_label(
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho '{PASSWORD}'\n")
     program.chmod(0o755)
-    for ids in ([str(file)], [str(program)], [f"other@{password(tmp_path)}"]):
+    client = tmp_path / "keys-client"  # Ansible calls it with --vault-id LABEL
+    client.write_text(f'#!/bin/sh\n[ "$1 $2" = "--vault-id {LABEL}" ] && echo "{PASSWORD}"\n')
+    client.chmod(0o755)
+    other = tmp_path / "other"
+    other.write_text("wrong\n")
+    for ids in (
+        [str(file)],
+        [str(program)],
+        [f"other@{password(tmp_path)}"],
+        [f"{LABEL}@{client}"],
+        [f"dev@{other}", f"{LABEL}@{program}"],
+    ):
         vault.want(ids, False)
         assert load(path).hosts["one"].runtime.packages == [SECRET]
     vault.want((), False)
@@ -120,6 +138,95 @@ def test_without_the_password_there_is_one_sentence(
     out, err = capfd.readouterr()
     assert "fine: 1 host, 1 in parameter_servers, 1 in workers" in out
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "piece"),
+    [
+        ("", "Invalid vault password was provided"),
+        ("#!/no/such\n", "No such file"),
+        ("#!/bin/sh\necho no key in the keyring >&2; exit 2\n", "returned non-zero (2)"),
+    ],
+)
+def test_a_password_file_that_gives_none(
+    tmp_path: Path, text: str, piece: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(text)
+    program.chmod(0o755 if text else 0o644)
+    assert cli.run(["inventory", "check", "-i", str(whole(tmp_path)), "--vault-id", str(program)]) == 1
+    err = capfd.readouterr().err
+    (line,) = [line for line in err.splitlines() if line != "no key in the keyring"]  # its own words
+    assert line.startswith(f"error: vault password file {program}: ")
+    assert piece in line
+
+
+@pytest.mark.parametrize("way", [inline, beside])
+def test_a_secret_is_not_written_into_a_job(tmp_path: Path, way: object) -> None:
+    """Neither directly nor by a variable; on the command line, the setting may be replaced."""
+    path = way(tmp_path)  # type: ignore[operator]
+    text = path.read_text().replace("runtime_packages:", "training_script_arguments:")
+    path.write_text(text.replace("training_data: generate:1000", "training_script: train.py"))
+    vault.want([str(password(tmp_path))], False)
+    found = load(path)
+    with pytest.raises(TrainingError) as caught:
+        jobspec.check_secrets(found, {})
+    assert str(caught.value).startswith(f"{path}: training_script_arguments: is a secret of the vault, which")
+    assert SECRET not in str(caught.value)
+    jobspec.check_secrets(found, {"script_arguments": []})
+
+
+def test_a_wholly_vaulted_inventory_starts_jobs_but_its_values_are_not_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = whole(tmp_path)
+    cluster = "".join(
+        f"    kubernetes_{key}: {value}\n"
+        for key, value in {
+            "claim": "ours-alone",
+            "storage_class": "fast",
+            "storage_size": "5 GiB",
+            "server_image": "our-server:1",
+            "worker_image": "our-worker:1",
+        }.items()
+    )
+    content = INVENTORY.format(packages="[]").replace("generate:1000", "/shared/clicks-of-us")
+    content = content.replace("  children:", cluster + "  children:")
+    path.write_text(encrypted(content))
+    words = ["-i", str(path), "--vault-id", str(password(tmp_path))]
+    assert cli.run(["manifests", *words]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "the manifests would show values of a vaulted file" in err
+    jobspec.check_secrets(load(path), {})
+
+
+def test_addresses_may_be_vaulted(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    value = encrypted("198.51.100.7").rstrip().replace("\n", "\n          ")
+    text = INVENTORY.format(packages="[]").replace(
+        "ansible_connection: local, oeprov_kind: local", "oeprov_kind: cpu"
+    )
+    path.write_text(
+        text.replace("all:\n  vars:\n", f"all:\n  vars:\n    ansible_host: !vault |\n          {value}\n")
+    )
+    vault.want([str(password(tmp_path))], False)
+    found = load(path)
+    assert found.hosts["one"].address == "198.51.100.7"
+    jobspec.check_secrets(found, {})
+
+
+def test_modules_do_not_log_their_arguments_on_hosts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ansible-config")), "dump", "--only-changed"],
+        cwd=tmp_path,
+        env={**os.environ, "ANSIBLE_CONFIG": str(share.root() / "ansible.cfg"), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "DEFAULT_NO_TARGET_SYSLOG" in done.stdout
+    assert playbook._environment()["ANSIBLE_NO_TARGET_SYSLOG"] == "True"
 
 
 def test_nobody_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,12 +333,26 @@ def test_a_person_is_asked_once(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "pmem0").is_dir()
 
 
+def commands(app: typer.Typer) -> Iterator[Any]:
+    """The functions of all commands."""
+    yield from (item.callback for item in app.registered_commands)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands(group.typer_instance)
+
+
 def test_every_command_with_an_inventory_has_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["plan"], ["bootstrap"], ["inventory", "show"], ["launch-training"], ["report"]):
-        assert cli.run([*words, "--help"]) == 0
-        shown = capsys.readouterr().out
-        assert "--vault-id" in shown
-        assert "--ask-vault-pass" in shown
+    reading = {}
+    for command in commands(cli.app):
+        options = inspect.signature(command).parameters
+        if "inventory" in options:
+            reading[command.__name__] = {"vault_id", "ask_vault_pass"} <= options.keys()
+    assert len(reading) >= 15
+    assert all(reading.values()), reading
+    assert cli.run(["resume", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--vault-id" in shown
+    assert "--ask-vault-pass" in shown
     cli.run(["inventory", "schema"])
     assert json.loads(capsys.readouterr().out)
 

@@ -66,7 +66,8 @@ def test_a_system_tells_its_family(text: str, tmp_path: Path) -> None:
 
 # ID, VERSION_ID, ID_LIKE as these have them -> what they are treated as; empty: refused.
 DERIVATIVES = {
-    ("alinux", "2.1903", "rhel fedora centos anolis"): "",
+    ("alinux", "2.1903", "rhel fedora centos anolis"): "Alibaba Cloud Linux 2",
+    ("alinux", "4", "rhel fedora centos anolis"): "",
     ("alinux", "3", "rhel fedora centos anolis"): "Alibaba Cloud Linux 3",
     ("anolis", "8.8", "rhel fedora centos"): "EL 8",
     ("anolis", "23", "rhel fedora centos"): "",
@@ -95,11 +96,13 @@ DERIVATIVES = {
     ("debian", "14", ""): "Debian 13, the newest that is known",
     ("debian", "", ""): "Debian 13, the newest that is known",  # testing has no number
     ("ubuntu", "18.04", "debian"): "",
-    ("ubuntu", "25.10", "debian"): "Ubuntu 24.04, the newest that is known",
-    ("ubuntu", "26.04", "debian"): "Ubuntu 24.04, the newest that is known",
+    ("ubuntu", "25.10", "debian"): "Ubuntu 24.04, the nearest older that is known",
+    ("ubuntu", "26.04", "debian"): "Ubuntu 26.04",
+    ("ubuntu", "27.04", "debian"): "Ubuntu 26.04, the newest that is known",
     ("linuxmint", "21.3", "ubuntu debian"): "Ubuntu 22.04",
     ("linuxmint", "22", "ubuntu debian"): "Ubuntu 24.04",
-    ("linuxmint", "23", "ubuntu debian"): "Ubuntu 24.04, the newest that is known",
+    ("linuxmint", "23", "ubuntu debian"): "Ubuntu 26.04",
+    ("linuxmint", "24", "ubuntu debian"): "Ubuntu 26.04, the newest that is known",
     ("linuxmint", "6", "debian"): "Debian 12",
     ("pop", "22.04", "ubuntu debian"): "Ubuntu 22.04",
     ("neon", "22.04", "ubuntu debian"): "Ubuntu 22.04",
@@ -107,6 +110,20 @@ DERIVATIVES = {
     ("raspbian", "12", "debian"): "Debian 12",
     ("kali", "2025.3", "debian"): "Debian 13, the newest that is known",
 }
+
+
+def test_a_refused_system_is_called_by_its_own_name() -> None:
+    desired = Desired(kind="cpu", parameter_server=True)
+    for id_, version, name in (
+        ("rocky", "10.0", "Rocky Linux 10.0 (Red Quartz)"),
+        ("amzn", "2023", "Amazon Linux 2023.6.20241212"),
+        ("openEuler", "24.03", "openEuler 24.03 (LTS-SP1)"),
+        ("sles", "15.6", "SUSE Linux Enterprise Server 15 SP6"),
+    ):
+        (line,) = packages.problems(State(os=OsInfo(id_, version, "rhel", name, is_root=True)), desired)
+        assert line.startswith(
+            f"{name}: packages are known for Alibaba Cloud Linux 2, Alibaba Cloud Linux 3, "
+        )
 
 
 def derivative(root: Path, system: tuple[str, str, str]) -> OsInfo:
@@ -155,7 +172,7 @@ def test_tables_of_what_a_derivative_is_made_from_are_used() -> None:
     [
         ("debian-12-foo", "found architecture 'foo'; allowed: x86_64, aarch64"),
         ("debian-12-", "found architecture ''; allowed: x86_64, aarch64"),
-        ("debian-9", "known: alinux-3, almalinux-8, almalinux-9, centos-7"),
+        ("debian-9", "known: alinux-2, alinux-3, almalinux-8, almalinux-9, centos-7"),
         ("ubunto-22.04", "did you mean ubuntu-22.04?"),
         ("rocky-10", "did you mean rocky-"),
         ("opensuse-leap-15.6", "expected ID-RELEASE"),
