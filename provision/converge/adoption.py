@@ -286,8 +286,8 @@ class _Adoption:
                 raise HostError(
                     way.host.name,
                     f"{way.route.where} proved a host key ({found}) that known_hosts has not, so it got no "
-                    "password: another machine answers, or its key is known by a certificate only; install your "
-                    "key with ssh-copy-id",
+                    "password: another machine answers, or its key is known by a certificate only; install "
+                    "your key with ssh-copy-id",
                 )
             connection.log_in(way.login)
             yield connection

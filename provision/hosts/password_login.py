@@ -82,8 +82,8 @@ class Connection:
             said = remote.last_line(self._errors.read().decode(errors="replace"))
             via = " ".join(self.route.proxy[-1:])
             return (
-                f"{self.route.where} cannot be reached through {via}: {said.rstrip('.') or error}; the way there "
-                "must work with keys"
+                f"{self.route.where} cannot be reached through {via}: {said.rstrip('.') or error}; the way "
+                "there must work with keys"
             )
         return f"the connection to {self.route.where} failed: {error}; is it up, is the network in order?"
 
