@@ -72,6 +72,16 @@ def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
     )
 
 
+def _wait_for_lock(line: str) -> str:
+    """A line of shell that waits for the lock of apt's index; a new machine's first update may hold it."""
+    return (
+        f"n=0; until said=$({line} 2>&1); do "
+        'case $said in *"Could not get lock"*) ;; *) n=99 ;; esac; n=$((n + 1)); '
+        f'[ $n -lt {packages.UPDATE_TRIES} ] || {{ printf "%s\\n" "$said" >&2; exit 1; }}; '
+        f"sleep {packages.UPDATE_PAUSE:.0f}; done"
+    )
+
+
 def _by_shell(host: Host, step: Step) -> str:
     """Run the commands of a step without Python; files among them are written first."""
     commands: list[list[str]] = step.args["commands"]
@@ -85,7 +95,8 @@ def _by_shell(host: Host, step: Step) -> str:
                 f"umask 077; printf %s {shlex.quote(argv[2])} >{place}; chmod {use.mode:o} {place}; umask 022"
             )
         else:
-            lines.append(f"{shlex.join(argv)} </dev/null")
+            line = f"{shlex.join(argv)} </dev/null"
+            lines.append(_wait_for_lock(line) if argv[-1] == "update" else line)
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
     # On standard input: an address may have a password, and arguments can be read by others.
     text = "\n".join(lines) + "\n"
