@@ -22,6 +22,7 @@ from provision.cluster.errors import Interrupted
 COMMANDS = [
     ["plan"],
     ["bootstrap"],
+    ["history"],
     ["pmem-mode"],
     ["launch-training"],
     ["status"],
