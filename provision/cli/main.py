@@ -82,6 +82,7 @@ def _main(
 @app.command(
     rich_help_panel=_PROVISION,
     epilog="Examples:  oeprov plan -i inventory.yml --limit parameter_servers  |  "
+    "oeprov plan --host re6p-1  |  "
     "oeprov plan -i inventory/sample.yml --offline  |  "
     "oeprov plan --offline --system centos-7.8 --system gpu-1=ubuntu-24.04  |  oeprov plan --json",
 )
@@ -95,19 +96,29 @@ def plan(
     commands: Annotated[
         bool, typer.Option("--commands", help="Also show the commands of every step.")
     ] = False,
+    host: Annotated[str | None, typer.Option("--host", metavar="NAME", help="Plan only this host.")] = None,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Show what would change, on which host and why; what destroys data and what reboots.
 
-    Observes all hosts at once and changes nothing. With --offline, --system names the hosts' systems;
+    Observes all hosts at once and changes nothing. Hosts with the same steps are one block; --host shows one
+    host alone. With --offline, --system names the hosts' systems;
     default: Rocky Linux 8 for hosts with persistent memory, Ubuntu for the others. Exit code 0: nothing to
     do; 2: changes are pending; 1: a host could not be observed, or cannot be brought to the wanted state.
     """
     from provision.converge import planning
 
     found = open_inventory(inventory, limit, state_dir)
-    return planning.plan(found, offline=offline, systems=system or [], commands=commands, as_json=as_json)
+    return planning.plan(
+        found,
+        offline=offline,
+        systems=system or [],
+        commands=commands,
+        as_json=as_json,
+        host=host or "",
+        state_dir=state_dir,
+    )
 
 
 @app.command(
@@ -313,6 +324,7 @@ app.command(rich_help_panel=_TRAIN, epilog=training.STOP_EXAMPLES)(training.stop
 app.command(rich_help_panel=_TRAIN, epilog=training.FETCH_EXAMPLES)(training.fetch)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAIN)
 app.add_typer(servers.app, name="servers", rich_help_panel=_TRAIN)
+app.command(rich_help_panel=_PROVISION, epilog=operations.HISTORY_EXAMPLES)(operations.history)
 app.command(rich_help_panel=_PROVISION, epilog=operations.MONITORING_EXAMPLES)(operations.monitoring)
 app.command(rich_help_panel=_PROVISION, epilog=operations.DASHBOARD_EXAMPLES)(operations.dashboard)
 app.command(rich_help_panel=_PROVISION, epilog=operations.REPORT_EXAMPLES)(operations.report)

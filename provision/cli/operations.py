@@ -11,6 +11,7 @@ from provision.cli.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     InventoryPath,
+    Json,
     Limit,
     StateDir,
     open_inventory,
@@ -18,6 +19,9 @@ from provision.cli.options import (
 
 REPORT_EXAMPLES = "Examples:  oeprov report  |  oeprov report --output cluster.html --runs 10"
 MONITORING_EXAMPLES = "Examples:  oeprov monitoring  |  oeprov monitoring --output /etc/prometheus/oeprov"
+HISTORY_EXAMPLES = (
+    "Examples:  oeprov history  |  oeprov history bootstrap-20261124  |  oeprov history --host re6p-1"
+)
 DASHBOARD_EXAMPLES = "Examples:  oeprov dashboard -i inventory.yml  |  oeprov dashboard --port 8800"
 MONITORING_EXAMPLES = "Examples:  oeprov monitoring  |  oeprov monitoring --output /etc/prometheus/oeprov"
 
@@ -81,3 +85,26 @@ def monitoring(
     print(f"Prometheus: prometheus --config.file {directory / stack.PROMETHEUS}")
     print(f"Grafana: import {directory / stack.DASHBOARD}")
     return 0
+
+
+def history(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run's id, or a unique beginning of it.", show_default=False),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="NAME", help="Show this host's steps; without RUN, of its last run."),
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, metavar="N", help="List the last N runs; 0: all.")] = 20,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Show the runs that changed hosts: when, who, which command, hosts by outcome, and how long.
+
+    With RUN, it shows the hosts of one run by outcome, the slowest ones, and what failed. With --host, it
+    shows the steps of one host with times and results. It reads the journal in the state directory.
+    """
+    from provision.converge import historyview
+
+    return historyview.show(state_dir, run, host, last=last, as_json=as_json)

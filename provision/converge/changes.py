@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import platform
@@ -22,7 +23,7 @@ from provision.cluster.errors import ConvergeError, InventoryError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import GpuSettings, KernelSettings
 from provision.cluster.state_directory import state_flag
-from provision.converge import planview, rolling
+from provision.converge import outlook, planview, rolling
 from provision.converge.stepview import StepView
 from provision.hosts import carrier, history, playbook
 from provision.hosts.journal import Journal, cluster_lock
@@ -32,7 +33,7 @@ from provision.hosts.survey import ClusterSurvey, interpreter, survey
 from provision.inventory import edit as inventory_edit
 from provision.inventory.loader import load
 from provision.jobs import store
-from provision.jobs.screen import say
+from provision.jobs.screen import make_console, say
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
 from provision.node.ansible_python import CARRIED
@@ -41,6 +42,7 @@ from provision.node.step import Plan, Step
 
 # A reboot or a newly installed tool can reveal more steps: then it plans again, at most so many times.
 ROUNDS = 4
+_COMMAND = 500  # letters of a command line in the journal; --limit may name thousands of hosts
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class _Change:
         self.state_dir = state_dir
         self.consent = consent
         self.as_json = as_json
-        self.console = Console(stderr=as_json)
+        self.console = make_console(as_json=as_json)
         self.id = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
         self.journal = Journal(state_dir / "journal.jsonl", self.id)
         self.done: list[dict[str, Any]] = []
@@ -238,7 +240,7 @@ class _Change:
             self._remark(found)
             outcome = "ok" if found.pending else "nothing to do"
             if not found.pending:
-                self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
+                self._begin(found)
             for number in range(ROUNDS):
                 if not found.pending:
                     break
@@ -247,7 +249,7 @@ class _Change:
                     self.console.print("nothing more was changed" if number else "nothing was changed")
                     return 1
                 if not number:
-                    self.journal.write("run", cluster=self.inventory.cluster, hosts=list(found.plans))
+                    self._begin(found)
                 outcome, run_log = self._apply(found, number)
                 before, found = found, self._survey(quiet=True)
                 if outcome != "ok" or _is_same(before, found):
@@ -264,18 +266,32 @@ class _Change:
             code = self._report(found, begun)
             return 1 if outcome == "failed" else code
 
+    def _begin(self, found: ClusterSurvey) -> None:
+        """Record the run: who changes which hosts, by which command."""
+        self.journal.write(
+            "run",
+            cluster=self.inventory.cluster,
+            hosts=list(found.plans),
+            pending=[plan.host for plan in found.pending],
+            who=f"{_user()}@{platform.node()}",
+            command=_shortened(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        )
+
     def _remark(self, found: ClusterSurvey) -> None:
         for line in self.remarks(found):
             say(self.console, f"[yellow]![/] {escape(line)}")
 
     def _show_interrupted_steps(self) -> None:
         steps = self.journal.interrupted(self.inventory.cluster)
-        for host, step in {item.host: item for item in reversed(steps)}.items():
-            say(
-                self.console,
-                f"[yellow]![/] {host}: an earlier run ({step.run}) was interrupted during or before: "
-                f"{escape(step.what)}; planning again from the current state",
+        lines = (
+            (
+                host,
+                f"an earlier run ({step.run}) was interrupted during or before: {step.what}; planning again "
+                "from the current state",
             )
+            for host, step in {item.host: item for item in reversed(steps)}.items()
+        )
+        planview.show_lines(self.console, "[yellow]![/] ", lines)
 
     def _survey(self, quiet: bool = False) -> ClusterSurvey:
         with self.console.status("observing the hosts"):
@@ -286,8 +302,7 @@ class _Change:
         self.found = found
         if not quiet:
             self._show(found)
-        for error in found.lost:
-            say(self.console, f"[red]✗[/] {escape(str(error))}")
+        planview.show_lost(self.console, found.lost)
         return found
 
     def _wanted_steps(self, plan: Plan) -> list[Step]:
@@ -303,8 +318,9 @@ class _Change:
         return self.name != "pmem_mode" or step.scope != "training"
 
     def _show(self, found: ClusterSurvey) -> None:
-        turns = rolling.describe(found.pending, self._turns(found))
-        planview.show(self.console, found.plans.values(), turns)
+        turns = self._turns(found)
+        view = outlook.look(found.pending, turns, self.journal)
+        planview.show(self.console, found.plans.values(), rolling.describe(found.pending, turns), view)
 
     def _turns(self, found: ClusterSurvey) -> list[list[str]]:
         return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
@@ -348,7 +364,6 @@ class _Change:
     def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path | None]:
         self.applied = True
         plans = {plan.host: plan for plan in found.pending}
-        view = StepView(self.console, self.journal, plans)
         stop = StopRequest()
         for name in plans:
             host = self.inventory.hosts[name]
@@ -358,8 +373,10 @@ class _Change:
             with self.console.status("sending the bundle"):
                 for name in plans:
                     self.bundle.send(self.inventory.hosts[name], found.states[name])
-        with stop.on_signals(), self.console.status("starting Ansible") as spinner:
-            view.spinner = spinner.update
+        view = StepView(
+            self.console, self.journal, plans, self._turns(found), outlook.pace(found.pending, self.journal)
+        )
+        with stop.on_signals(), self.console.status("starting Ansible") as spinner, view.on(spinner.update):
             if not self._carry({name: plan.steps[0] for name, plan in plans.items()}, view):
                 self.done += view.done
                 return "failed", None
@@ -399,8 +416,7 @@ class _Change:
                 last = {name: plan.steps[-1] for name, plan in plans.items()}
                 run = replace(run, outcome="ok" if self._carry(last, view) else "failed")
         self.done += view.done
-        for failure in run.failures:
-            self._explain(failure, found)
+        self._explain(run.failures, found)
         # A task outside a role changes nothing.
         self.failed |= {failure.host for failure in run.failures if failure.role}
         return run.outcome, run.log
@@ -447,13 +463,16 @@ class _Change:
             "consent": objects,
         }
 
-    def _explain(self, failure: TaskResult, found: ClusterSurvey) -> None:
-        where = f"{failure.host}: {failure.task}"
-        say(self.console, f"[red]✗[/] {escape(where)}: {escape(failure.message)}")
-        moved, before = failure.result.get("state"), found.states.get(failure.host)
-        if isinstance(moved, dict) and before is not None:
-            for line in difference(before, State.from_dict(moved)):
-                say(self.console, f"    {escape(line)}")
+    def _explain(self, failures: Sequence[TaskResult], found: ClusterSurvey) -> None:
+        """Print each failure with its hosts, and how their state had moved since the plan."""
+        lines = []
+        for failure in failures:
+            moved, before = failure.result.get("state"), found.states.get(failure.host)
+            words = [f"{failure.task}: {failure.message}"]
+            if isinstance(moved, dict) and before is not None:
+                words += [f"    {line}" for line in difference(before, State.from_dict(moved))]
+            lines.append((failure.host, "\n".join(words)))
+        planview.show_lines(self.console, "[red]✗[/] ", lines)
 
     def _report(self, found: ClusterSurvey, begun: float, *, check: bool = False) -> int:
         changed = self.applied
@@ -463,9 +482,12 @@ class _Change:
             words = "converged" if changed else "converged already: nothing to do"
             self.console.print(f"[green]✓[/] {hosts} {words} ({seconds:.1f} s)")
         elif changed or not found.pending:
-            for plan in found.plans.values():
-                for line in plan.problems + [f"still to do: {step.what}" for step in plan.steps]:
-                    say(self.console, f"[red]✗[/] {plan.host}: {escape(line)}")
+            left = (
+                (plan.host, line)
+                for plan in found.plans.values()
+                for line in plan.problems + [f"still to do: {step.what}" for step in plan.steps]
+            )
+            planview.show_lines(self.console, "[red]✗[/] ", left)
         code = 0 if found.converged else 1
         if check and found.pending and not found.lost and not any(p.problems for p in found.plans.values()):
             code = 2
@@ -485,6 +507,17 @@ class _Change:
 def _gist(step: Step) -> tuple[str, list[str], bool]:
     """What the user agrees to in a step."""
     return step.id, step.destroys, step.reboots
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry in passwd
+        return str(os.getuid())
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _COMMAND else f"{text[:_COMMAND]}…"
 
 
 def _is_same(before: ClusterSurvey, after: ClusterSurvey) -> bool:

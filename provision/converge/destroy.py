@@ -7,17 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 
 from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.inventory import Host, Inventory, Removal
-from provision.converge import changes
+from provision.converge import changes, planview
 from provision.converge.changes import Consent
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import units
-from provision.jobs.screen import say
 from provision.jobs.store import jobs_dir
 
 
@@ -47,12 +45,15 @@ def run(
         remarks=lambda seen: _missing_objects(seen, hosts),
     )
     console = Console(stderr=as_json)
+    left: dict[str, list[tuple[str, str]]] = {}  # by the mark before the line
     for plan in [] if check else found.plans.values():
-        clean = "[green]✓[/]" if plan.converged else "[red]✗[/]"
+        clean = "[green]✓[/] " if plan.converged else "[red]✗[/] "
         words = [f"{len(plan.steps)} step(s) not done"] * bool(plan.steps) + plan.problems
         words += [line.split("; to lose")[0] for line in plan.notes]
         text = "; ".join(words) or "nothing that oeprov made is left, except system packages and kernels"
-        say(console, f"{clean} {plan.host}: {escape(text)}")
+        left.setdefault(clean, []).append((plan.host, text))
+    for mark, lines in left.items():
+        planview.show_lines(console, mark, lines)
     return code
 
 

@@ -7,15 +7,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
-from rich.console import Console
 from rich.markup import escape
 
 from provision.cluster.errors import HostError
+from provision.cluster.host_names import alike
 from provision.cluster.inventory import Host, Inventory
 from provision.converge.diagnosis import Finding, diagnose
+from provision.converge.planview import name_hosts
 from provision.hosts import observe, payload
 from provision.hosts.survey import plan_host
-from provision.jobs.screen import say
+from provision.jobs.screen import make_console, say
 from provision.node import families
 from provision.node.health import Health
 
@@ -62,14 +63,14 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
                 found[name] = [Finding(error.reason, "nothing else could be observed")]
     wrong = any(found.values())
     if as_json:
-        hosts = {name: [asdict(item) for item in items] for name, items in found.items()}
-        print(json.dumps({"cluster": inventory.cluster, "wrong": wrong, "hosts": hosts}))
+        listed = {name: [asdict(item) for item in items] for name, items in found.items()}
+        print(json.dumps({"cluster": inventory.cluster, "wrong": wrong, "hosts": listed}))
         return int(wrong)
-    console = Console()
-    for name, items in found.items():
+    console = make_console()
+    for items, hosts in alike((name, tuple(items)) for name, items in found.items()).items():
         mark = "[red]✗[/]" if items else "[green]✓[/]"
         said = f"{len(items)} problem(s)" if items else "nothing wrong"
-        say(console, f"{mark} [bold]{escape(name)}[/]: {said}")
+        say(console, f"{mark} [bold]{escape(name_hosts(hosts))}[/]: {said}")
         for finding in items:
             say(console, f"  - {escape(finding.what)}")
             say(console, f"    [dim]→[/] {escape(finding.do)}")

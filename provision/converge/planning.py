@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
-
-from rich.console import Console
-from rich.markup import escape
+from dataclasses import replace
+from pathlib import Path
 
 from provision.cluster.errors import OeprovError, did_you_mean
 from provision.cluster.inventory import Inventory
 from provision.cluster.systems import assigned
-from provision.converge import fresh, planview, rolling
+from provision.converge import fresh, outlook, planview, rolling
+from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey, plan_host, survey
-from provision.jobs.screen import say
+from provision.jobs.screen import make_console, say
 from provision.node import platforms
 from provision.node.state import OsInfo
 
@@ -44,14 +44,19 @@ def plan(
     systems: Iterable[str] = (),
     commands: bool = False,
     as_json: bool = False,
+    host: str = "",
+    state_dir: Path | None = None,
 ) -> int:
     """Show the plan of every host; 0: nothing to do, 2: changes, 1: a host is unreachable or has a problem.
 
-    ``systems``: of freshly installed hosts (``offline``), see ``systems.assigned``.
+    ``systems``: of freshly installed hosts (``offline``), see ``systems.assigned``. ``host``: plan only this
+    one. ``state_dir``: its journal has the durations of earlier reboots.
     """
     named = assigned(inventory, systems)
     if named and not offline:
         raise OeprovError("--system is for --offline only: observed hosts report their systems")
+    if host:
+        inventory = _only(inventory, host)
     found = assume(inventory, named) if offline else survey(inventory)
     plans = list(found.plans.values())
     broken = bool(found.lost) or any(item.problems for item in plans)
@@ -63,29 +68,30 @@ def plan(
         changes = bool(found.pending)
         print(json.dumps({"cluster": inventory.cluster, "changes": changes, "turns": turns, "hosts": hosts}))
         return code
-    console = Console()
-    planview.show(console, plans, rolling.describe(found.pending, turns))
+    console = make_console()
+    journal = Journal(state_dir / "journal.jsonl", "plan") if state_dir else None
+    view = outlook.look(found.pending, turns, journal)
+    planview.show(console, plans, rolling.describe(found.pending, turns), view)
     if commands:
-        _show_commands(console, found)
-    for error in found.lost:
-        say(console, f"[red]✗[/] {escape(str(error))}")
+        planview.show_commands(console, plans)
+    planview.show_lost(console, found.lost)
     steps = sum(len(item.steps) for item in plans)
     reboots = sum(any(step.reboots for step in item.steps) for item in plans)
     if steps:
         say(
             console,
-            f"{steps} step(s) on {len(found.pending)} of {len(inventory.hosts)} host(s), {reboots} of which "
-            f"reboot; to do them: oeprov bootstrap -i {shlex.quote(str(inventory.path))}",
+            f"{steps:,} step(s) on {len(found.pending):,} of {len(inventory.hosts):,} host(s), "
+            f"{reboots:,} of which reboot; to do them: oeprov bootstrap -i "
+            f"{shlex.quote(str(inventory.path))}",
         )
     elif not broken:
-        say(console, f"[green]✓[/] {len(plans)} host(s): nothing to do")
+        say(console, f"[green]✓[/] {len(plans):,} host(s): nothing to do")
     return code
 
 
-def _show_commands(console: Console, found: ClusterSurvey) -> None:
-    for item in found.plans.values():
-        for step in item.steps:
-            say(console, f"[bold]{item.host}[/]: {escape(step.what)}")
-            for argv in step.commands:
-                text = " ".join(word if word.startswith("<") else shlex.quote(word) for word in argv)
-                say(console, f"    {escape(text)}")
+def _only(inventory: Inventory, host: str) -> Inventory:
+    """The inventory with one host."""
+    if host not in inventory.hosts:
+        hint = did_you_mean(host, inventory.hosts)
+        raise OeprovError(f"--host {host}: {inventory.path} has no such host, or --limit leaves it out{hint}")
+    return replace(inventory, hosts={host: inventory.hosts[host]})

@@ -1,6 +1,8 @@
 """The journal of changes: one JSON object per line, written before a step begins and after it ends.
 
 A killed run leaves a step without an end. The next run names that step and plans from the observed state.
+``oeprov history`` shows it. ``event`` is run (who, command, hosts, hosts with something to do), before (a
+host's kernel and mode), begin and end of a step, rebooted (seconds), or finished.
 """
 
 from __future__ import annotations
@@ -62,9 +64,14 @@ class Journal:
         """Record that a step begins."""
         self.write("begin", host=host, step=step, what=what)
 
-    def end(self, host: str, step: str, *, ok: bool, message: str = "") -> None:
-        """Record that a step is done, or failed with ``message``."""
-        self.write("end", host=host, step=step, ok=ok, message=message)
+    def end(self, host: str, step: str, *, ok: bool, message: str = "", seconds: float | None = None) -> None:
+        """Record that a step is done, or failed with ``message``, after so many seconds."""
+        took = {} if seconds is None else {"seconds": round(seconds, 3)}
+        self.write("end", host=host, step=step, ok=ok, message=message, **took)
+
+    def rebooted(self, host: str, seconds: float) -> None:
+        """Record how long a reboot took."""
+        self.write("rebooted", host=host, seconds=round(seconds, 3))
 
     def interrupted(self, cluster: str) -> list[OpenStep]:
         """Steps of the cluster's last run that have no end; none if that run finished."""
@@ -144,6 +151,18 @@ def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 path.unlink()
+
+
+def is_locked(state_dir: Path, cluster: str) -> bool:
+    """Whether a process changes the cluster now."""
+    try:
+        with (state_dir / f"lock-{cluster}").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _locked(state_dir: Path, path: Path, cluster: str) -> TextIO:

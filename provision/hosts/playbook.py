@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import shlex
@@ -178,3 +179,10 @@ def _environment() -> dict[str, str]:
         "ANSIBLE_NO_TARGET_SYSLOG": "True",  # our modules' arguments may be secret
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
+
+
+def forks() -> int:
+    """How many hosts Ansible works on at the same time."""
+    found = configparser.ConfigParser(interpolation=None)
+    found.read(share.root() / "ansible.cfg")
+    return int(os.environ.get("ANSIBLE_FORKS") or found.get("defaults", "forks"))

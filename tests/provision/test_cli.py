@@ -22,6 +22,7 @@ from provision.cluster.errors import Interrupted
 COMMANDS = [
     ["plan"],
     ["bootstrap"],
+    ["history"],
     ["pmem-mode"],
     ["launch-training"],
     ["status"],
@@ -103,11 +104,25 @@ def test_version(run) -> None:  # type: ignore[no-untyped-def]
 def test_plan_offline_shows_every_host_and_exits_with_2(run) -> None:  # type: ignore[no-untyped-def]
     found = run("plan", "-i", SAMPLE, "--offline")
     assert found.code == 2
-    for name in ("re6p-1", "re6p-2", "re7p-1", "metal-1", "cxl-1", "gpu-1", "gpu-2", "cpu-1"):
+    for name in ("re6p-1", "re6p-2", "re7p-1", "metal-1", "cxl-1", "gpu-[1-2]", "cpu-1"):
         assert name in found.out
     assert "memmap=1008G!257G" in found.out
     assert "is lost in a stop" in found.out
     assert "4 of which reboot" in found.out
+
+
+def test_plan_of_one_host_alone(run) -> None:  # type: ignore[no-untyped-def]
+    found = run("plan", "-i", SAMPLE, "--offline", "--host", "gpu-2")
+    assert found.code == 2
+    assert "gpu-2: 6 steps" in found.out
+    assert "re6p" not in found.out
+    only = json.loads(run("plan", "-i", SAMPLE, "--offline", "--host", "gpu-2", "--json").out)
+    assert (list(only["hosts"]), only["turns"]) == (["gpu-2"], [["gpu-2"]])
+    words = run("plan", "-i", SAMPLE, "--offline", "--host", "gpu-3").error()
+    assert "--host gpu-3: " in words
+    assert "has no such host, or --limit leaves it out; did you mean gpu-" in words
+    hidden = run("plan", "-i", SAMPLE, "--offline", "--limit", "workers", "--host", "re7p-1").error()
+    assert "--limit leaves it out" in hidden
 
 
 def test_plan_offline_for_the_systems_that_hosts_run(run) -> None:  # type: ignore[no-untyped-def]

@@ -200,6 +200,57 @@ def test_a_round_that_changes_nothing_is_the_last(state_dir: Path, see: Any) -> 
     assert len(runs) == 1
 
 
+def test_many_hosts_are_shown_on_one_screen_before_the_prompt(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plans, consent and results of many hosts; the journal says who changed what."""
+    path = state_dir.parent / "inventory.yml"
+    names = [f"re6p-{number:04}" for number in range(1, 201)]
+    hosts = "".join(f"        {name}: {{ansible_host: {name}}}\n" for name in names)
+    path.write_text(
+        "all:\n  vars: {oeprov_cluster: test, oeprov_kind: re6p}\n  children:\n"
+        f"    parameter_servers:\n      hosts:\n{hosts}    workers:\n      hosts:\n        {names[0]}:\n"
+    )
+    reboot = Step("reboot", "boot it", "a new kernel", reboots=True, action="reboot", role="kernel")
+    plans = {name: Plan(name, [reboot, MAKE], notes=["a note"]) for name in names}
+    seen = ClusterSurvey({name: State() for name in names}, plans)
+
+    def run(name: str, found: Inventory, **arguments: Any) -> playbook.PlaybookRun:
+        failed = [
+            TaskResult(name, "pmem", "Make it", "failed", {"msg": f"192.0.2.{number}: no space"}, 1.0)
+            for number, name in enumerate(names[:40])
+        ]
+        return playbook.PlaybookRun("failed", Path("ansible.log"), failed)
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(changes, "survey", lambda _: seen)
+    monkeypatch.setattr(changes.history, "write", lambda *_: None)
+    monkeypatch.setattr(playbook, "run", run)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/oeprov", "bootstrap", "--limit", ",".join(names)])
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert changes.bootstrap(load(path, state_dir=state_dir), state_dir=state_dir, consent=Consent()) == 1
+    before, after = capsys.readouterr().out.split("Apply these steps? [y/N] ")
+    shown = before.splitlines()
+    assert len(shown) <= 15
+    assert "re6p-[0001-0200] (200 hosts): 2 steps" in [line.rstrip() for line in shown]
+    assert [line.rstrip() for line in shown[:2]] == [
+        "destroys  nothing",
+        "reboots   200 hosts in 7 turns, about 35 min (5 min per reboot is assumed):",
+    ]
+    assert after.splitlines() == [
+        "✗ re6p-[0001-0040] (40 hosts): Make it: 192.0.2.…: no space",
+        "Ansible's log: ansible.log",
+        "✗ re6p-[0001-0200] (200 hosts): still to do: boot it",
+        "✗ re6p-[0001-0200] (200 hosts): still to do: make /data",
+    ]
+    begun = next(Journal(state_dir / "journal.jsonl", "x").read())
+    assert begun["pending"] == begun["hosts"] == names
+    assert begun["command"].startswith("oeprov bootstrap --limit re6p-0001,re6p-0002,")
+    assert len(begun["command"]) == 501, "a command line of 2,000 letters is cut in the journal"
+    assert "@" in begun["who"]
+
+
 def test_problems_stop_everything(state_dir: Path, see: Any) -> None:
     runs = see(Plan("one", [MAKE], problems=["pmem_directory /data: is a file"]))
     with pytest.raises(ConvergeError, match="host one: pmem_directory /data: is a file; nothing was changed"):

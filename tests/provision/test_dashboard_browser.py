@@ -23,7 +23,7 @@ if not (shutil.which("chromium") and shutil.which("chromedriver")):
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium here: pip install selenium")
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 pytestmark = pytest.mark.process
 SECONDS = 120
@@ -203,5 +203,102 @@ def test_a_job_on_kubernetes_and_words_that_look_like_html(browser: Browser) -> 
         assert "Kubernetes, namespace ads" in text(browser, "#jobs")
         assert "the inventory is gone" in text(browser, "#hosts")
         assert not browser.find_elements(By.CSS_SELECTOR, "#made")
+        server.shutdown()
+        thread.join()
+
+
+def many_hosts(count: int) -> list[dict[str, Any]]:
+    """Ready hosts, but every 100th is down, every 50th has a problem, and every 10th has a step to do."""
+    nothing: dict[str, Any] = {
+        "error": "",
+        "ready": True,
+        "steps": [],
+        "problems": [],
+        "places": [],
+        "gpus": [],
+    }
+    seen = {
+        **nothing,
+        "mode": "fsdax",
+        "os": "rocky",
+        "kernel": "5.4",
+        "dram_bytes": 1 << 38,
+        "pmem_bytes": 1 << 40,
+    }
+    hosts = []
+    for number in range(1, count + 1):
+        host = {"host": f"re6p-{number:04}", "kind": "re6p", "roles": ["worker"], "wanted_mode": "fsdax"}
+        if number % 100 == 0:
+            host |= {"error": "refuses connections", "ready": False}
+        elif number % 50 == 0:
+            host |= {**seen, "ready": False, "problems": ["the module has 1008 GiB"]}
+        elif number % 10 == 0:
+            step = {"what": f"make ext4 on {host['host']}", "why": "", "destroys": [], "reboots": False}
+            host |= {**seen, "ready": False, "steps": [step]}
+        else:
+            host |= seen
+        hosts.append(host)
+    return hosts
+
+
+def test_a_thousand_hosts_are_shown_by_pages_and_filters(browser: Browser) -> None:
+    hosts = many_hosts(1000)
+    jobs = {"at": 9.0, "list": [], "trouble": ""}
+    found = {"cluster": "big", "inventory": "i.yml", "now": 10.0, "hosts_seconds": 30.0, "jobs": jobs}
+
+    def document() -> bytes:
+        return json.dumps({**found, "hosts": {"at": 9.0, "list": hosts, "trouble": ""}}).encode()
+
+    def names() -> list[str]:
+        script = "return [...document.querySelectorAll('#hosts tbody th')].map((cell) => cell.textContent)"
+        return list(browser.execute_script(script))
+
+    def choose(state: str) -> None:
+        Select(browser.find_element(By.ID, "state")).select_by_value(state)
+
+    with Server(document) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        browser.get(server.url)
+        screen(browser, 1280, 800)
+        until(browser, lambda: len(names()) == 50)
+        assert names()[:11] == [f"re6p-{number:04}" for number in [*range(100, 1001, 100), 10]]
+        assert text(browser, "#shown") == "1 to 50 of 1,000"
+        assert not browser.find_element(By.ID, "previous").is_enabled()
+        assert [option.text for option in browser.find_elements(By.CSS_SELECTOR, "#state option")] == [
+            "all (1,000)",
+            "cannot be reached (10)",
+            "problem (10)",
+            "not what is asked for (80)",
+            "ready (900)",
+        ]
+        browser.find_element(By.ID, "next").click()
+        assert text(browser, "#shown") == "51 to 100 of 1,000"
+        choose("problem")
+        until(browser, lambda: names() == [f"re6p-{number:04}" for number in range(50, 1000, 100)])
+        choose("not what is asked for")
+        until(browser, lambda: text(browser, "#shown") == "1 to 50 of 80")
+        browser.find_element(By.CSS_SELECTOR, "[data-key='re6p-0020'] summary").click()
+        browser.find_element(By.ID, "words").send_keys("FSDAX 0020")
+        until(browser, lambda: names() == ["re6p-0020"])
+        assert browser.find_elements(By.CSS_SELECTOR, "[data-key='re6p-0020'] details[open]")
+        browser.find_element(By.ID, "words").send_keys("0", Keys.ENTER)
+        until(browser, lambda: text(browser, "#shown") == "no such host")
+        browser.find_element(By.ID, "words").clear()
+        browser.find_element(By.ID, "words").send_keys("re6p-00")
+        until(browser, lambda: text(browser, "#shown") == "1 to 8 of 8")
+        assert not browser.find_elements(By.CSS_SELECTOR, "#hosts details[open]"), "of another host"
+        hosts[19] |= {"steps": [], "ready": True}  # what is new comes, and the filters stay
+        until(browser, lambda: "re6p-0020" not in names())
+        assert text(browser, "#shown") == "1 to 7 of 7"
+        for width in (390, 1280):
+            screen(browser, width, 800)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        named = {
+            (node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if "role" in node
+        }
+        assert {("searchbox", "Name or word"), ("combobox", "State"), ("button", "Next")} <= named
+        assert browser.execute_script("return document.querySelectorAll('*').length") < 3000
         server.shutdown()
         thread.join()

@@ -14,7 +14,9 @@ from test_plan_cases import inputs
 
 from provision.cli.main import run
 from provision.cluster import share
-from provision.converge.diagnosis import diagnose
+from provision.cluster.inventory import Host
+from provision.converge import doctor
+from provision.converge.diagnosis import Finding, diagnose
 from provision.node import health, port
 from provision.node.command import System
 from provision.node.health import Health
@@ -86,3 +88,26 @@ def test_the_command_says_what_is_wrong_and_changes_nothing(
     assert said["wrong"] is True
     assert f"make {tmp_path}/pmem0" in said["hosts"]["localhost"][-1]["what"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_with_the_same_findings_are_one_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def examine(host: Host, *, reached: bool) -> list[Finding]:
+        return [Finding("no mount", "run oeprov bootstrap")] if host.name < "h03" else []
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    path = tmp_path / "inventory.yml"
+    names = [f"h{number:02}" for number in range(1, 9)]
+    hosts = "".join(f"        {name}: {{oeprov_kind: cpu, ansible_host: {name}}}\n" for name in names)
+    path.write_text(
+        f"all:\n  children:\n    parameter_servers:\n      hosts:\n{hosts}"
+        "    workers:\n      hosts:\n        h01:\n"
+    )
+    assert run(["doctor", "-i", str(path), "--state-dir", str(tmp_path / "state")]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "✗ h[01-02] (2 hosts): 1 problem(s)",
+        "  - no mount",
+        "    → run oeprov bootstrap",
+        "✓ h[03-08] (6 hosts): nothing wrong",
+    ]

@@ -6,7 +6,12 @@ const STALE = 2; // failed requests after which the page says so
 const ACTIVE = ["prepared", "starting", "running", "stopping"];
 const LOOK = { done: "good", failed: "bad", unreadable: "bad", interrupted: "wait" };
 
+const PAGE = 50; // hosts in the table at once
+const MOST_NEWS = 5; // changes that screen readers are told at once
+
 let failures = 0;
+let last = null; // what was shown of the hosts
+let first = 0; // the number of the first host in the table
 const states = new Map(); // what screen readers were told of
 
 function el(tag, attributes, ...children) {
@@ -27,7 +32,8 @@ function svg(tag, attributes, ...children) {
 
 // Makes `old` what `fresh` is and keeps what is the same: focus, selection and opened details stay.
 function morph(old, fresh) {
-  if (old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
+  const key = (node) => (node.getAttribute ? node.getAttribute("data-key") : null);
+  if (old.nodeName !== fresh.nodeName || key(old) !== key(fresh)) return old.replaceWith(fresh);
   if (old.nodeType === Node.TEXT_NODE) {
     if (old.data !== fresh.data) old.data = fresh.data;
     return undefined;
@@ -40,6 +46,17 @@ function morph(old, fresh) {
   }
   const before = [...old.childNodes];
   const after = [...fresh.childNodes];
+  const rows = new Map(before.filter(key).map((node) => [key(node), node]));
+  if (rows.size && after.every(key)) {
+    const kept = after.map((node) => {
+      const row = rows.get(key(node));
+      if (row) morph(row, node);
+      return row || node;
+    });
+    const moved = kept.length !== before.length || kept.some((node, place) => node !== before[place]);
+    if (moved) old.replaceChildren(...kept);
+    return undefined;
+  }
   after.forEach((node, place) => (place < before.length ? morph(before[place], node) : old.append(node)));
   before.slice(after.length).forEach((node) => node.remove());
   return undefined;
@@ -78,10 +95,11 @@ const badge = (text, look) => el("span", { class: `badge ${look}` }, text);
 const tile = (value, name, look) => el("div", { class: look }, el("strong", {}, value), el("span", {}, name));
 
 // Columns: name, value of a row (text or nodes), and whether it is a number.
-function table(caption, columns, rows) {
+// With `key`, what was opened in a row stays with the row of that key.
+function table(caption, columns, rows, key = () => null) {
   const head = columns.map(([name, , right]) => el("th", { scope: "col", role: "columnheader", class: right && "number" }, name));
   const body = rows.map((row) =>
-    el("tr", { role: "row" }, columns.map(([name, value, right], place) => {
+    el("tr", { role: "row", "data-key": key(row) }, columns.map(([name, value, right], place) => {
       const content = value(row);
       const empty = content === "" || content === "–";
       if (place === 0) return el("th", { scope: "row", role: "rowheader" }, content);
@@ -234,7 +252,47 @@ function mode(host) {
   return [host.mode, ...other, ...host.places.map((line) => el("span", { class: "more" }, line))];
 }
 
+const STATES = ["cannot be reached", "problem", "not what is asked for", "ready"];
+
+function stateOf(host) {
+  if (host.error) return STATES[0];
+  if (host.problems.length) return STATES[1];
+  return host.steps.length ? STATES[2] : STATES[3];
+}
+
+// Each word must be somewhere in what is known of the host.
+function matches(host, words) {
+  const text = [host.host, host.kind, host.error, host.mode, host.os, host.kernel, ...host.roles, ...(host.gpus || []), ...(host.problems || [])].join(" ").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+// The hosts of one page; few hosts have neither filters nor pages.
+function selected(hosts) {
+  const form = document.getElementById("filter");
+  form.hidden = hosts.length <= PAGE;
+  if (form.hidden) return hosts;
+  const choice = document.getElementById("state").value;
+  const words = document.getElementById("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const named = hosts.filter((host) => matches(host, words));
+  const option = (value, name, list) => el("option", { value }, `${name} (${number(list.length)})`);
+  show("state", option("", "all", named), STATES.map((state) => option(state, state, named.filter((host) => stateOf(host) === state))));
+  document.getElementById("state").value = choice; // options that are moved in one by one select the last
+  const found = choice ? named.filter((host) => stateOf(host) === choice) : named;
+  first = Math.max(0, Math.min(first, Math.floor((found.length - 1) / PAGE) * PAGE));
+  const end = Math.min(first + PAGE, found.length);
+  show("shown", found.length ? `${number(first + 1)} to ${number(end)} of ${number(found.length)}` : "no such host");
+  document.getElementById("previous").disabled = first === 0;
+  document.getElementById("next").disabled = end === found.length;
+  return found.slice(first, end);
+}
+
+function turn(pages) {
+  first = pages ? first + pages * PAGE : 0;
+  if (last) showHosts(...last);
+}
+
 function showHosts(part, now, every) {
+  last = [part, now, every];
   const machine = (host) => (host.error ? "–" : [host.os || "–", el("span", { class: "more" }, host.kernel), ...host.gpus.map((name) => el("span", { class: "more" }, name))]);
   const columns = [
     ["host", (host) => host.host],
@@ -250,7 +308,7 @@ function showHosts(part, now, every) {
   const hosts = [...part.list].sort((a, b) => rank(a) - rank(b));
   const caption = part.at ? `seen ${duration(now - part.at)} ago, every ${duration(every)}` : "";
   show("hosts", part.trouble ? el("p", { class: "message" }, part.trouble) : null,
-    part.at ? el("div", { class: "card" }, table(caption, columns, hosts)) : part.trouble ? null : el("p", { class: "soft" }, "Looking at the hosts …"));
+    part.at ? el("div", { class: "card" }, table(caption, columns, selected(hosts), (host) => host.host)) : part.trouble ? null : el("p", { class: "soft" }, "Looking at the hosts …"));
 }
 
 function showTiles(data) {
@@ -276,7 +334,8 @@ function tell(data) {
   for (const host of data.hosts.list) now.set(`host ${host.host}`, host.error ? "cannot be reached" : "reachable");
   const news = [...now].filter(([name, state]) => states.has(name) && states.get(name) !== state);
   now.forEach((state, name) => states.set(name, state));
-  if (news.length) show("news", news.map(([name, state]) => `${name}: ${state}`).join(". "));
+  const more = news.length > MOST_NEWS ? [`${number(news.length - MOST_NEWS)} more changes`] : [];
+  if (news.length) show("news", [...news.slice(0, MOST_NEWS).map(([name, state]) => `${name}: ${state}`), ...more].join(". "));
 }
 
 function warn(text) {
@@ -308,4 +367,9 @@ async function refresh() {
   setTimeout(refresh, PERIOD);
 }
 
+document.getElementById("filter").addEventListener("submit", (event) => event.preventDefault());
+document.getElementById("words").addEventListener("input", () => turn(0));
+document.getElementById("state").addEventListener("change", () => turn(0));
+document.getElementById("previous").addEventListener("click", () => turn(-1));
+document.getElementById("next").addEventListener("click", () => turn(1));
 refresh();

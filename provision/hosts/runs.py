@@ -1,0 +1,183 @@
+"""Runs that changed hosts, as the journal has them: for ``oeprov history`` and for estimates of durations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from provision.cluster.errors import ConvergeError, did_you_mean
+from provision.hosts.journal import Journal, is_locked
+
+HostOutcome = Literal["done", "failed", "interrupted", "running", "not reached", "unchanged"]
+_MOST_NAMED = 5  # runs in a message
+
+
+@dataclass
+class StepRun:
+    """One step on one host; ``ok`` is None until it has ended."""
+
+    step: str
+    what: str
+    began: datetime | None
+    ended: datetime | None = None
+    ok: bool | None = None
+    message: str = ""
+    seconds: float | None = None  # of the step itself, without waiting; older journals have none
+
+
+@dataclass
+class Run:
+    """One run of ``bootstrap``, ``pmem-mode``, ``rollback`` or ``destroy``."""
+
+    id: str
+    cluster: str
+    began: datetime | None
+    hosts: list[str]
+    pending: list[str] | None  # hosts with something to do; None: an older journal
+    who: str = ""
+    command: str = ""
+    last: datetime | None = None  # its last entry
+    outcome: str = ""  # as it was finished; empty: it was not
+    is_running: bool = False
+    failed: set[str] = field(default_factory=set)
+    steps: dict[str, dict[str, StepRun]] = field(default_factory=dict)  # by host and step
+    reboots: dict[str, list[float]] = field(default_factory=dict)  # seconds, by host
+
+    @property
+    def state(self) -> str:
+        """How it ended: done, failed, nothing to do or interrupted; or running."""
+        if self.outcome:
+            return "done" if self.outcome == "ok" else self.outcome
+        return "running" if self.is_running else "interrupted"
+
+    @property
+    def seconds(self) -> float | None:
+        """From its first entry to its last."""
+        return (self.last - self.began).total_seconds() if self.began and self.last else None
+
+    def host_outcome(self, host: str) -> HostOutcome:
+        """How the run ended on one host."""
+        steps = list(self.steps.get(host, {}).values())
+        if host in self.failed or any(step.ok is False for step in steps):
+            return "failed"
+        if any(step.ok is None for step in steps):
+            return "running" if self.is_running else "interrupted"
+        if steps:
+            return "done"
+        if host in (self.pending or ()):
+            return "running" if self.is_running else "not reached"
+        return "unchanged"
+
+    def outcomes(self) -> dict[HostOutcome, list[str]]:
+        """The hosts by outcome, in the inventory's order."""
+        found: dict[HostOutcome, list[str]] = {}
+        for host in dict.fromkeys([*self.hosts, *self.steps]):
+            found.setdefault(self.host_outcome(host), []).append(host)
+        return found
+
+    def host_seconds(self, host: str) -> float:
+        """From the first step's begin to the last step's end on one host; 0 if no step has both."""
+        steps = self.steps.get(host, {}).values()
+        began = [step.began for step in steps if step.began]
+        ended = [step.ended for step in steps if step.ended]
+        return (max(ended) - min(began)).total_seconds() if began and ended else 0.0
+
+
+@dataclass
+class Durations:
+    """Seconds that steps and reboots took in earlier runs."""
+
+    steps: dict[str, list[float]] = field(default_factory=dict)  # by the step's id
+    reboots: dict[str, list[float]] = field(default_factory=dict)  # by host
+
+
+def durations(journal: Journal) -> Durations:
+    """What successful steps and reboots of all runs took."""
+    found = Durations()
+    for entry in journal.read():
+        seconds = entry.get("seconds")
+        if not isinstance(seconds, (int, float)):
+            continue
+        if entry.get("event") == "end" and entry.get("ok"):
+            found.steps.setdefault(str(entry.get("step", "")), []).append(float(seconds))
+        elif entry.get("event") == "rebooted":
+            found.reboots.setdefault(str(entry.get("host", "")), []).append(float(seconds))
+    return found
+
+
+def read(state_dir: Path) -> list[Run]:
+    """Every run in the state directory's journal, oldest first."""
+    found: dict[str, Run] = {}
+    for entry in Journal(state_dir / "journal.jsonl", "").read():
+        run, time = str(entry.get("run", "")), _time(entry.get("time"))
+        if entry.get("event") == "run":
+            known = found.setdefault(run, Run(run, str(entry.get("cluster", "")), time, [], None))
+            _begin(known, entry)
+        if run in found:
+            found[run].last = time or found[run].last
+            _add(found[run], entry, time)
+    runs = list(found.values())
+    # Only the last run of a cluster can be the one that holds the cluster's lock.
+    for last in {run.cluster: run for run in runs}.values():
+        last.is_running = not last.outcome and is_locked(state_dir, last.cluster)
+    return runs
+
+
+def _begin(run: Run, entry: dict[str, Any]) -> None:
+    run.hosts = [str(host) for host in _list(entry.get("hosts"))]
+    run.pending = [str(host) for host in entry["pending"]] if isinstance(entry.get("pending"), list) else None
+    run.who, run.command = str(entry.get("who", "")), str(entry.get("command", ""))
+
+
+def _add(run: Run, entry: dict[str, Any], time: datetime | None) -> None:
+    event, host, name = entry.get("event"), str(entry.get("host", "")), str(entry.get("step", ""))
+    steps = run.steps.setdefault(host, {}) if event in ("begin", "end") else {}
+    if event == "begin":
+        steps[name] = StepRun(name, str(entry.get("what", "")), time)
+    elif event == "end":
+        step = steps.setdefault(name, StepRun(name, name, None))
+        step.ended, step.ok, step.message = time, bool(entry.get("ok")), str(entry.get("message", ""))
+        step.seconds = float(entry["seconds"]) if isinstance(entry.get("seconds"), (int, float)) else None
+    elif event == "rebooted" and isinstance(entry.get("seconds"), (int, float)):
+        run.reboots.setdefault(host, []).append(float(entry["seconds"]))
+    elif event == "finished":
+        run.outcome = str(entry.get("outcome", ""))
+        run.failed = {str(host) for host in _list(entry.get("failed"))}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _time(text: Any) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
+def choose(runs: Iterable[Run], name: str, place: Path) -> Run:
+    """The run with this id or unique beginning of an id; ConvergeError names what matches, or the last."""
+    known = list(runs)
+    if not name:
+        raise ConvergeError("the run's name is empty; `oeprov history` lists the runs")
+    if not known:
+        raise ConvergeError(f"no run {name} in {place}: nothing was changed from this state directory yet")
+    meant = [run for run in known if run.id == name] or [run for run in known if run.id.startswith(name)]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise ConvergeError(f"{name} is {len(meant)} runs: {_listed(meant)}; give more letters of its id")
+    hint = did_you_mean(name, [run.id for run in known])
+    raise ConvergeError(
+        f"no run {name} in {place}{hint} (last runs: {_listed(known)}); `oeprov history` lists them"
+    )
+
+
+def _listed(runs: list[Run]) -> str:
+    more = len(runs) - _MOST_NAMED
+    return ", ".join(run.id for run in runs[-_MOST_NAMED:]) + (f" and {more} older" if more > 0 else "")
