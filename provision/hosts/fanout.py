@@ -1,7 +1,7 @@
 """Does one thing on many hosts at once: bounded by count, without waiting for hosts that hang.
 
-At most ``MOST_AT_ONCE`` hosts work at a time. A host that takes longer than ``PATIENCE`` gives its place to the
-next one, and at most ``MOST_SLOW`` such hosts are waited for beside the others.
+At most ``MOST_AT_ONCE`` hosts work at a time. A host that takes longer than ``PATIENCE`` gives its place to
+the next one, and at most ``MOST_SLOW`` such hosts are waited for beside the others.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _wait_for_last(running: set[Future[T]], tasks: Mapping[Future[T], _Task]) ->
         for item in running:
             if time.monotonic() - tasks[item].begun >= limit:
                 tasks[item].cut.cut(
-                    f"did not answer within {limit:.0f} s; {len(answered)} other hosts took at most {usual:.1f} s"
+                    f"did not answer within {limit:.0f} s; {len(answered)} other hosts took "
+                    f"{usual:.1f} s or little more"
                 )
         if any(tasks[item].cut.why for item in running):
             _, running = wait(running, timeout=_TICK, return_when=FIRST_COMPLETED)

@@ -104,9 +104,7 @@ def _without_lines(code: Any) -> Any:
     # Entries of kind 15, "no location", for up to 8 code units each: Objects/locations.md of CPython.
     count = len(code.co_code) // 2
     table = b"\xff" * (count // 8) + (bytes([0xF8 | (count % 8 - 1)]) if count % 8 else b"")
-    constants = tuple(
-        _without_lines(item) if isinstance(item, CodeType) else item for item in code.co_consts
-    )
+    constants = tuple(_without_lines(item) if isinstance(item, CodeType) else item for item in code.co_consts)
     return code.replace(co_linetable=table, co_consts=constants)
 
 

@@ -125,7 +125,8 @@ def _exchange(
                         selector.unregister(key.fd)
                     if len(read[key.fd]) > MOST_OUTPUT and not cut.why:
                         raise HostError(
-                            host.name, f"sent more than {MOST_OUTPUT >> 20} MiB; what prints there at a login?"
+                            host.name,
+                            f"sent more than {MOST_OUTPUT >> 20} MiB; what prints there at a login?",
                         )
                     continue
                 try:

@@ -155,7 +155,7 @@ def test_turns_wait_for_each_other(tmp_path: Path, hosts: SshHosts) -> None:
     planned = json.loads(run(tmp_path, "oeprov", "plan", "-i", str(path), "--json", expect=2))
     assert planned["turns"] == [["node001"], ["node002", "node003"], ["node004", "node005"]]
     shown = run(tmp_path, "oeprov", "plan", "-i", str(path), expect=2)
-    assert "turns (3): node001, 2 hosts, 2 hosts; a failed host stops the later turns" in shown
+    assert "turns (3): node001, 2 hosts, 2 hosts; a failed first turn stops the later ones" in shown
     bootstrap(tmp_path, path, 0)
     found = {host.name: turns(host) for host in hosts}
     for before, after in itertools.pairwise(planned["turns"]):

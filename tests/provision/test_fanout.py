@@ -86,7 +86,9 @@ def test_hosts_that_hang_are_cut_off_and_say_where(tmp_path: Path, monkeypatch: 
     lost = {name: item.reason for name, item in found.items() if isinstance(item, HostError)}
     assert list(lost) == list(HANGS)
     for name, (_, words) in HANGS.items():
-        assert re.fullmatch(rf"did not answer within \d+ s; \d+ other hosts took at most \S+ s{words}", lost[name])
+        assert re.fullmatch(
+            rf"did not answer within \d+ s; \d+ other hosts took \S+ s or little more{words}", lost[name]
+        )
     assert all(found[name] == "here\n" for name in found.keys() - lost.keys())
 
 

@@ -15,8 +15,8 @@ from ssh_server import SshServer, serving
 from provision.cluster import share
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
-from provision.hosts import observe as observing
 from provision.hosts import fanout, payload, remote
+from provision.hosts import observe as observing
 from provision.hosts.survey import python_problem, survey
 from provision.inventory.loader import load
 from provision.node.observe import observe_node
