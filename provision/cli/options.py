@@ -211,17 +211,18 @@ def _change(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> Change:
     from provision.converge import changes
+    from provision.converge.rolling import Failures
 
     if fail_fast and keep_going:
         raise OeprovError("--fail-fast and --keep-going exclude each other: give one of them")
     agreed = changes.Consent(yes=yes, objects=consent or [])
-    failures = changes.Failures.fail_fast if fail_fast else changes.Failures.limited
+    failures = Failures.fail_fast if fail_fast else Failures.limited
     how = {
         "state_dir": state_dir,
         "consent": agreed,
         "as_json": as_json,
         "check": check,
-        "failures": changes.Failures.keep_going if keep_going else failures,
+        "failures": Failures.keep_going if keep_going else failures,
     }
     return Change(inventory, limit, how, retry_trials)
 

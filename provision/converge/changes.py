@@ -488,11 +488,11 @@ class _Change:
         if rollout.stopped and not self.stopped:
             self.stopped = rollout.stopped
             if rollout.left:
-                failed = list(rollout.failed)
-                limit = ":!".join(["all", *failed[:_NAMED]])
+                bad = list(rollout.failed)
+                limit = ":!".join(["all", *bad[:_NAMED]])
                 self.stopped += (
                     f"; nothing was changed on {len(rollout.left)} host(s) after that: {some(rollout.left)}; "
-                    f"repair {some(failed)}, or leave it out with --limit '{limit}', and run this again"
+                    f"repair {some(bad)}, or leave it out with --limit '{limit}', and run this again"
                 )
             outcome = "failed"
         return outcome, log

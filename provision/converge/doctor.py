@@ -53,8 +53,10 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
         inventory.hosts, lambda host, cut: examine(host, cut, reached=bool(workers - {host.name}))
     )
     for name, item in seen.items():
-        lost = isinstance(item, HostError)
-        found[name] = [Finding(item.reason, "nothing else could be observed")] if lost else item
+        if isinstance(item, HostError):
+            found[name] = [Finding(item.reason, "nothing else could be observed")]
+        else:
+            found[name] = item
     wrong = any(found.values())
     if as_json:
         hosts = {name: [asdict(item) for item in items] for name, items in found.items()}
