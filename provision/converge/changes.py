@@ -268,7 +268,8 @@ class _Change:
         self.applied = False
         self.failures = failures
         self.failed: set[str] = set()  # hosts where a role failed
-        self.out: dict[str, None] = {}  # hosts that failed in this run: later rounds leave them out
+        self.fallen: set[str] = set()  # hosts that failed in this run, in whichever phase
+        self.out: set[str] = set()  # these and hosts with problems: later rounds leave them out
         self.stopped = ""  # why the hosts that are left were not changed
 
     def run(self, *, check: bool) -> int:
@@ -408,7 +409,7 @@ class _Change:
             lost = some([error.host for error in found.lost])
             raise ConvergeError(f"{lost} cannot be reached; nothing was changed (--fail-fast)")
         if bad:
-            self.out.update(dict.fromkeys(bad))
+            self.out.update(bad)
             say(
                 self.console,
                 f"[yellow]![/] {len(bad)} host{'s are' if len(bad) > 1 else ' is'} left out for problems: "
@@ -448,7 +449,7 @@ class _Change:
             [error.host for error in found.lost],
             failures=self.failures,
             down=self.failed,
-            earlier=len(self.out),
+            earlier=len(self.fallen),
         )
         if self.bundle:
             with self.console.status("sending the bundle"):
@@ -484,6 +485,7 @@ class _Change:
                 else:
                     rollout.end(names, failed)
         self.done += view.done
+        self.fallen.update(rollout.failed)
         self.out.update(rollout.failed)
         if rollout.stopped and not self.stopped:
             self.stopped = rollout.stopped

@@ -52,4 +52,8 @@ def on_all(
     hosts: Mapping[str, Host], errand: Errand, args: Mapping[str, Any], timeout: int
 ) -> dict[str, dict[str, Any] | HostError]:
     """Run the same errand on all hosts at once; returns the result or the error of each."""
-    return fanout.on_hosts(hosts, lambda host, cut: run(host, errand, args, timeout, cut=cut))
+    return fanout.on_hosts(
+        hosts,
+        lambda host, cut: run(host, errand, args, timeout, cut=cut),
+        cut_off=errand == "observe",
+    )

@@ -68,10 +68,13 @@ class _Task:
     ended: float = 0.0
 
 
-def on_hosts(hosts: Mapping[str, Host], do: Callable[[Host, Cut], T]) -> dict[str, T | HostError]:
+def on_hosts(
+    hosts: Mapping[str, Host], do: Callable[[Host, Cut], T], *, cut_off: bool = True
+) -> dict[str, T | HostError]:
     """The result of ``do`` on each host, or its HostError; in the order of ``hosts``.
 
-    ``do`` must hand its ``Cut`` to ``remote.run``. Other exceptions are raised when all hosts have ended.
+    Without ``cut_off`` all hosts are waited for: for work that may take long on some. ``do`` must hand its
+    ``Cut`` to ``remote.run``. Other exceptions are raised when all hosts have ended.
     """
     found: dict[str, Future[T | HostError]] = {}
     tasks: dict[Future[T | HostError], _Task] = {}
@@ -99,7 +102,9 @@ def on_hosts(hosts: Mapping[str, Host], do: Callable[[Host, Cut], T]) -> dict[st
                 found[name] = pool.submit(one, host, task)
                 tasks[found[name]] = task
                 running.add(found[name])
-            _wait_for_last(running, tasks)
+            if cut_off:
+                _wait_for_last(running, tasks)
+            wait(running)
         except BaseException:
             for task in tasks.values():
                 task.cut.cut("was not waited for: a stop request")

@@ -113,6 +113,8 @@ def _exchange(
         while any(number in read for number in selector.get_map()):
             if stop is not None and stop.count:
                 raise HostError(host.name, "was not waited for: a stop request")
+            if cut.why:  # ssh was killed; a jump host's ssh may still hold the pipe of errors
+                break
             remains = deadline - time.monotonic()
             if remains <= 0:
                 how_far = _stage(*map(bytes, read.values()))

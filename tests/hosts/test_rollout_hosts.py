@@ -117,13 +117,13 @@ def test_a_failure_of_the_first_host_stops_the_rollout(tmp_path: Path, hosts: Ss
 )
 def test_a_failure_in_a_later_turn_leaves_the_others_alone(tmp_path: Path, hosts: SshHosts, how: str) -> None:
     """All others come to their end; the next run changes the failed host only."""
-    path = rolled_out(tmp_path, hosts)
+    path = rolled_out(tmp_path, hosts, shares="[1, 4]")
     spoil(hosts[1], TURN, how)
     said = bootstrap(tmp_path, path, 1)
     both = ["change", "reboot"]
     assert [sorted(turns(host)) for host in hosts] == [both, ["change"], both, both, both], said
     assert "the change stopped" not in said
-    assert "node002: still to do: reboot" in said or "node002: " in said.splitlines()[-1]
+    assert "node002: still to do: reboot" in said
     done = {host.name: turns(host) for host in hosts if host is not hosts[1]}
 
     spoil(hosts[1], TURN, "#!/bin/sh\n")

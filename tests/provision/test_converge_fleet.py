@@ -148,6 +148,15 @@ def test_a_canary_that_is_lost_is_no_reason_to_take_another_one(make: Callable[[
     assert fleet.bootstrap() == 1  # n0 is known, and was gone on without
 
 
+def test_problems_are_no_failures_of_the_run(make: Callable[[int], Fleet]) -> None:
+    """They were known before the user agreed."""
+    fleet = make(100)
+    fleet.problems = dict.fromkeys(names(range(50, 70)), "/data: is a file")
+    fleet.fails = {"turn": {"n30"}}
+    assert fleet.bootstrap() == 1
+    assert fleet.turned == names(range(100)) - names(range(50, 70))
+
+
 def test_fail_fast(make: Callable[[int], Fleet]) -> None:
     fleet = make(30)
     strict = {"failures": Failures.fail_fast}

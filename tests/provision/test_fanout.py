@@ -116,6 +116,25 @@ def test_few_hosts_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(found.values()) == ["quick"] * 3 + ["slow"]
 
 
+def test_work_that_may_take_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout, "LEAST", 0.0)
+    monkeypatch.setattr(fanout, "MULTIPLE", 0.0)
+    others = threading.Barrier(29)
+
+    def work(host: Host, cut: Cut) -> str:
+        if host.name != "n29":
+            others.wait(30)
+            return "quick"
+        for _ in range(20):
+            time.sleep(0.01)
+            if cut.why:
+                raise HostError(host.name, cut.why)
+        return "slow"
+
+    hosts = cluster(tmp_path, 30).hosts
+    assert list(fanout.on_hosts(hosts, work, cut_off=False).values()) == ["quick"] * 29 + ["slow"]
+
+
 def test_endless_output_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell that prints for ever takes neither the controller's memory nor its time."""
     monkeypatch.setattr(remote, "MOST_OUTPUT", 1 << 20)
