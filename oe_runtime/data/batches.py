@@ -59,8 +59,8 @@ def open_source(
     """Open `generate:ROWS[:SEED]`, or a schema's rows at a path. DataError says that there is no such data.
 
     Up to `max_bad_rows` broken rows per pass are skipped, counted and shown. `eval_data` are separate rows
-    for the evaluation, none of which may be in `name`. To `follow` a directory is to read what arrives in it,
-    too; `-` is standard input. Both are a Stream.
+    for the evaluation, none of which may be in `name`, or a share to hold out. To `follow` a directory is to
+    read what arrives in it, too; `-` is standard input. Both are a Stream.
     """
     if follow or name == stream.STDIN:
         return _open_stream(name, max_cardinality, max_bad_rows, schema, eval_data)
@@ -71,14 +71,20 @@ def open_source(
             raise DataError(
                 f"{name} makes rows of Criteo's columns, not of another schema; name a file of yours"
             )
-        if eval_data:
+        if eval_data and not is_share(eval_data):
             raise DataError(
                 f"--eval-data {eval_data}: {name} has a signal of its own, so only its own rows can be held "
                 "out; give a share, such as 0.1"
             )
         return generate.parse(name, max_cardinality)
     source = CriteoFiles(name, max_cardinality, BrokenRows(max_bad_rows), schema)
-    if eval_data:
+    if is_share(eval_data):
+        if (apart := source.evaluation()) is not None:
+            raise DataError(
+                f"--eval-data {eval_data}: {name} has rows for the evaluation, {apart.describe()}; leave the "
+                "share out, or name train.csv alone with --data"
+            )
+    elif eval_data:
         source.evaluate_on(CriteoFiles(eval_data, max_cardinality, schema=schema))
     return source
 
@@ -88,6 +94,8 @@ def _open_stream(
 ) -> stream.Stream:
     if name.startswith("generate:"):
         raise DataError(f"--follow: {name} are rows that are all there; name a directory that grows")
+    if is_share(eval_data):
+        raise DataError(f"{name}: a stream holds out no rows; name others with --eval-data PATH")
     found: stream.Stream
     if name == stream.STDIN:
         found = stream.StandardInput(max_cardinality, max_bad_rows, schema)
@@ -112,7 +120,9 @@ class Split:
     def __init__(self, holdout: float) -> None:
         if not 0 <= holdout < 1:
             raise ValueError(f"the share of rows to hold out is {holdout}, expected 0 ≤ share < 1")
-        self._share = Fraction(holdout).limit_denominator(1000)
+        exact = Fraction(holdout)
+        # A share that thousandths would round to nothing keeps its value.
+        self._share = exact.limit_denominator(1000) or exact.limit_denominator(10**9)
 
     def held_before(self, row: int) -> int:
         """Return how many of the rows before `row` are held out."""

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from oe_runtime.data import is_share, open_source, row_schema
+from oe_runtime.data import open_source, row_schema
 from oe_runtime.errors import OeError
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         schema = row_schema.chosen(given.schema, given.label, given.categories, given.numbers)
-        apart = "" if is_share(given.eval_data or "") else given.eval_data or ""
+        apart = given.eval_data or ""
         source = open_source(given.data, 0, given.max_bad_rows, schema, apart, follow=given.follow)
         source.check(tensorflow=not given.without_tensorflow)
     except OeError as error:

@@ -18,6 +18,7 @@ from oe_runtime.data.schema import Batch, normalise
 from oe_runtime.errors import DataError
 
 _TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _Integers = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
 
 
@@ -32,7 +33,7 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     dense = np.empty((rows, len(schema.numbers)), np.float32)
     rest = iter(columns[1:])
     for i, number in enumerate(schema.numbers):
-        column = _present(next(rest), schema.missing)
+        column = _present(_as_floats(next(rest)), schema.missing)
         dense[:, i], odd = _numbers(column, number)
         expected = "an integer" if number.whole else "a number"
         for row in np.flatnonzero(odd).tolist():
@@ -41,11 +42,17 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     ids = np.empty((rows, schema.ids), np.int64, order="F")
     at = 0
     for category in schema.categories:
-        column = next(rest)
+        given = next(rest)
         if category.several:
-            ids[:, at : at + category.length] = _several(column, category, schema.missing)
+            ids[:, at : at + category.length] = _several(given, category, schema.missing)
         else:
-            ids[:, at] = category_ids(*_texts(_present(column, schema.missing)), category.cardinality)
+            column = _present(given, schema.missing)
+            if pa.types.is_floating(column.type):
+                column, odd = _whole_texts(column)
+                for row in np.flatnonzero(odd).tolist():
+                    shown = _shown(given, row)
+                    problems.setdefault(row, f"{category.name} is '{shown}', expected a text or an integer")
+            ids[:, at] = category_ids(*_texts(column), category.cardinality)
         at += category.length
     weights = None
     if schema.weight:
@@ -71,7 +78,7 @@ def check_types(path: Path, schema: Schema, kinds: Sequence[pa.DataType]) -> Non
         texts.add(schema.label)
     for name, given in zip(schema.names, kinds, strict=True):
         kind = given
-        if name in several and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if name in several and any(is_list(kind) for is_list in _LISTS):
             kind = kind.value_type
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
@@ -80,11 +87,26 @@ def check_types(path: Path, schema: Schema, kinds: Sequence[pa.DataType]) -> Non
             good, expected = number or any(is_text(kind) for is_text in _TEXTS), "text, bytes or integers"
             if name in several:
                 expected += f", in lists or with '{several[name].separator}' between them"
+            elif name != schema.label:  # whole floats, as pandas stores integers beside missing values
+                good = good or pa.types.is_floating(kind)
         else:
             good = number or pa.types.is_floating(kind)
+            good = good or (name not in whole and pa.types.is_decimal(kind))
             expected = "integers" if name in whole else "numbers"
         if not good:
             raise DataError(f"{path}: column {name} has the type {given}, expected {expected}")
+
+
+def can_be_read(kind: pa.DataType) -> bool:
+    """Return whether some schema reads columns of this type."""
+    several = any(is_list(kind) for is_list in _LISTS)
+    if several:
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+    fractions = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return whole or any(is_text(kind) for is_text in _TEXTS) or (fractions and not several)
 
 
 def _labels(column: pa.Array, schema: Schema) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -155,6 +177,8 @@ def _floats(column: pa.Array) -> NDArray[np.float64]:
 
 def _several(column: pa.Array, category: Category, missing: Sequence[str]) -> NDArray[np.int64]:
     """Return the ids of a column of several values, (B, length)."""
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         offsets, data = _texts(_present(column, missing))
         texts = pa.Array.from_buffers(
@@ -202,6 +226,17 @@ def _whole(column: pa.Array) -> _Integers:
     column = column.cast(pa.int64())
     values = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     return values, missing, np.zeros(len(column), np.bool_)
+
+
+def _as_floats(column: pa.Array) -> pa.Array:
+    """Return decimals as floats, other columns as they are."""
+    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+
+
+def _whole_texts(column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return whole floats as decimal text, none where missing, and which values are no integers."""
+    values, missing, odd = _whole(column)
+    return pa.array(values, mask=missing | odd).cast(pa.string()), odd
 
 
 def _texts(column: pa.Array) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.uint8]]:

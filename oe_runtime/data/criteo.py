@@ -37,6 +37,7 @@ _MAGIC: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "parquet": ("Parquet", (b"PAR1", b"PARE")),
     "arrow": ("Arrow", (b"ARROW1",)),
 }
+_ARROW_STREAM = b"\xff\xff\xff\xff"  # the first message
 _KINDS = {
     ".tsv": "tabs",
     ".txt": "tabs",
@@ -135,8 +136,8 @@ class CriteoFiles:
 
     def evaluate_on(self, source: CriteoFiles) -> None:
         """Take other rows for the evaluation. Raises DataError for a file that is trained on."""
-        mine = {path.resolve() for path in self._files}
-        if both := [path for path in source.files if path.resolve() in mine]:
+        mine = {_file_of(path) for path in self._files}
+        if both := [path for path in source.files if _file_of(path) in mine]:
             raise DataError(
                 f"--eval-data {source.describe()}: {both[0]} is in --data too, and rows for the evaluation "
                 "must not be trained on; name other files, or a share to hold out, such as 0.1"
@@ -250,6 +251,11 @@ def _check_magic(path: Path, kind: str, schema: Schema) -> None:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if not found:
         raise empty_file(path, schema)
+    if name == "arrow" and found.startswith(_ARROW_STREAM):
+        raise DataError(
+            f"{path} has Arrow's streaming format, which must be read from its start; write it as a file, "
+            "with pyarrow.ipc.new_file or pyarrow.feather.write_feather"
+        )
     if not found.startswith(magics):
         raise DataError(f"{path} is not a {what} file, as its name says: it begins with {found!r:.40}")
 
@@ -296,6 +302,12 @@ def file_kind(path: Path) -> str | None:
     return _KINDS.get(name.suffix)
 
 
+def _file_of(path: Path) -> object:
+    """Return what is the same for all names of a file, hard links included."""
+    found = path.stat()
+    return (found.st_dev, found.st_ino) if hasattr(found, "st_ino") else path.resolve()
+
+
 def _evaluation_file(name: str) -> Path | None:
     path = remote_files.path(name)
     both = path / "train.csv", path / "eval.csv"
@@ -317,7 +329,7 @@ def find_files(name: str) -> list[Path]:
     try:
         files = _find_files(name)
     except remote_files.InvalidUrl as error:
-        raise DataError(f"--data: {error}") from error
+        raise DataError(str(error)) from error
     except OSError as error:
         raise DataError(f"cannot read {error.filename or name}: {error.strerror}") from error
     for path in files:

@@ -14,11 +14,12 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ import pyarrow as pa
 import yaml
 
 from oe_runtime.data import open_source, row_schema
+from oe_runtime.data.columns import can_be_read
 from oe_runtime.data.criteo import file_kind, find_files
 from oe_runtime.data.schema import COLUMNS
+from oe_runtime.data.text import CODECS
 from oe_runtime.errors import DataError, OeError
-from oe_runtime.support import interrupt
+from oe_runtime.support import interrupt, remote_files
 
 ROWS = 100_000
 WIDTHS = (9, 16, 64, 128)
@@ -54,6 +57,7 @@ class Sample:
     separator: str = ""  # of text files
     header: bool = True
     more: bool = False  # whether the file has more rows
+    unread: Mapping[str, str] = field(default_factory=dict)  # types that no schema reads, by column
 
 
 @dataclass
@@ -104,11 +108,13 @@ def read_sample(path: Path, most: int) -> Sample:
 
 def _of_text(path: Path, most: int) -> Sample:
     try:
-        with pa.input_stream(str(path)) as stream:  # decompresses by the name
+        codec = CODECS.get(path.suffix)
+        with remote_files.open_input(path) as raw:
+            stream = pa.CompressedInputStream(raw, codec) if codec else raw
             text = stream.read(_MOST_BYTES)
             more = bool(stream.read(1))
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
     lines = io.StringIO(text.decode("utf-8", "replace").removeprefix("\ufeff"), newline="")
     first = lines.readline().rstrip("\r\n")
     if not first:
@@ -122,7 +128,9 @@ def _of_text(path: Path, most: int) -> Sample:
     except csv.Error as error:
         raise DataError(f"{path}: {error}") from error
     head = [name.strip() for name in rows[0]]
-    header = not any(_is_number(name) or not name for name in head) and len(set(head)) == len(head)
+    header = not any(_is_number(name) or not name for name in head)
+    if twice := [name for name, count in Counter(head).items() if header and count > 1]:
+        raise DataError(f"{path}: its first line has {twice[0]} twice; give each column a name of its own")
     names = head if header else list(COLUMNS)
     if not header and len(head) != len(COLUMNS):
         names = [f"c{place}" for place in range(1, len(head) + 1)]
@@ -135,11 +143,11 @@ def _of_arrow(path: Path, kind: str, most: int) -> Sample:
 
     try:
         if kind == "parquet":
-            with pq.ParquetFile(str(path)) as file:
+            with remote_files.open_input(path) as raw, pq.ParquetFile(raw) as file:
                 batches = list(itertools.islice(file.iter_batches(most), 1))
                 total, schema = file.metadata.num_rows, file.schema_arrow
         else:
-            with pa.memory_map(str(path)) as raw:
+            with remote_files.open_input(path) as raw:
                 read = pa.ipc.open_file(raw)
                 batches, total, schema = [], 0, read.schema
                 for number in range(read.num_record_batches):
@@ -147,15 +155,18 @@ def _of_arrow(path: Path, kind: str, most: int) -> Sample:
                         batches.append(read.get_batch(number))
                         total += batches[-1].num_rows
     except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
     table = pa.Table.from_batches(batches, schema).slice(0, most)
     columns = [map(_text, column.to_pylist()) for column in table.columns]
-    return Sample(table.column_names, list(zip(*columns, strict=True)), more=total > table.num_rows)
+    unread = {one.name: str(one.type) for one in table.schema if not can_be_read(one.type)}
+    rows: list[Sequence[Any]] = list(zip(*columns, strict=True))
+    return Sample(table.column_names, rows, more=total > table.num_rows, unread=unread)
 
 
 def _of_records(path: Path, most: int) -> Sample:
     from oe_runtime.support.tensorflow_noise import without_noise
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         with without_noise():
             import tensorflow as tf
@@ -235,7 +246,7 @@ def propose(path: Path, sample: Sample, label: str | None) -> str:
         fields = [tuple("" if value in absent else value for value in values) for values in fields]
     columns = {name: examine(name, list(values)) for name, values in zip(sample.names, fields, strict=True)}
     chosen = _label(path, columns, label)
-    rest = [column for column in columns.values() if column is not chosen]
+    rest = [one for one in columns.values() if one is not chosen and one.name not in sample.unread]
     ignored = [one for one in rest if _is_key(one)]
     numbers = [one for one in rest if one not in ignored and _is_amount(one)]
     categories = [one for one in rest if one not in ignored and one not in numbers]
@@ -243,7 +254,8 @@ def propose(path: Path, sample: Sample, label: str | None) -> str:
         f"# {path.name}: {len(sample.rows):,} rows" + (" of its beginning." if sample.more else "."),
         f"label: {_word(chosen.name)}  # {_rate(chosen)}",
     ]
-    if (positive := _positive(chosen)) != "1":
+    if not set(chosen.values) <= {"0", "1"}:
+        positive = _positive(chosen)
         others = ", ".join(value for value in chosen.values if value != positive)
         lines.append(f"positive: {_quoted(positive)}  # {others} is 0")
     if absent:
@@ -254,9 +266,12 @@ def propose(path: Path, sample: Sample, label: str | None) -> str:
     ):
         if part:
             lines += [f"{title}:", *map(describe, part)]
-    if ignored:
-        lines.append("ignored:  # as many values as rows: keys?")
-        lines += [f"  - {_word(one.name)}" for one in ignored]
+    if ignored or sample.unread:
+        lines.append("ignored:")
+        lines += [f"  - {_word(one.name)}  # as many values as rows: a key?" for one in ignored]
+        lines += [
+            f"  - {_word(name)}  # its type, {kind}, is not read" for name, kind in sample.unread.items()
+        ]
     if not sample.header:
         lines.append("header: false")
         names = ", ".join(map(_word, sample.names))
@@ -299,6 +314,8 @@ def _positive(label: Column) -> str:
     if set(label.values) <= {"0", "1"}:
         return "1"
     by_word = [value for value in label.values if value.lower() in _YES]
+    if not by_word and (numbers := label.floats):
+        return max(label.values, key=float) if len(set(numbers)) > 1 else next(iter(label.values))
     return by_word[0] if len(by_word) == 1 else min(label.values, key=lambda one: (label.values[one], one))
 
 

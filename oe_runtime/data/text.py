@@ -18,7 +18,7 @@ from oe_runtime.support import remote_files
 
 # Large enough for vectorised work, small enough to stay in a core's cache.
 BLOCK_BYTES = 2 << 20
-_CODECS = {".gz": "gzip", ".zst": "zstd"}
+CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -31,7 +31,7 @@ class TextFile:
         self._path = path
         try:
             self._raw = remote_files.open_input(path)
-            codec = _CODECS.get(path.suffix)
+            codec = CODECS.get(path.suffix)
             self._stream = pa.CompressedInputStream(self._raw, codec) if codec else self._raw
         except OSError as error:
             raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error

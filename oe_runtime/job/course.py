@@ -148,19 +148,26 @@ class ScriptCourse(Course):
         self.position = replace(self.position, epoch=epoch + 1, batch=0)
         return values
 
+    def agree_on_epochs(self, epochs: int) -> None:
+        """Before training: refuse workers that will train different numbers of epochs."""
+        self._agree_on("epochs", epochs)
+
     def agree_on_batches(self, epoch: int, batches: int | None) -> None:
         """Before an epoch: refuse workers with different numbers of batches, where all know theirs."""
+        self._agree_on(f"batches in epoch {epoch + 1}", batches)
+
+    def _agree_on(self, what: str, number: int | None) -> None:
         count, rank = self._ranks.count, self._ranks.rank
         if count == 1:
             return
         mine = np.zeros(count, np.int64)
-        mine[rank] = -1 if batches is None else batches
+        mine[rank] = -1 if number is None else number
         found = self._ranks.sum(mine).tolist()
         if -1 in found or len(set(found)) == 1:
             return
         each = ", ".join(f"{n} in worker {r}" for r, n in enumerate(found[:_MOST_NAMED]))
         raise RunError(
-            f"the workers have different numbers of batches in epoch {epoch + 1}: {each}"
+            f"the workers have different numbers of {what}: {each}"
             f"{', …' if count > _MOST_NAMED else ''}; give each as many as the others"
         )
 
@@ -275,10 +282,12 @@ class ScriptCourse(Course):
         mine |= {f"table {name}": [spec.dim] for name, spec in self.state.tables.items()}
         if self._ranks.count == 1:
             return
+        mine = dict(sorted(mine.items())) | dict(self.state.settings())  # shapes explain most differences
+        mine = json.loads(json.dumps(mine))
         theirs = json.loads(self._ranks.share(json.dumps(mine).encode()))
         problem = ""
-        for name in sorted(mine.keys() | theirs.keys()):
-            if mine.get(name) != theirs.get(name) and not problem:
+        for name in mine | theirs:
+            if repr(mine.get(name)) != repr(theirs.get(name)) and not problem:  # also of NaN
                 problem = (
                     f"the workers' models differ: {name} is {mine.get(name, 'missing')} in worker "
                     f"{self._ranks.rank} and {theirs.get(name, 'missing')} in worker 0; the script must "

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.job.callback_state import CallbackStates
+from oe_runtime.job.model_settings import keras_settings
 from oe_runtime.job.state import ScriptState
 from oe_runtime.support import dense_file
 from oe_runtime.training.dense_state import KerasState
@@ -31,6 +32,10 @@ class KerasScriptState(ScriptState):
         super().__init__(model, KerasState(model))
         self._optimizer: Any = None  # that has the checkpoint's variables
         self.callbacks: CallbackStates | None = None  # of the present fit, once they have begun
+
+    def settings(self) -> Mapping[str, Any]:
+        """See ScriptState."""
+        return keras_settings(self.model)
 
     def load(self, directory: Path) -> None:
         """See ScriptState."""
@@ -132,6 +137,7 @@ class FitPart:
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
         first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))
+        course.agree_on_epochs(epochs)
         self._data = given["x"] = epoch_data(
             _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
         )

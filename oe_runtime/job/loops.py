@@ -36,6 +36,7 @@ class Loop:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers, from 0, of the epochs that are left of `count`."""
+        self._course.agree_on_epochs(count)
         self._epochs = max(self._epochs, count)
         if self._skip and self._course.reopen_part(count):
             self._open()

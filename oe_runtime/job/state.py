@@ -30,6 +30,10 @@ class ScriptState:
         """Return copies of the loop's arrays; for subclasses."""
         return {}
 
+    def settings(self) -> Mapping[str, Any]:
+        """Return what the model and its optimizer are told, as JSON has it, by name; for subclasses."""
+        return {}
+
     def equal_values(self) -> Mapping[str, NDArray[Any]]:
         """Return arrays that every step leaves the same in all workers; for subclasses."""
         return {}

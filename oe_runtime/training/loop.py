@@ -86,7 +86,7 @@ class Loop(Course):
         """Return AUC, accuracy and log loss on the rows for the evaluation."""
         if self._latest is not None and self._latest[0] == self.step:
             return self._latest[1]
-        auc = self._evaluated() if self._options.evaluates else StreamingAuc()
+        auc = self._evaluated() if self._options.evaluates(self._source) else StreamingAuc()
         if auc is None:
             raise self.interrupted()
         return auc
@@ -172,7 +172,7 @@ class Loop(Course):
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._after_step(position, stop)
         every = self._options.eval_every
-        if every and position.step % every == 0 and self._options.evaluates:
+        if every and position.step % every == 0 and self._options.evaluates(self._source):
             self._evaluate_between(position)
             self._ended = time.monotonic()
         return position

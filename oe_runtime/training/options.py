@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
-from oe_runtime.data import is_share, row_schema
+from oe_runtime.data import Source, is_share, row_schema
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import DataError
@@ -156,10 +156,9 @@ class Options(RunOptions):
         """Whether the data are still growing."""
         return self.follow or self.data == STDIN
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is anything to evaluate on."""
-        return self.eval and bool(self.holdout or self.eval_data)
+    def evaluates(self, source: Source) -> bool:
+        """Return whether there is anything to evaluate on: held-out rows, or rows of their own."""
+        return self.eval and bool(self.holdout or source.evaluation())
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a resumed run must share with the run that it continues."""
@@ -183,7 +182,7 @@ class Options(RunOptions):
         if self.streams:
             common["follow"] = True
         # Runs of earlier versions have none of it.
-        common["eval_data"] = self.eval_data or None
+        common["eval_data"] = None if is_share(self.eval_data) else self.eval_data or None
         common["schema"] = None if self.schema == CRITEO else self.schema.describe()
         return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 
@@ -536,7 +535,7 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
     own = {name: value for name, value in vars(a).items() if name not in ("label", "categories", "numbers")}
     values = own | {
         "schema": schema,
-        "eval_data": "" if is_share(a.eval_data or "") else a.eval_data or "",
+        "eval_data": a.eval_data or "",
         "holdout": float(a.eval_data) if is_share(a.eval_data or "") else a.holdout,
         "servers": servers,
         **place._asdict(),

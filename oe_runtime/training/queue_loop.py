@@ -63,7 +63,7 @@ class QueueLoop(Loop):
         """Return AUC and log loss on the held-out rows. Worker 0 evaluates; the others wait for its end."""
         auc = StreamingAuc()
         with self._shared.sharing_losses():
-            if self._options.evaluates and self._first:
+            if self._options.evaluates(self._source) and self._first:
                 self._dense.pull()
                 for batch in self._shared.held_out():
                     if self._stop:

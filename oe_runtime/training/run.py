@@ -194,7 +194,7 @@ def _train(
             seconds, speed = loop.speed()
             rate = f", {speed:,.0f} samples/s" if speed else ""
             screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
-            if options.evaluates and not (options.workqueue and options.rank):
+            if options.evaluates(source) and not (options.workqueue and options.rank):
                 apart = source.evaluation()
                 screen.say(f"evaluating on {apart.describe() if apart else 'the held-out rows'}")
             auc = loop.evaluate()

@@ -163,6 +163,14 @@ def test_unequally_many_batches() -> None:
         agree(4, 5)
 
 
+def test_unequally_many_epochs() -> None:
+    course = ScriptCourse.__new__(ScriptCourse)
+    course._ranks = TwoRanks(2)
+    course.agree_on_epochs(2)
+    with pytest.raises(RunError, match="different numbers of epochs: 2 in worker 0, 3 in worker 1; give"):
+        course.agree_on_epochs(3)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

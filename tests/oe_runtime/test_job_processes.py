@@ -187,6 +187,35 @@ def test_a_strategy_before_the_workers_have_met(tmp_path: Path) -> None:
     assert all("MultiWorkerMirroredStrategy was made before the workers of" in error for _, error in said)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "Dense(8",
+            "Dense(8 + job.rank",
+            "model/dense/bias is [9, 'float32'] in worker 1 and [8, 'flo",
+        ),
+        (
+            '"relu"',
+            '["relu", "tanh"][job.rank]',
+            "layer 3 (Dense) activation is tanh in worker 1 and relu",
+        ),
+    ],
+)
+def test_workers_with_different_models(old: str, new: str, message: str, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(write(tmp_path, job_scripts.ARRAYS.replace(old, new)), tmp_path / "run", server)
+    try:
+        said = [worker.communicate(timeout=120) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [1, 1], said
+    assert all(f": the workers' models differ: {message}" in error for _, error in said), said
+    assert losses(tmp_path / "run") == {}
+
+
 def test_workers_with_the_same_batches_and_with_more_batches(tmp_path: Path) -> None:
     """The first is a warning; the second, where nobody knows the numbers, ends the job with the epoch."""
     text = job_scripts.KERAS + (

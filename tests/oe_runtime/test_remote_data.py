@@ -10,7 +10,7 @@ import pytest
 from object_store import BUCKET, DENIED, Answer, ObjectStore, Stall
 from pyarrow import feather
 
-from oe_runtime.data import generate, open_source
+from oe_runtime.data import generate, inspect, open_source
 from oe_runtime.data.batches import Source
 from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.errors import DataError
@@ -66,6 +66,21 @@ def test_ranges_of_a_work_queue(store: ObjectStore, files: Path, ending: str) ->
     assert equal(read, rows(open_source(str(files / f"rows{ending}"))))
 
 
+@pytest.mark.parametrize("ending", [".tsv", ".tsv.gz", ".parquet", ".arrow"])
+def test_inspect_reads_a_url(
+    store: ObjectStore, files: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inspect.main([str(files / f"rows{ending}")]) == 0
+    expected = capsys.readouterr()
+    assert inspect.main([f"{ROOT}/all/rows{ending}"]) == 0
+    assert capsys.readouterr() == expected
+    store.fault = lambda *_: DENIED
+    assert inspect.main([f"{ROOT}/all/rows{ending}"]) == 1
+    said = capsys.readouterr().err
+    assert "the store refuses these credentials" in said
+    assert said.count("\n") == 1
+
+
 def test_directories_and_patterns(store: ObjectStore, files: Path) -> None:
     for name in ("day_0.tsv", "day_1.tsv", "_temporary.tsv", "notes.md"):
         store.put(f"days/{name}", (files / "rows.tsv").read_bytes())
@@ -103,8 +118,8 @@ def test_another_content_is_another_identity(store: ObjectStore, files: Path) ->
         (f"{ROOT}/none/*.tsv", f"no file matches {ROOT}/none/\\*.tsv"),
         ("s3://no-such-bucket/days/*.tsv", "no file matches|there is no bucket s3://no-such-bucket at "),
         (f"{ROOT}/all/rows.tfrecord", "TFRecord files are read from local disks only; copy it"),
-        ("s3://me:hidden@bucket/x.tsv", "--data: s3://bucket/x.tsv: the URL has credentials in it"),
-        ("http://host/x.tsv", "--data: http://host/x.tsv: http:// is not one of s3://"),
+        ("s3://me:hidden@bucket/x.tsv", "s3://bucket/x.tsv: the URL has credentials in it"),
+        ("http://host/x.tsv", "^http://host/x.tsv: http:// is not one of s3://"),
     ],
 )
 def test_names_that_are_refused(store: ObjectStore, name: str, words: str) -> None:

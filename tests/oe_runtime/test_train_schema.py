@@ -165,6 +165,26 @@ def test_a_share_to_hold_out(tmp_path: Path) -> None:
     assert events(tmp_path / "run", "eval")[0]["rows"] == 60
 
 
+def test_deeprecs_directory_is_evaluated_on_its_own_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where nothing is held out of the rows to train on."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    for name, rows in (("eval", 70), ("train", 200)):
+        write(directory, rows).rename(directory / f"{name}.csv")
+    words = ["--data", str(directory), "--schema", str(directory / "schema.yml"), "--in-process"]
+    assert train(tmp_path / "run", *words, "--holdout", "0") == 0
+    assert [one["rows"] for one in events(tmp_path / "run", "eval")] == [70]
+    assert len(losses(tmp_path / "run")) == 4
+    assert train(tmp_path / "none", *words, "--no-eval") == 0
+    assert not events(tmp_path / "none", "eval")
+    capsys.readouterr()
+    assert train(tmp_path / "share", *words, "--eval-data", "0.2") == 1
+    assert "has rows for the evaluation" in capsys.readouterr().err
+    assert not (tmp_path / "share").exists()
+
+
 @pytest.mark.process
 def test_two_workers_have_the_losses_of_one(tmp_path: Path) -> None:
     """Weights and evaluations between steps included."""

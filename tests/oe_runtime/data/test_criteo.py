@@ -136,6 +136,12 @@ def test_training_and_held_out_rows_are_disjoint_and_whole(holdout: float) -> No
         np.testing.assert_array_equal(concatenate(evaluated).labels, whole.labels[held])
 
 
+def test_a_share_below_a_thousandth_holds_out_its_rows() -> None:
+    assert Split(0.0002).held_before(1_000_000) == 200
+    assert Split(0.05).held_before(1_000_000) == 50_000
+    assert Split(0.0).held_before(1_000_000) == 0
+
+
 @pytest.mark.parametrize("data", [str(EXCERPT), "generate:70000:3"])
 def test_skipped_batches_are_those_of_the_whole_pass(data: str) -> None:
     source, split = open_source(data), Split(0.1)

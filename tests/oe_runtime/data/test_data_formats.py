@@ -177,7 +177,7 @@ def without(*names: str) -> pa.Table:
         (
             "rows.parquet",
             without("C3").append_column("C3", pa.array([0.5] * 200)),
-            "column C3 has the type double, expected text",
+            "row 1: C3 is '0.5', expected a text or an integer",
         ),
         ("rows.parquet", table().slice(0, 0), "rows.parquet is empty"),
         ("rows.parquet", b"PAR1 and so on", "cannot read"),
@@ -308,7 +308,9 @@ def test_closing_the_blocks_stops_reading(tmp_path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("name", ["b.tsv", "b.csv", "b.tsv.gz", "b.csv.zst", "b.parquet", "b.tfrecord"])
+@pytest.mark.parametrize(
+    "name", ["b.tsv", "b.csv", "b.tsv.gz", "b.csv.zst", "b.parquet", "b.arrow", "b.tfrecord"]
+)
 def test_every_file_is_looked_at_before_training(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,6 +335,11 @@ def test_every_file_is_looked_at_before_training(
         assert "line 1: found 39 columns, expected 40" in found
     elif name != "b.tfrecord":  # such a file has nothing by which it is known
         assert "file, as its name says: it begins with b'0\\t1" in found
+    if name == "b.arrow":
+        table = pa.table({"label": [1, 0]})
+        with pa.OSFile(str(wrong), "wb") as out, pa.ipc.new_stream(out, table.schema) as file:
+            file.write_table(table)
+        assert f"{wrong} has Arrow's streaming format, which must be read from its start; write it" in said()
     if name == "b.parquet":
         table = pa.table({column: [1, 2] for column in ("label", "I1")})
         pq.write_table(table, wrong)
@@ -361,6 +368,11 @@ def test_the_evaluation_of_deeprecs_data_is_kept_apart(tmp_path: Path) -> None:
     assert sum(batch.rows for batch in holdout_batches(source, split, 32)) == 50
     assert [part.file for part in source.ranges()] == [str(tmp_path / "train.csv")]
     assert [file.name for file in source.identity()] == ["train.csv", "eval.csv"]
+    with pytest.raises(
+        DataError, match=r"--eval-data 0.2: .* has rows for the evaluation, .*eval.csv; leave"
+    ):
+        open_source(str(tmp_path), eval_data="0.2")
+    assert check.main(["--eval-data", "0.2", str(tmp_path)]) == 1
     (tmp_path / "eval.csv").write_bytes(b"1,2\n")
     assert check.main([str(tmp_path)]) == 1
     (tmp_path / "train.csv").rename(tmp_path / "day.csv")
@@ -379,8 +391,9 @@ def test_rows_for_the_evaluation_are_never_trained_on(tmp_path: Path) -> None:
     assert_equal(concatenate(list(holdout_batches(source, split, 32))), WHOLE.slice(150, 200))
     assert [file.name for file in source.identity()] == ["a.tsv", "b.tsv", "c.tsv"]
     (tmp_path / "link.tsv").symlink_to(tmp_path / "b.tsv")
-    for apart in ("b.tsv", "link.tsv", "[bc].tsv"):
-        with pytest.raises(DataError, match=r"/b.tsv is in --data too|/link.tsv is in --data too"):
+    (tmp_path / "hard.tsv").hardlink_to(tmp_path / "b.tsv")
+    for apart in ("b.tsv", "link.tsv", "hard.tsv", "[bc].tsv"):
+        with pytest.raises(DataError, match=r"/(b|link|hard).tsv is in --data too"):
             open_source(str(tmp_path / "[ab].tsv"), eval_data=str(tmp_path / apart))
     with pytest.raises(DataError, match="only its own rows can be held out; give a share"):
         open_source("generate:100", eval_data=str(tmp_path / "c.tsv"))

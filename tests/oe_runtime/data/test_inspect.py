@@ -1,6 +1,8 @@
 """What a file's columns seem to be, as a schema that reads the file."""
 
+import datetime
 import random
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,6 +86,7 @@ def test_criteos_columns_are_known_without_a_header(capsys: pytest.CaptureFixtur
         ("a,b\n2,x\n3,y\n4,y\n", "a", "column a has the values '2', '3', '4'; a label has two"),
         ("", None, "is empty: it has no row"),
         ("a,b\n", None, "no row of the sample has 2 columns"),
+        ("click,a,a\n1,x,y\n0,x,y\n", None, "its first line has a twice; give each column a name"),
     ],
 )
 def test_what_is_no_data_is_said(
@@ -118,3 +121,43 @@ def test_other_labels_and_words_for_missing_values_are_found(
     schema = row_schema.parse(yaml.safe_load(text), "proposal")
     assert (schema.positive, schema.missing) == ("yes", ("NA",))
     assert [one.name for one in schema.numbers] == ["price"]
+
+
+@pytest.mark.parametrize(("zero", "one"), [("-1", "1"), ("0.0", "1.0"), ("1", "2")])
+def test_two_numbers_may_be_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], zero: str, one: str
+) -> None:
+    """The schema names the positive one: the higher, but 1 of 1 and 2."""
+    path = tmp_path / "rows.csv"
+    path.write_text("click,site\n" + f"{one},a\n{one},b\n{zero},b\n" * 20)
+    assert inspect.main([str(path)]) == 0
+    schema = row_schema.parse(yaml.safe_load(capsys.readouterr().out), "proposal")
+    assert schema.positive == (zero if one == "2" else one)
+    (rows,) = open_source(str(path), schema=schema).blocks()
+    assert rows.labels.sum() == (20 if one == "2" else 40)
+
+
+def test_columns_of_other_types_are_ignored_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What pandas and Spark write: whole floats beside missing ids, decimals, lists of one length, times."""
+    rows = range(200)
+    path = tmp_path / "rows.parquet"
+    columns = {
+        "click": pa.array([row % 2 for row in rows]),
+        "user_id": pa.array([float(row % 9) if row % 5 else None for row in rows]),
+        "paid": pa.array([Decimal(row % 7) / 4 for row in rows]),
+        "items": pa.array([[row % 11, row % 3] for row in rows], pa.list_(pa.int64(), 2)),
+        "seen": pa.array([datetime.datetime(2026, 11, 1 + row % 20) for row in rows]),
+        "vector": pa.array([[0.5, row / 7] for row in rows]),
+    }
+    pq.write_table(pa.table(columns), path)
+    assert inspect.main([str(path)]) == 0
+    text, said = capsys.readouterr()
+    assert said == ""
+    assert "  - seen  # its type, timestamp[us], is not read\n" in text
+    schema = row_schema.parse(yaml.safe_load(text), "proposal")
+    assert [one.name for one in schema.numbers] == ["paid"]
+    assert [(one.name, one.length) for one in schema.categories] == [("user_id", 1), ("items", 2)]
+    assert schema.ignored == ("seen", "vector")
+    assert sum(batch.rows for batch in open_source(str(path), schema=schema).blocks()) == 200

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -459,3 +460,30 @@ def test_a_number_that_models_would_have_as_infinite_is_a_broken_row(
         pq.write_table(pa.table(values), path)
     with pytest.raises(DataError, match=f"{column} is '1e.39', expected a number"):
         everything(path, wanted)
+
+
+def test_whole_floats_are_categories_as_their_integers(tmp_path: Path) -> None:
+    """pandas stores ids as floats where some are missing; a fraction is no id."""
+    path = tmp_path / "rows.parquet"
+    values = [7.0, None, float("nan"), 0.0, 3e9, 2.5, float("inf")]
+    pq.write_table(pa.table({"y": [1, 0, 1, 0, 1, 0, 1], "user": values}), path)
+    few = schema("label: y\ncategories: {user: 50}\nmissing: ['0']")
+    source = open_source(str(path), max_bad_rows=2, schema=few)
+    (rows,) = source.blocks()
+    assert rows.ids[:, 0].tolist() == [ident("7", 50), 0, 0, 0, ident("3000000000", 50)]
+    with pytest.raises(DataError, match=r"row 6: user is '2\.5', expected a text or an integer"):
+        everything(path, few)
+
+
+def test_decimals_and_lists_of_one_length(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    lists = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2))
+    prices = pa.array([Decimal("2.5"), None, Decimal("-1.0")])
+    pq.write_table(pa.table({"y": [1, 0, 1], "price": prices, "items": lists}), path)
+    text = (
+        "label: y\nnumbers: {price: none}\ncategories: {items: {cardinality: 50, length: 3}}\nmissing: ['-1']"
+    )
+    rows = everything(path, schema(text))
+    assert rows.dense[:, 0].tolist() == [2.5, 0, 0]
+    one, two, three, four = (ident(text, 50) for text in "1234")
+    assert rows.ids.tolist() == [[one, two, 0], [0, 0, 0], [three, four, 0]]
