@@ -21,6 +21,7 @@ import ctypes
 import io
 import os
 import platform
+import resource
 import shutil
 import signal
 import statistics
@@ -45,7 +46,8 @@ from ssh_hosts import SshHost, SshHosts, why_not  # noqa: E402
 
 PEERS = ROOT / "build" / "peers"
 RESULTS = ROOT / "benchmarks" / "results" / "plan_hosts.md"
-SSH_CONFIG = ROOT / "provision" / "ssh_config"
+SSH_CONFIG = ROOT / "provision" / "hosts" / "ssh_config"
+_FILES = 1024  # open files of what is measured
 SLOW = ("ansible", "ansible-roles")  # minutes: once, and only over the fewest and the most hosts
 ROWS = {
     "plan": "`oeprov plan`: looks at everything and plans",
@@ -134,7 +136,14 @@ class Bench:
         }
         run = self.directory / "run"
         with (self.directory / "output.txt").open("w") as output:
-            done = subprocess.run(argv, cwd=run, env=environment, stdout=output, stderr=output, check=False)
+            done = subprocess.run(
+                ["prlimit", f"--nofile={_FILES}:", *argv],
+                cwd=run,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                check=False,
+            )
         if done.returncode:
             said = Path(output.name).read_text()[-3000:]
             raise SystemExit(f"{argv}: exit status {done.returncode}\n{said}")
@@ -225,6 +234,9 @@ def main() -> None:
         raise SystemExit(why)
     pyinfra = install_peers() if "pyinfra" in options.only else ""
     _adopt_orphans()
+    # Two pipes per host; what is measured keeps the usual limit.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     found: dict[tuple[str, int], list[Cost]] = {}
     ends = (min(options.hosts), max(options.hosts))
     with tempfile.TemporaryDirectory(prefix="oeprov-bench-") as name:

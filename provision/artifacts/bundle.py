@@ -14,6 +14,7 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ FORMAT = 1
 THERE = "/var/lib/oeprov/bundle"  # on hosts: the files that `bootstrap --bundle` sent
 _TIMEOUT = 3600  # for sending a batch
 _BATCH = 64 << 20
+_MOST_AT_ONCE = 4  # hosts: each has a batch in memory, twice
 _OLDEST = 17  # wheels are built for C library 2.17 and later
 
 
@@ -235,6 +237,19 @@ class Bundle:
         if system in has:
             return ""
         return f"the bundle {self.root} has nothing for {system}, only for {', '.join(has) or 'no system'}"
+
+    def send_all(self, hosts: Mapping[str, Host], states: Mapping[str, State]) -> list[HostError]:
+        """Send all hosts the files that they lack, a few at once; returns why some could not be sent any."""
+
+        def one(name: str) -> HostError | None:
+            try:
+                self.send(hosts[name], states[name])
+            except HostError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(max_workers=_MOST_AT_ONCE) as pool:
+            return [error for error in pool.map(one, hosts) if error is not None]
 
     def send(self, host: Host, state: State) -> None:
         """Send a host the files that it lacks; HostError if it cannot be reached or has no space."""

@@ -84,6 +84,17 @@ RetryTrials = Annotated[
     bool,
     typer.Option("--retry-trials", help="Retry kernels and kernel arguments that failed their trial boot."),
 ]
+FailFast = Annotated[
+    bool,
+    typer.Option("--fail-fast", help="Stop when any host fails, has a problem or cannot be reached."),
+]
+KeepGoing = Annotated[
+    bool,
+    typer.Option(
+        "--keep-going",
+        help="Change the other hosts whatever fails, as long as rollout_quorum servers are up.",
+    ),
+]
 DEFAULT_INVENTORY = Path("inventory.yml")
 
 
@@ -173,7 +184,9 @@ class Change:
 
     path: Path
     limit: str | None
-    how: dict[str, Any]  # state_dir, consent, as_json and check, as the functions of ``converge`` take them
+    how: dict[
+        str, Any
+    ]  # state_dir, consent, as_json, check and failures, as the functions of ``converge`` take them
     retry_trials: bool = False
 
     def open(self) -> Inventory:
@@ -192,13 +205,25 @@ def _change(
     consent: Consent = None,
     check: Check = False,
     retry_trials: RetryTrials = False,
+    fail_fast: FailFast = False,
+    keep_going: KeepGoing = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> Change:
     from provision.converge import changes
+    from provision.converge.rolling import Failures
 
+    if fail_fast and keep_going:
+        raise OeprovError("--fail-fast and --keep-going exclude each other: give one of them")
     agreed = changes.Consent(yes=yes, objects=consent or [])
-    how = {"state_dir": state_dir, "consent": agreed, "as_json": as_json, "check": check}
+    failures = Failures.fail_fast if fail_fast else Failures.limited
+    how = {
+        "state_dir": state_dir,
+        "consent": agreed,
+        "as_json": as_json,
+        "check": check,
+        "failures": Failures.keep_going if keep_going else failures,
+    }
     return Change(inventory, limit, how, retry_trials)
 
 

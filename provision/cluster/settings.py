@@ -51,8 +51,18 @@ class RolloutSettings(Settings):
         default=[1, "5%", "20%"],
         min_length=1,
         description="Hosts changed and rebooted per turn: a number, or a percentage of the servers and of "
-        "the other hosts. The last value repeats. Of several parameter servers, one always stays up. A "
-        "failed host stops all later turns.",
+        "the other hosts. The last value repeats. A failed host of the first turn stops all later turns.",
+    )
+    quorum: Share = Field(
+        default="50%",
+        description="Parameter servers that stay up during a change: a number, or a percentage of all. At "
+        "least one, if there are several. Turns become smaller, or the run stops, when failed servers leave "
+        "no more than these.",
+    )
+    failures: Share = Field(
+        default="10%",
+        description="Hosts that may fail before the run stops: a number, or a percentage of the hosts that "
+        "it changes; at least one. `--fail-fast` and `--keep-going` take its place.",
     )
 
 

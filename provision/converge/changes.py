@@ -9,7 +9,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import GpuSettings, KernelSettings
 from provision.cluster.state_directory import state_flag
 from provision.converge import outlook, planview, rolling
+from provision.converge.rolling import Failures, Rollout, some
 from provision.converge.stepview import StepView
 from provision.hosts import carrier, history, playbook
 from provision.hosts.journal import Journal, cluster_lock
@@ -43,6 +44,8 @@ from provision.node.step import Plan, Step
 # A reboot or a newly installed tool can reveal more steps: then it plans again, at most so many times.
 ROUNDS = 4
 _COMMAND = 500  # letters of a command line in the journal; --limit may name thousands of hosts
+_MANY = 20  # hosts of an inventory, from which on a file names those that are left
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def bootstrap(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
+    failures: Failures = Failures.limited,
     bundle: Bundle | None = None,
 ) -> int:
     """Converge every host to the inventory; 0: converged, 1: not; with ``check`` 2: changes are pending.
@@ -68,7 +72,9 @@ def bootstrap(
     """
     if bundle is not None:
         inventory = bundle.used_by(inventory, state_dir)
-    code = _Change(inventory, "bootstrap", state_dir, consent, as_json, bundle=bundle).run(check=check)
+    code = _Change(inventory, "bootstrap", state_dir, consent, as_json, failures=failures, bundle=bundle).run(
+        check=check
+    )
     if code == 0 and not check and stack.has_metrics(inventory):
         # Without this run's --limit: Prometheus scrapes the whole cluster.
         stack.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")
@@ -83,6 +89,7 @@ def pmem_mode(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
+    failures: Failures = Failures.limited,
     write_inventory: bool = False,
 ) -> int:
     """Switch the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
@@ -92,7 +99,7 @@ def pmem_mode(
     """
     inventory = replace(inventory, hosts=_hosts_with_mode(inventory, mode))
     changed = with_mode(inventory, mode, state_dir)
-    change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
+    change = _Change(changed, "pmem_mode", state_dir, consent, as_json, failures=failures)
     code = change.run(check=check)
     if code == 0 or (check and code == 2):
         return _offer_mode(inventory, mode, change, check=check, wanted=write_inventory) or code
@@ -156,10 +163,19 @@ def confirm(console: Console, question: str) -> bool:
 
 
 def kernel_only(
-    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    failures: Failures = Failures.limited,
 ) -> int:
     """Converge only the kernel of every host."""
-    return _Change(inventory, "bootstrap", state_dir, consent, as_json, roles=("kernel",)).run(check=check)
+    change = _Change(
+        inventory, "bootstrap", state_dir, consent, as_json, failures=failures, roles=("kernel",)
+    )
+    return change.run(check=check)
 
 
 def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
@@ -182,6 +198,7 @@ def remove(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
+    failures: Failures = Failures.limited,
     remarks: Callable[[ClusterSurvey], list[str]],
 ) -> tuple[int, ClusterSurvey]:
     """Carry out the plans of hosts with ``removal``; returns the exit code and the last survey.
@@ -189,9 +206,40 @@ def remove(
     ``remarks`` makes lines from the first survey, which are printed before the user is asked.
     """
     # The playbook pmem_mode does the steps of all roles in the plan's order.
-    change = _Change(inventory, "destroy", state_dir, consent, as_json, playbook="pmem_mode", remarks=remarks)
+    change = _Change(
+        inventory,
+        "destroy",
+        state_dir,
+        consent,
+        as_json,
+        failures=failures,
+        playbook="pmem_mode",
+        remarks=remarks,
+    )
     code = change.run(check=check)
     return code, change.found
+
+
+def _phases(rollout: Rollout, book: str) -> Iterator[tuple[str, list[str]]]:
+    """(phase, hosts) of each run of the playbook: the preparation of all hosts, then their turns.
+
+    Only ``bootstrap`` prepares hosts apart from their turns. A run of hosts that are not disturbed, or of one
+    host, does both at once.
+    """
+    waiting = rollout.left
+    if rollout.stopped or not waiting:
+        return
+    apart = book == "bootstrap" and len(waiting) > 1 and not rollout.is_quiet
+    if apart:
+        yield "prepare", waiting
+    while turn := rollout.next():
+        yield ("turn" if apart else "all"), turn
+
+
+def _fail(names: Collection[str], rollout: Rollout, view: StepView) -> None:
+    """Leave hosts that failed before their turn out of the rest of the run."""
+    rollout.fail(names)
+    view.fail(names)
 
 
 class _Change:
@@ -205,6 +253,7 @@ class _Change:
         consent: Consent,
         as_json: bool,
         *,
+        failures: Failures = Failures.limited,
         bundle: Bundle | None = None,
         playbook: str = "",
         roles: tuple[str, ...] = (),
@@ -226,7 +275,11 @@ class _Change:
         self.journal = Journal(state_dir / "journal.jsonl", self.id)
         self.done: list[dict[str, Any]] = []
         self.applied = False
+        self.failures = failures
         self.failed: set[str] = set()  # hosts where a role failed
+        self.fallen: set[str] = set()  # hosts that failed in this run, in whichever phase
+        self.out: set[str] = set()  # these and hosts with problems: later rounds leave them out
+        self.stopped = ""  # why the hosts that are left were not changed
 
     def run(self, *, check: bool) -> int:
         begun = time.monotonic()
@@ -240,41 +293,76 @@ class _Change:
             self._remark(found)
             outcome = "ok" if found.pending else "nothing to do"
             if not found.pending:
-                self._begin(found)
+                self._begin(found, [])
             for number in range(ROUNDS):
                 if not found.pending:
                     break
                 self._check_applicable(found)
-                if not self._has_consent(found):
+                pending = self._changeable(found)
+                if not pending:
+                    break
+                if not self._has_consent(pending):
                     self.console.print("nothing more was changed" if number else "nothing was changed")
                     return 1
                 if not number:
-                    self._begin(found)
-                outcome, run_log = self._apply(found, number)
+                    self._begin(found, pending)
+                ended, run_log = self._apply(found, pending, number)
+                outcome = ended if ended != "ok" else outcome
                 before, found = found, self._survey(quiet=True)
-                if outcome != "ok" or _is_same(before, found):
+                if ended == "canceled" or self.stopped or _is_same(before, found):
                     if run_log is not None:
                         say(self.console, f"Ansible's log: {run_log}")
                     break
-                if found.pending and number + 1 < ROUNDS:
+                if self._changeable(found) and number + 1 < ROUNDS:
                     self.console.print("Steps that only became visible now:")
                     self._show(found)
+            self._report_left(found)
             if outcome == "canceled":
                 self.console.print("[yellow]![/] stopped halfway; run the command again to continue")
                 return 130
-            self.journal.write("finished", outcome=outcome, failed=sorted(self.failed))
+            self.journal.write("finished", outcome=outcome, failed=sorted(self.failed), stopped=self.stopped)
             code = self._report(found, begun)
             return 1 if outcome == "failed" else code
 
-    def _begin(self, found: ClusterSurvey) -> None:
+    def _begin(self, found: ClusterSurvey, pending: Sequence[Plan]) -> None:
         """Record the run: who changes which hosts, by which command."""
         self.journal.write(
             "run",
             cluster=self.inventory.cluster,
             hosts=list(found.plans),
-            pending=[plan.host for plan in found.pending],
+            pending=[plan.host for plan in pending],
             who=f"{_user()}@{platform.node()}",
             command=_shortened(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        )
+
+    def _changeable(self, found: ClusterSurvey) -> list[Plan]:
+        """Plans with steps of hosts that have no problem and have not failed in this run."""
+        return [
+            plan for plan in found.pending if not self._problem(plan, found) and plan.host not in self.out
+        ]
+
+    def _problem(self, plan: Plan, found: ClusterSurvey) -> str:
+        """Why a host cannot be changed; empty if it can."""
+        if plan.problems:
+            return plan.problems[0]
+        return self.bundle.lacks(found.states[plan.host].os) if self.bundle else ""
+
+    def _report_left(self, found: ClusterSurvey) -> None:
+        """Say why the run stopped, and write the hosts that are not converged to a file for --limit."""
+        if self.stopped:
+            say(self.console, f"[red]✗[/] the change stopped: {escape(self.stopped)}")
+        left = [
+            *(plan.host for plan in found.plans.values() if not plan.converged),
+            *(error.host for error in found.lost),
+        ]
+        if not left or not self.applied or len(self.inventory.hosts) < _MANY:
+            return
+        path = self.state_dir / "left" / f"{self.id}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{name}\n" for name in left))
+        say(
+            self.console,
+            f"{len(left)} hosts are left; to go on with these alone, add: --limit @{escape(str(path))}",
         )
 
     def _remark(self, found: ClusterSurvey) -> None:
@@ -326,7 +414,8 @@ class _Change:
         return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
 
     def _check_applicable(self, found: ClusterSurvey) -> None:
-        unsettled = self.journal.unsettled(self.inventory.cluster) if found.lost else {}
+        ask = found.lost and not self.applied and self.failures is not Failures.keep_going
+        unsettled = self.journal.unsettled(self.inventory.cluster) if ask else {}
         for error in found.lost:
             if error.host in unsettled:
                 raise ConvergeError(
@@ -334,23 +423,37 @@ class _Change:
                     f"({error.reason}); no other host was changed: wait for it, repair it, or leave it out "
                     f"with --limit 'all:!{error.host}'"
                 )
-        for plan in found.plans.values():
-            if plan.problems:
-                done = "earlier steps stay done" if self.done else "nothing was changed"
-                raise ConvergeError(f"host {plan.host}: {plan.problems[0]}; {done}")
-        for plan in found.pending if self.bundle else []:
-            lacks = self.bundle.lacks(found.states[plan.host].os) if self.bundle else ""
-            if lacks:
-                raise ConvergeError(f"host {plan.host}: {lacks}; nothing was changed")
+        bad = {
+            plan.host: self._problem(plan, found)
+            for plan in found.plans.values()
+            if plan.host not in self.out
+        }
+        bad = {name: words for name, words in bad.items() if words}
+        strict = self.failures is Failures.fail_fast
+        if bad and (strict or not self._changeable(found)):
+            done = "earlier steps stay done" if self.done else "nothing was changed"
+            name, words = next(iter(bad.items()))
+            more = f" (and {len(bad) - 1} more hosts)" if len(bad) > 1 else ""
+            raise ConvergeError(f"host {name}: {words}{more}; {done}")
+        if found.lost and strict:
+            lost = some([error.host for error in found.lost])
+            raise ConvergeError(f"{lost} cannot be reached; nothing was changed (--fail-fast)")
+        if bad:
+            self.out.update(bad)
+            say(
+                self.console,
+                f"[yellow]![/] {len(bad)} host{'s are' if len(bad) > 1 else ' is'} left out for problems: "
+                f"{escape(some(list(bad)))}",
+            )
         for job in store.all_jobs(self.state_dir):
             if job.state().phase in ACTIVE:
                 raise ConvergeError(
                     f"training job {job.id} is running on this cluster; stop it first: oeprov stop {job.id}"
                 )
 
-    def _has_consent(self, found: ClusterSurvey) -> bool:
+    def _has_consent(self, pending: list[Plan]) -> bool:
         """Whether the user agrees: by --consent to each lost object, by --yes or a prompt to the rest."""
-        doomed = [f"{plan.host}:{item}" for plan in found.pending for item in plan.destroys]
+        doomed = [f"{plan.host}:{item}" for plan in pending for item in plan.destroys]
         missing = [item for item in doomed if item not in self.consent.objects]
         if missing:
             flags = " ".join(f"--consent {item}" for item in missing)
@@ -361,73 +464,144 @@ class _Change:
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
         return confirm(self.console, "Apply these steps?")
 
-    def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path | None]:
+    def _apply(self, found: ClusterSurvey, pending: list[Plan], number: int) -> tuple[str, Path | None]:
+        """Change the hosts in turns; returns the outcome and Ansible's log of the last run."""
         self.applied = True
-        plans = {plan.host: plan for plan in found.pending}
-        stop = StopRequest()
-        for name in plans:
-            host = self.inventory.hosts[name]
-            if host.platform.managed and not found.states[name].bare:
-                history.write(self.journal, self.inventory.cluster, name, found.states[name], host.kind)
+        plans = {plan.host: plan for plan in pending}
+        hosts = {name: self.inventory.hosts[name] for name in plans}
+        managed = {
+            name: found.states[name]
+            for name, host in hosts.items()
+            if host.platform.managed and not found.states[name].bare
+        }
+        kinds = {name: host.kind for name, host in hosts.items()}
+        history.write(self.journal, self.inventory.cluster, managed, kinds)
+        lost = [error.host for error in found.lost]
+        rollout = Rollout(
+            self.inventory, pending, lost, failures=self.failures, down=self.failed, earlier=len(self.fallen)
+        )
+        turns = rolling.turns(self.inventory, pending, lost)
+        view = StepView(self.console, self.journal, plans, turns, outlook.pace(pending, self.journal))
         if self.bundle:
             with self.console.status("sending the bundle"):
-                for name in plans:
-                    self.bundle.send(self.inventory.hosts[name], found.states[name])
-        view = StepView(
-            self.console, self.journal, plans, self._turns(found), outlook.pace(found.pending, self.journal)
-        )
+                unsent = self.bundle.send_all(hosts, found.states)
+            planview.show_lost(self.console, unsent)
+            _fail([error.host for error in unsent], rollout, view)
+        stop = StopRequest()
         with stop.on_signals(), self.console.status("starting Ansible") as spinner, view.on(spinner.update):
-            if not self._carry({name: plan.steps[0] for name, plan in plans.items()}, view):
-                self.done += view.done
-                return "failed", None
-            plans = self._plans_for_ansible(plans, found)
-            if stop.count or not plans:
-                self.done += view.done
-                return "canceled" if stop.count else "ok", None
-            turns = [
-                turn for turn in ([x for x in turn if x in plans] for turn in self._turns(found)) if turn
-            ]
-            order = [name for turn in turns for name in turn]
-            hosts = replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in order})
-            run = playbook.run(
-                self.playbook,
-                hosts,
-                state_dir=self.state_dir,
-                run_id=f"{self.id}-{number + 1}" if number else self.id,
-                variables={
-                    "oeprov_run": self._identity(),
-                    "oeprov_order": ",".join(order),
-                    "oeprov_serial": [len(turn) for turn in turns],
-                    "kernel_reboot_ok": True,  # the user agreed to a plan that shows the reboots
-                },
-                host_variables={
-                    name: {
-                        "oeprov_plan": self._approved(plan),
-                        **interpreter(self.inventory.hosts[name], found.states[name]),
-                    }
-                    for name, plan in plans.items()
-                },
-                stop=stop,
-                tags=sorted({step.role for plan in plans.values() for step in plan.steps}),
-                on_start=view.start,
-                on_result=view.result,
+            plans = self._prepare_python(plans, found, rollout, view)
+            outcome, log = (
+                ("canceled", None) if stop.count else self._roll(plans, found, rollout, view, stop, number)
             )
-            if run.outcome == "ok":
-                last = {name: plan.steps[-1] for name, plan in plans.items()}
-                run = replace(run, outcome="ok" if self._carry(last, view) else "failed")
         self.done += view.done
-        self._explain(run.failures, found)
-        # A task outside a role changes nothing.
-        self.failed |= {failure.host for failure in run.failures if failure.role}
-        return run.outcome, run.log
+        self.fallen.update(rollout.failed)
+        self.out.update(rollout.failed)
+        if rollout.failed and outcome == "ok":
+            outcome = "failed"
+        if rollout.stopped and not self.stopped:
+            self.stopped = rollout.stopped
+            if rollout.left:
+                bad = list(rollout.failed)
+                limit = ":!".join(["all", *bad[:_NAMED]])
+                self.stopped += (
+                    f"; nothing was changed on {len(rollout.left)} host(s) after that: {some(rollout.left)}; "
+                    f"repair {some(bad)}, or leave it out with --limit '{limit}', and run this again"
+                )
+            outcome = "failed"
+        return outcome, log
 
-    def _carry(self, steps: Mapping[str, Step], view: StepView) -> bool:
-        """Carry out those of these steps that are not Ansible's, one on each host; False if one failed."""
+    def _prepare_python(
+        self, plans: Mapping[str, Plan], found: ClusterSurvey, rollout: Rollout, view: StepView
+    ) -> dict[str, Plan]:
+        """Give hosts the Python for Ansible that their plans begin with; returns what is left for it."""
+        if rollout.stopped:
+            return {}
+        _fail(self._carry({name: plans[name].steps[0] for name in rollout.left}, view), rollout, view)
+        if rollout.stopped:
+            return {}
+        ready = self._plans_for_ansible({name: plans[name] for name in rollout.left}, found)
+        rollout.leave([name for name in rollout.left if name not in ready])
+        return ready
+
+    def _roll(
+        self,
+        plans: Mapping[str, Plan],
+        found: ClusterSurvey,
+        rollout: Rollout,
+        view: StepView,
+        stop: StopRequest,
+        number: int,
+    ) -> tuple[str, Path | None]:
+        """Run the playbook, phase after phase; returns the outcome and Ansible's log of the last run."""
+        outcome, log = "ok", None
+        # A turn that disturbs several hosts waits until all are prepared: a failed canary stops it.
+        for count, (phase, names) in enumerate(_phases(rollout, self.playbook)):
+            chosen = {name: plans[name] for name in names}
+            run = self._play(phase, chosen, found, f"{number + 1}.{count + 1}", stop, view)
+            log = run.log
+            self._explain(run.failures, found)
+            failed = list(dict.fromkeys(failure.host for failure in run.failures))
+            # A task outside a role changes nothing.
+            self.failed |= {failure.host for failure in run.failures if failure.role}
+            if run.outcome == "canceled":
+                return "canceled", log
+            if run.outcome == "failed":
+                outcome = "failed"
+            if run.outcome == "failed" and not failed:
+                self.stopped = f"Ansible failed; its log is {run.log}"
+                break
+            if phase == "prepare":
+                _fail(failed, rollout, view)
+                continue
+            last = {name: plan.steps[-1] for name, plan in chosen.items() if name not in failed}
+            failed += self._carry(last, view)
+            view.fail(failed)
+            rollout.end(names, failed)
+        return outcome, log
+
+    def _play(
+        self,
+        phase: str,
+        plans: Mapping[str, Plan],
+        found: ClusterSurvey,
+        number: str,
+        stop: StopRequest,
+        view: StepView,
+    ) -> playbook.PlaybookRun:
+        """Run the plays of one phase on the hosts of these plans."""
+        first = number == "1.1"
+        return playbook.run(
+            self.playbook,
+            replace(self.inventory, hosts={name: self.inventory.hosts[name] for name in plans}),
+            state_dir=self.state_dir,
+            run_id=self.id if first else f"{self.id}-{number}",
+            variables={
+                "oeprov_run": self._identity(),
+                "oeprov_phase": phase,
+                "kernel_reboot_ok": True,  # the user agreed to a plan that shows the reboots
+            },
+            host_variables={
+                name: {
+                    "oeprov_plan": self._approved(plan),
+                    **interpreter(self.inventory.hosts[name], found.states[name]),
+                }
+                for name, plan in plans.items()
+            },
+            stop=stop,
+            tags=sorted({step.role for plan in plans.values() for step in plan.steps}),
+            on_start=view.start,
+            on_result=view.result,
+        )
+
+    def _carry(self, steps: Mapping[str, Step], view: StepView) -> list[str]:
+        """Carry out those of these steps that are not Ansible's, one per host; returns where one failed."""
         wanted = {name: step for name, step in steps.items() if step.role == CARRIED}
+        failed = []
         for item in carrier.carry_out(self.inventory.hosts, wanted, self._identity(), view.start_carried):
             view.carried(item)
-            self.failed |= set() if item.ok else {item.host}
-        return not self.failed
+            failed += [] if item.ok else [item.host]
+        self.failed.update(failed)
+        return failed
 
     def _plans_for_ansible(self, plans: Mapping[str, Plan], found: ClusterSurvey) -> dict[str, Plan]:
         """What is left for Ansible; hosts that got a Python are observed again, and their plans compared.

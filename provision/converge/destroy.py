@@ -12,6 +12,7 @@ from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.inventory import Host, Inventory, Removal
 from provision.converge import changes, planview
 from provision.converge.changes import Consent
+from provision.converge.rolling import Failures
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
@@ -20,7 +21,13 @@ from provision.jobs.store import jobs_dir
 
 
 def run(
-    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    failures: Failures = Failures.limited,
 ) -> int:
     """Show the plan, ask, remove, observe again, and report what is left per host; exit codes of bootstrap.
 
@@ -42,6 +49,7 @@ def run(
         consent=consent,
         as_json=as_json,
         check=check,
+        failures=failures,
         remarks=lambda seen: _missing_objects(seen, hosts),
     )
     console = Console(stderr=as_json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from rich.markup import escape
@@ -14,16 +13,15 @@ from provision.cluster.host_names import alike
 from provision.cluster.inventory import Host, Inventory
 from provision.converge.diagnosis import Finding, diagnose
 from provision.converge.planview import name_hosts
-from provision.hosts import observe, payload
+from provision.hosts import fanout, observe, payload
+from provision.hosts.fanout import Cut
 from provision.hosts.survey import plan_host
 from provision.jobs.screen import make_console, say
 from provision.node import families
 from provision.node.health import Health
 
-_MOST_AT_ONCE = 64
 
-
-def examine(host: Host, *, reached: bool) -> list[Finding]:
+def examine(host: Host, cut: Cut, *, reached: bool) -> list[Finding]:
     """What is wrong on one host; HostError when it cannot be observed.
 
     ``reached``: workers on other hosts connect to its servers.
@@ -34,7 +32,7 @@ def examine(host: Host, *, reached: bool) -> list[Finding]:
     ports = [first + number for first in firsts if first for number in range(host.server.count)]
     wanted = {"desired": desired.to_dict(), "ports": ports, "services": services}
     begun = time.time()
-    text = observe.text_of(host, payload.pack("health", wanted))
+    text = observe.text_of(host, payload.pack("health", wanted), cut)
     ended = time.time()
     state, answer = observe.parse(host.name, text), observe.answer(host.name, text)
     health = Health.from_dict(answer["health"])
@@ -51,16 +49,15 @@ def examine(host: Host, *, reached: bool) -> list[Finding]:
 def run(inventory: Inventory, *, as_json: bool = False) -> int:
     """Print what is wrong on each host; 0 when nothing is, 1 else."""
     found: dict[str, list[Finding]] = {}
-    with ThreadPoolExecutor(max_workers=min(len(inventory.hosts), _MOST_AT_ONCE)) as pool:
-        begun = {
-            name: pool.submit(examine, host, reached=bool(set(inventory.workers) - {name}))
-            for name, host in inventory.hosts.items()
-        }
-        for name, item in begun.items():
-            try:
-                found[name] = item.result()
-            except HostError as error:
-                found[name] = [Finding(error.reason, "nothing else could be observed")]
+    workers = set(inventory.workers)
+    seen = fanout.on_hosts(
+        inventory.hosts, lambda host, cut: examine(host, cut, reached=bool(workers - {host.name}))
+    )
+    for name, item in seen.items():
+        if isinstance(item, HostError):
+            found[name] = [Finding(item.reason, "nothing else could be observed")]
+        else:
+            found[name] = item
     wrong = any(found.values())
     if as_json:
         listed = {name: [asdict(item) for item in items] for name, items in found.items()}

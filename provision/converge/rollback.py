@@ -14,13 +14,20 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.settings import GpuSettings
 from provision.converge import changes
 from provision.converge.changes import Consent
+from provision.converge.rolling import Failures
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey, survey
 
 
 def kernel(
-    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    failures: Failures = Failures.limited,
 ) -> int:
     """Boot the kernel that ran before, on trial, and make it the default; exit codes of bootstrap."""
     found = _survey(inventory)
@@ -39,7 +46,12 @@ def kernel(
     if not hosts:
         return _report_nothing(state_dir, "kernel", as_json)
     code = changes.kernel_only(
-        replace(inventory, hosts=hosts), state_dir=state_dir, consent=consent, as_json=as_json, check=check
+        replace(inventory, hosts=hosts),
+        state_dir=state_dir,
+        consent=consent,
+        as_json=as_json,
+        check=check,
+        failures=failures,
     )
     if code == 0 and not as_json:
         print(f"note: set kernel_version in {inventory.path}, or the next bootstrap plans to undo this")
@@ -47,7 +59,13 @@ def kernel(
 
 
 def pmem_mode(
-    inventory: Inventory, *, state_dir: Path, consent: Consent, as_json: bool = False, check: bool = False
+    inventory: Inventory,
+    *,
+    state_dir: Path,
+    consent: Consent,
+    as_json: bool = False,
+    check: bool = False,
+    failures: Failures = Failures.limited,
 ) -> int:
     """Restore the earlier mode of persistent memory; exit codes of bootstrap."""
     found = _survey(inventory)
@@ -67,6 +85,7 @@ def pmem_mode(
         consent=consent,
         as_json=as_json,
         check=check,
+        failures=failures,
     )
 
 

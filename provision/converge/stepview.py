@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,6 +121,9 @@ class StepView:
         self._step(found.host, {**item, "seconds": found.seconds})
         if not found.ok:
             self._move(found.host, "failed")
+        elif len(self.plans[found.host].steps) == 1:  # Ansible has nothing to do there
+            self._move(found.host, "done")
+            self._show_turns()
         if not found.ok and self._failures <= _MOST_FAILURES:
             self._say(f"[red]✗[/] {found.host}: {escape(vault.hide(found.message))}")
 
@@ -147,6 +150,11 @@ class StepView:
         elif result.task == DONE:
             self._move(result.host, "done")
             self._show_turns()
+
+    def fail(self, names: Collection[str]) -> None:
+        """These hosts are left out of the rest of the run."""
+        for name in names:
+            self._move(name, "failed")
 
     def _step(self, host: str, item: Mapping[str, Any]) -> None:
         ok, message, seconds = bool(item["ok"]), str(item.get("message", "")), float(item["seconds"])

@@ -10,16 +10,19 @@ from provision.node import bootloader, grubdefaults, platforms
 from provision.node.state import State
 
 
-def write(journal: Journal, cluster: str, host: str, state: State, kind: Kind) -> None:
-    """Record a host's kernel, mode and boot settings before it is changed."""
-    journal.write(
-        "before",
-        cluster=cluster,
-        host=host,
-        kernel=state.kernel.running,
-        mode=platforms.get(kind.value).find_mode(state),
-        arguments=list(dict.fromkeys(state.kernel.cmdline + state.bootloader.cmdline.split())),
-        grub_default=grubdefaults.default_of(bootloader.defaults_of(state.bootloader)),
+def write(journal: Journal, cluster: str, states: Mapping[str, State], kinds: Mapping[str, Kind]) -> None:
+    """Record the hosts' kernels, modes and boot settings before they are changed."""
+    journal.write_all(
+        {
+            "event": "before",
+            "cluster": cluster,
+            "host": host,
+            "kernel": state.kernel.running,
+            "mode": platforms.get(kinds[host].value).find_mode(state),
+            "arguments": list(dict.fromkeys(state.kernel.cmdline + state.bootloader.cmdline.split())),
+            "grub_default": grubdefaults.default_of(bootloader.defaults_of(state.bootloader)),
+        }
+        for host, state in states.items()
     )
 
 

@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -39,12 +40,18 @@ class Journal:
     def __init__(self, path: Path, run: str) -> None:
         self.path = path
         self.run = run
+        self._lock = threading.Lock()
+        self._unflushed = self._flushing = False
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one line and flush it to disk."""
+        self.write_all([{"event": event, **fields}])
+
+    def write_all(self, entries: Iterable[Mapping[str, Any]], *, wait: bool = True) -> None:
+        """Append lines, and flush them to disk together. Without ``wait`` that is done in the background."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "run": self.run, "event": event, **fields})
-        line = vault.hide(line) + "\n"
+        common = {"time": now, "run": self.run}
+        text = "".join(vault.hide(json.dumps({**common, **entry})) + "\n" for entry in entries)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = not self.path.exists()
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -52,26 +59,52 @@ class Journal:
             # A killed run may have left a partial line: do not append to it.
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = "\n" + line
-            os.write(descriptor, line.encode())
-            os.fsync(descriptor)
+                text = "\n" + text
+            os.write(descriptor, text.encode())
+            if wait:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         if new:
             flush_directory(str(self.path.parent))
+        if not wait:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Flush in the background: lines that are written meanwhile are flushed together."""
+        with self._lock:
+            self._unflushed = True
+            if not self._flushing:
+                self._flushing = True
+                threading.Thread(target=self._flush, daemon=True).start()
+
+    def _flush(self) -> None:
+        while True:
+            with self._lock:
+                if not self._unflushed:
+                    self._flushing = False
+                    return
+                self._unflushed = False
+            with suppress(OSError):  # the next line that is waited for reports it
+                descriptor = os.open(self.path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def begin(self, host: str, step: str, what: str) -> None:
         """Record that a step begins."""
-        self.write("begin", host=host, step=step, what=what)
+        self.write_all([{"event": "begin", "host": host, "step": step, "what": what}], wait=False)
 
     def end(self, host: str, step: str, *, ok: bool, message: str = "", seconds: float | None = None) -> None:
         """Record that a step is done, or failed with ``message``, after so many seconds."""
         took = {} if seconds is None else {"seconds": round(seconds, 3)}
-        self.write("end", host=host, step=step, ok=ok, message=message, **took)
+        entry = {"event": "end", "host": host, "step": step, "ok": ok, "message": message, **took}
+        self.write_all([entry], wait=False)
 
     def rebooted(self, host: str, seconds: float) -> None:
         """Record how long a reboot took."""
-        self.write("rebooted", host=host, seconds=round(seconds, 3))
+        self.write_all([{"event": "rebooted", "host": host, "seconds": round(seconds, 3)}], wait=False)
 
     def interrupted(self, cluster: str) -> list[OpenStep]:
         """Steps of the cluster's last run that have no end; none if that run finished."""
@@ -94,18 +127,20 @@ class Journal:
         return list(open_steps.values())
 
     def unsettled(self, cluster: str) -> dict[str, str]:
-        """Host → run that failed or was interrupted there, if no later run reached the host."""
+        """Host → run that it stopped, or that was interrupted there, if no later run reached the host."""
         last = ""
         found: dict[str, str] = {}
         for entry in self.read():
             event, run, host = entry.get("event"), str(entry.get("run", "")), str(entry.get("host", ""))
             if event == "run" and entry.get("cluster") == cluster:
                 last = run
-                found = {name: by for name, by in found.items() if name not in entry.get("hosts", [])}
+                reached = set(entry.get("hosts", []))
+                found = {name: by for name, by in found.items() if name not in reached}
             elif last and run == last and event == "begin":
                 found[host] = run
             elif last and run == last and event == "finished":
-                failed = entry.get("failed", [])
+                # A run that went on without a failed host does not keep the next one from doing so.
+                failed = set(entry.get("failed", [])) if entry.get("stopped", True) else set()
                 found = {name: by for name, by in found.items() if by != run or name in failed}
         return found
 

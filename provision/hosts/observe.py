@@ -10,13 +10,12 @@ import re
 import shlex
 import subprocess
 import sys
-import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import DEFAULT_PYTHON, Host, Inventory
-from provision.hosts import payload, remote
+from provision.hosts import fanout, payload, remote
+from provision.hosts.fanout import Cut
 from provision.node import families, repositories
 from provision.node.__main__ import MARKER
 from provision.node.family import manager_name
@@ -32,10 +31,6 @@ SYSTEM_PROBE = (
     'echo "OEPROV_MACHINE=$(uname -m)"; echo "OEPROV_USER=$(id -u)"; '
     "grep -shE '^(mirrorlist|baseurl)' /etc/yum.repos.d/*.repo; exit 0"
 )
-# At most so many hosts at once, which keeps a few cores busy. After PATIENCE seconds a host no longer counts,
-# so that hosts that hang do not block the others.
-MOST_AT_ONCE = 64
-PATIENCE = 2.0
 
 
 class NoPythonError(HostError):
@@ -67,41 +62,23 @@ def answer(host: str, text: str) -> dict[str, Any]:
 
 def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be observed; in the inventory's order."""
-    found: dict[str, Future[State | HostError]] = {}
-    begun: dict[Future[State | HostError], float] = {}
     # Fill the payload's cache once, before the threads need it.
     payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict())
-    with ThreadPoolExecutor(max_workers=len(inventory.hosts)) as pool:
-        for name, host in inventory.hosts.items():
-            while len(begun) >= MOST_AT_ONCE:
-                patience = max(0.0, min(begun.values()) + PATIENCE - time.monotonic())
-                wait(begun, timeout=patience, return_when=FIRST_COMPLETED)
-                long_ago = time.monotonic() - PATIENCE
-                begun = {item: at for item, at in begun.items() if not item.done() and at > long_ago}
-            found[name] = pool.submit(_try_host, host)
-            begun[found[name]] = time.monotonic()
-    return {name: item.result() for name, item in found.items()}
+    return fanout.on_hosts(inventory.hosts, observe_host)
 
 
-def _try_host(host: Host) -> State | HostError:
-    try:
-        return observe_host(host)
-    except HostError as error:
-        return error
-
-
-def observe_host(host: Host) -> State:
+def observe_host(host: Host, cut: Cut | None = None) -> State:
     """The state of one host; HostError says why it could not be observed and what to do."""
     try:
-        return parse(host.name, text_of(host, payload.pack("__main__", host.desired().to_dict())))
+        return parse(host.name, text_of(host, payload.pack("__main__", host.desired().to_dict()), cut))
     except NoPythonError as error:
-        return _bare(host, error.reason)
+        return _bare(host, error.reason, cut)
 
 
-def _bare(host: Host, why: str) -> State:
+def _bare(host: Host, why: str, cut: Cut | None) -> State:
     """The system of a host without Python, from one line of shell."""
     line = remote.elevated(host, shlex.join(["sh", "-c", SYSTEM_PROBE]))
-    code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT)
+    code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT, cut=cut)
     if code:
         raise HostError(host.name, f"cannot be observed: {remote.last_line(err) or f'exit status {code}'}")
     return State(os=bare_system(out), bare=why)
@@ -127,9 +104,9 @@ def bare_system(text: str) -> OsInfo:
     )
 
 
-def text_of(host: Host, given: bytes) -> str:
+def text_of(host: Host, given: bytes, cut: Cut | None = None) -> str:
     """Run a payload on the host and return its output; HostError says why it failed and what to do."""
-    return _here(host, given) if host.connection == "local" else _there(host, given)
+    return _here(host, given) if host.connection == "local" else _there(host, given, cut)
 
 
 def _here(host: Host, given: bytes) -> str:
@@ -144,14 +121,14 @@ def _here(host: Host, given: bytes) -> str:
     except subprocess.TimeoutExpired:
         raise HostError(host.name, f"did not answer within {COMMAND_TIMEOUT} s") from None
     if done.returncode:
-        said = remote.last_line(done.stderr.decode(errors="replace"))
+        said = remote.last_line(remote.error_text(done.stderr))
         raise HostError(host.name, f"cannot be observed: {said}")
     return done.stdout.decode(errors="replace")
 
 
-def _there(host: Host, given: bytes) -> str:
+def _there(host: Host, given: bytes, cut: Cut | None) -> str:
     line = remote.elevated(host, shlex.join(payload.command(host.python)))
-    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT)
+    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT, cut=cut)
     old = "is Python 2" if "Unknown option: -I" in err else ""
     if found := re.search(r"Python 3\.6 or newer is needed, this is (\S+)", err):
         old = f"is Python {found[1]}"

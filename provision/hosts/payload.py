@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
+from types import CodeType
 from typing import Any
 
 from provision.cluster import share
@@ -29,10 +30,11 @@ _LOADER = """\
 import sys
 if sys.version_info < (3, 6):
     sys.exit("Python 3.6 or newer is needed, this is " + sys.version.split()[0])
-import gc, json, marshal, os, zlib
+import gc, json, marshal, os, re, zlib
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 gc.disable()
+os.write(2, b"OEPROV-BEGUN\\n")
 sent = marshal.load(sys.stdin.buffer)
 wanted = json.loads(marshal.load(sys.stdin.buffer))
 bytecode = sent["bytecode"] == "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
@@ -43,7 +45,15 @@ class Later(type(sys)):
         sys.modules.pop(self.__name__)
         self.__dict__.update(import_module(self.__name__).__dict__)
         return self.__dict__[name]
-modules = sent["code" if bytecode else "text"]
+# Most patterns of a module are never used, and compiling them takes a quarter of the time.
+compile_pattern = re.compile
+class Pattern:
+    def __init__(self, *given):
+        self.__dict__["given"] = given
+    def __getattr__(self, name):
+        return getattr(compile_pattern(*self.given), name)
+re.compile = lambda *given: Pattern(*given)
+modules = sent["code"] if bytecode else marshal.loads(zlib.decompress(sent["text"]))
 # The package imports these and its own modules at the top, and only what changes a host uses most of them.
 late = ["hashlib", "platform", "shutil", "struct", "subprocess", "tempfile", "uuid", "zipfile"]
 for name in late + list(modules):
@@ -55,8 +65,12 @@ class Finder:
     def create_module(self, spec):
         return None
     def exec_module(self, module):
-        code = zlib.decompress(modules[module.__name__])
-        exec(marshal.loads(code) if bytecode else compile(code, module.__name__, "exec"), module.__dict__)
+        code = modules[module.__name__]
+        if bytecode:
+            code = marshal.loads(zlib.decompress(code))
+        else:
+            code = compile(code, module.__name__, "exec")
+        exec(code, module.__dict__)
 sys.meta_path.insert(0, Finder())
 import_module("oeprov_node." + sent["module"]).main(wanted)
 sys.stdout.flush()
@@ -85,15 +99,28 @@ def _package(module: str) -> bytes:
         stem = missing.pop()
         name = "oeprov_node" if stem == "__init__" else f"oeprov_node.{stem}"
         source = there[stem].read_bytes()
-        text[name] = zlib.compress(source, 1)
+        text[name] = source
         # The loader uses Python's cached bytecode.
         compiled = SourceFileLoader(name, str(there[stem])).get_code(name)
-        code[name] = zlib.compress(marshal.dumps(compiled), 1)
+        code[name] = zlib.compress(marshal.dumps(_without_lines(compiled)), 6)
         for dotted, names in _IMPORT.findall(source.decode()):
             wanted = [dotted] if dotted else re.findall(r"\w+", names)
             missing |= {item for item in wanted if f"oeprov_node.{item}" not in text}
-    sent = {"bytecode": _BYTECODE, "text": text, "code": code, "module": module}
+    # Bytecode is unpacked per module, since a host uses some only; text is smaller in one piece.
+    packed = zlib.compress(marshal.dumps(text, _FORMAT), 6)
+    sent = {"bytecode": _BYTECODE, "text": packed, "code": code, "module": module}
     return marshal.dumps(sent, _FORMAT)
+
+
+def _without_lines(code: Any) -> Any:
+    """The code object without line and column numbers, which are a third of it since Python 3.11."""
+    if sys.version_info < (3, 11):
+        return code
+    # Entries of kind 15, "no location", for up to 8 code units each: Objects/locations.md of CPython.
+    count = len(code.co_code) // 2
+    table = b"\xff" * (count // 8) + (bytes([0xF8 | (count % 8 - 1)]) if count % 8 else b"")
+    constants = tuple(_without_lines(item) if isinstance(item, CodeType) else item for item in code.co_consts)
+    return code.replace(co_linetable=table, co_consts=constants)
 
 
 def command(python: str) -> list[str]:

@@ -27,6 +27,7 @@ _STATUS: dict[str, Status] = {
     "runner_on_skipped": "skipped",
     "runner_on_unreachable": "unreachable",
 }
+_SELECTED = "oeprov_selected"  # the group of the hosts of a run
 _USERS_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"  # Ansible's default
 
 
@@ -104,13 +105,15 @@ def run(
             name: {**_interpreter(host), **host.variables(), **more.get(name, {})}
             for name, host in inventory.hosts.items()
         }
-        values.write_text(json.dumps({"all": {"hosts": hosts}}))
+        # A group: the names of 6,000 hosts are more than fits into an argument.
+        selected = {_SELECTED: {"hosts": dict.fromkeys(hosts)}}
+        values.write_text(json.dumps({"all": {"hosts": hosts, "children": selected}}))
         words, passwords, answers = vault.for_run()
         result = ansible_runner.run(
             private_data_dir=str(private),
             playbook=str(share.root() / "playbooks" / f"{name}.yml"),
             inventory=[str(inventory.path.absolute()), str(values)],
-            limit=",".join(inventory.hosts),
+            limit=_SELECTED,
             extravars={**dict(variables), **_passwords(inventory)},
             envvars={
                 **_environment(),

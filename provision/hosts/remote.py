@@ -6,12 +6,13 @@ It uses the same client, configuration, agents, jump hosts and known_hosts as An
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import selectors
 import shlex
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,12 @@ from typing import IO
 
 from provision.cluster.errors import HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import Host
+from provision.hosts.fanout import Cut
 from provision.hosts.stop_request import TICK, StopRequest
 
 CONNECT_TIMEOUT = 10
+MOST_OUTPUT = 64 << 20  # bytes that one command may print
+_BEGUN = "OEPROV-BEGUN\n"  # what a payload prints first, on its standard error
 CONFIG = Path(__file__).with_name("ssh_config")
 # Runs a command ($0) with no input in a session of its own, and ends all of it when our end of the connection
 # has gone: without a terminal, sshd leaves what it started running.
@@ -55,41 +59,99 @@ def run(
     *,
     apart: bool = False,
     stop: StopRequest | None = None,
+    cut: Cut | None = None,
 ) -> tuple[int, str, str]:
     """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
 
     ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
     HostError when the host cannot be reached, refuses the login, or has another host key. ``apart``: Ctrl-C
-    at the terminal does not end it. ``stop``: a request ends ssh, and HostError says so.
+    at the terminal does not end it. ``stop``: a request ends ssh, and HostError says so. So does ``cut``.
     """
     given = text.encode() if isinstance(text, str) else text
-    deadline = time.monotonic() + timeout
     process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
-    # By a thread: communicate forgets what it has not written by its timeout.
-    threading.Thread(target=_feed, args=(process.stdin, given), daemon=True).start()
-    process.stdin = None
+    cut = cut or Cut()
     try:
-        while True:
-            try:
-                out, err = process.communicate(timeout=timeout if stop is None else TICK)
-                break
-            except subprocess.TimeoutExpired:
-                if stop is not None and stop.count:
-                    raise HostError(host.name, "was not waited for: a stop request") from None
-                if time.monotonic() > deadline:
-                    raise HostError(host.name, f"did not answer within {timeout} s") from None
-    except BaseException:
-        _end(process)
-        raise
-    said = err.decode("utf-8", "replace")
-    if process.returncode == 255:
+        cut.add(process)
+        out, err = _exchange(host, process, given, timeout, stop, cut)
+        code = process.wait()
+    finally:
+        cut.remove(process)
+        if process.returncode is None:
+            _end(process)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+    said = error_text(err)
+    if cut.why:
+        raise HostError(host.name, cut.why + _stage(out, err))
+    if code == 255:
         raise failure(host, said, connect_timeout)
-    return process.returncode, out.decode("utf-8", "replace"), said
+    return code, out.decode("utf-8", "replace"), said
 
 
-def _feed(pipe: IO[bytes], given: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError), pipe:
-        pipe.write(given)
+def _exchange(
+    host: Host,
+    process: subprocess.Popen[bytes],
+    given: bytes,
+    timeout: float,
+    stop: StopRequest | None,
+    cut: Cut,
+) -> tuple[bytes, bytes]:
+    """Feed ``given`` to ssh and read both of its outputs to their ends; HostError after ``timeout``."""
+    assert process.stdin is not None  # noqa: S101 - all are pipes
+    assert process.stdout is not None  # noqa: S101
+    assert process.stderr is not None  # noqa: S101
+    deadline = time.monotonic() + timeout
+    read: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    left = memoryview(given)
+    with selectors.PollSelector() as selector:
+        for number in read:
+            selector.register(number, selectors.EVENT_READ)
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin.fileno(), selectors.EVENT_WRITE)
+        while any(number in read for number in selector.get_map()):
+            if stop is not None and stop.count:
+                raise HostError(host.name, "was not waited for: a stop request")
+            if cut.why:  # ssh was killed; a jump host's ssh may still hold the pipe of errors
+                break
+            remains = deadline - time.monotonic()
+            if remains <= 0:
+                how_far = _stage(*map(bytes, read.values()))
+                raise HostError(host.name, f"did not answer within {timeout:g} s{how_far}")
+            for key, _ in selector.select(remains if stop is None else min(remains, TICK)):
+                if key.fd in read:
+                    piece = os.read(key.fd, 1 << 16)
+                    read[key.fd] += piece
+                    if not piece:
+                        selector.unregister(key.fd)
+                    if len(read[key.fd]) > MOST_OUTPUT and not cut.why:
+                        raise HostError(
+                            host.name,
+                            f"sent more than {MOST_OUTPUT >> 20} MiB; what prints there at a login?",
+                        )
+                    continue
+                try:
+                    left = left[os.write(key.fd, left) :]
+                except BrokenPipeError:  # ssh ended, or the command reads no more
+                    left = left[:0]
+                if not left:
+                    selector.unregister(key.fd)
+                    with contextlib.suppress(OSError):
+                        process.stdin.close()
+    return bytes(read[process.stdout.fileno()]), bytes(read[process.stderr.fileno()])
+
+
+def _stage(out: bytes, err: bytes) -> str:
+    """How far a host came before it hung, by what it printed."""
+    if _BEGUN.encode() in err:
+        return "; the login worked, and then a command hung on the host"
+    return "; it printed something, but Python did not start" if out.strip() else ""
+
+
+def error_text(err: bytes) -> str:
+    """What ssh and the command printed as errors."""
+    return err.decode("utf-8", "replace").replace(_BEGUN, "")
 
 
 @contextlib.contextmanager
@@ -144,7 +206,7 @@ def _check(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> N
     """Raise HostError when the command failed."""
     code = process.wait()
     errors.seek(0)
-    said = errors.read().decode("utf-8", "replace")
+    said = error_text(errors.read())
     if code == 255:
         raise failure(host, said, CONNECT_TIMEOUT)
     if code:

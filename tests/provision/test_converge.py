@@ -238,9 +238,16 @@ def test_many_hosts_are_shown_on_one_screen_before_the_prompt(
         "destroys  nothing",
         "reboots   200 hosts in 7 turns, about 35 min (5 min per reboot is assumed):",
     ]
+    (left,) = (state_dir / "left").iterdir()
+    assert len(left.read_text().splitlines()) == 200
     assert after.splitlines() == [
         "✗ re6p-[0001-0040] (40 hosts): Make it: 192.0.2.…: no space",
         "Ansible's log: ansible.log",
+        "✗ the change stopped: re6p-0001, which is changed first, failed; nothing was changed on 160 host(s) "
+        "after that: re6p-0041, re6p-0042, re6p-0043, re6p-0044, re6p-0045 and 155 more; repair re6p-0001, "
+        "re6p-0002, re6p-0003, re6p-0004, re6p-0005 and 35 more, or leave it out with --limit "
+        "'all:!re6p-0001:!re6p-0002:!re6p-0003:!re6p-0004:!re6p-0005', and run this again",
+        f"200 hosts are left; to go on with these alone, add: --limit @{left}",
         "✗ re6p-[0001-0200] (200 hosts): still to do: boot it",
         "✗ re6p-[0001-0200] (200 hosts): still to do: make /data",
     ]

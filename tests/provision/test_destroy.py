@@ -306,7 +306,7 @@ def test_the_journal_knows_the_first_arguments_and_default(tmp_path: Path) -> No
         loader = Bootloader(defaults_file=f"GRUB_DEFAULT={default}\n")
         state = State(kernel=KernelState("1", cmdline=words), bootloader=loader)
         for host in ("one", "old"):
-            history.write(journal, "c", host, state, found.hosts["one"].kind)
+            history.write(journal, "c", {host: state}, {host: found.hosts["one"].kind})
     assert history.first(journal, "c") == {"one": (("quiet",), "a b"), "old": (None, None)}
 
 

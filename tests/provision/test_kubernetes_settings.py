@@ -21,6 +21,8 @@ CLASS = {"kubernetes_storage_class": "pmem", "kubernetes_storage_size": "100G"}
 OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "oeprov_kind": ("cpu", {}),
     "rollout_shares": ([2], {}),
+    "rollout_quorum": ("20%", {}),
+    "rollout_failures": (3, {}),
     "kernel_version": ("newest", {}),
     "kernel_repository_url": ("https://mirror", {}),
     "pmem_mode": ("system-ram", {}),

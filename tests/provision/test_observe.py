@@ -18,8 +18,8 @@ from ssh_server import SshServer, serving
 from provision.cluster import share
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
+from provision.hosts import fanout, payload, remote
 from provision.hosts import observe as observing
-from provision.hosts import payload, remote
 from provision.hosts.survey import interpreter, survey
 from provision.inventory.loader import load
 from provision.node import ansible_python, family_el7
@@ -300,11 +300,11 @@ def test_a_host_that_accepts_and_says_nothing(tmp_path: Path) -> None:
 def test_hosts_that_hang_do_not_keep_the_others_waiting(
     tmp_path: Path, server: SshServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observing, "MOST_AT_ONCE", 2)
-    monkeypatch.setattr(observing, "PATIENCE", 0.1)
+    monkeypatch.setattr(fanout, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(fanout, "PATIENCE", 0.1)
     answer = threading.Event()
 
-    def survey(host: Host) -> str:
+    def survey(host: Host, cut: fanout.Cut) -> str:
         if host.name == "a":
             answer.set()
         else:

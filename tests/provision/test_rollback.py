@@ -48,7 +48,8 @@ def test_modes_are_told_from_the_state(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_last_other_value_counts_and_other_clusters_do_not(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.jsonl", "run")
     for cluster, release in (("c", "1"), ("c", "2"), ("other", "9"), ("c", "3")):
-        history.write(journal, cluster, "one", State(kernel=KernelState(running=release)), Kind.cpu)
+        states = {"one": State(kernel=KernelState(running=release))}
+        history.write(journal, cluster, states, {"one": Kind.cpu})
     assert history.last(journal, "c", "kernel", {"one": "3"}) == {"one": "2"}
     assert history.last(journal, "c", "kernel", {"one": "2"}) == {"one": "3"}
     assert history.last(journal, "c", "kernel", {"two": "2"}) == {}
@@ -67,9 +68,8 @@ def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
     history.write(
         Journal(tmp_path / "journal.jsonl", "run"),
         "c",
-        "one",
-        state._replace(kernel=now._replace(running=OLD)),
-        Kind.cpu,
+        {"one": state._replace(kernel=now._replace(running=OLD))},
+        {"one": Kind.cpu},
     )
     assert rollback.kernel(found, **options, as_json=True) == 2
     [plan] = json.loads(capsys.readouterr().out)["pending"]
@@ -88,7 +88,7 @@ def test_the_old_mode_needs_consent_that_names_the_namespace(
     plain = seen(monkeypatch, found, kernel=kernel)
     item = plain.namespaces[0]
     fsdax = plain._replace(namespaces=[item._replace(mode="fsdax", blockdev="pmem0", uuid="u")])
-    history.write(Journal(tmp_path / "journal.jsonl", "run"), "c", "one", fsdax, Kind.re6p)
+    history.write(Journal(tmp_path / "journal.jsonl", "run"), "c", {"one": fsdax}, {"one": Kind.re6p})
     foreign = item._replace(mode="devdax", blockdev="", chardev="dax0.0", uuid="of-somebody-else")
     seen(
         monkeypatch,

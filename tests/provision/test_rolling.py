@@ -80,7 +80,7 @@ def test_one_host(tmp_path: Path) -> None:
     ("shares", "sizes"),
     [
         ("[1]", [1] * 12),
-        ("[3, 100%]", [3, 9]),
+        ("[3, 100%]", [3, 8, 1]),
         ("[50%]", [6, 6]),
         ("[1, 2, 4]", [1, 2, 4, 4, 1]),
     ],
@@ -103,11 +103,11 @@ def test_turns_in_words(tmp_path: Path) -> None:
     found = cluster(tmp_path, 3, 40)
     plans = rebooted(found)
     assert rolling.describe(plans, turns(found, plans)) == (
-        "turns (7): s0, 3 hosts, 9 hosts, 8 hosts, 8 hosts, …; a failed host stops the later turns "
+        "turns (7): s0, 3 hosts, 9 hosts, 8 hosts, 8 hosts, …; a failed first turn stops the later ones "
         "(rollout_shares)"
     )
     assert rolling.describe(plans[:1], turns(found, plans[:1])) == ""
     plans = [Plan("s0", [PACKAGES]), Plan("w0", [PACKAGES]), Plan("w1", [REBOOT])]
     assert rolling.describe(plans, turns(found, plans)) == (
-        "turns (2): 2 hosts (no disturbance), w1; a failed host stops the later turns (rollout_shares)"
+        "turns (2): 2 hosts (no disturbance), w1; a failed first turn stops the later ones (rollout_shares)"
     )

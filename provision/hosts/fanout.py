@@ -1,0 +1,148 @@
+"""Does one thing on many hosts at once: bounded by count, without waiting for hosts that hang.
+
+At most ``MOST_AT_ONCE`` hosts work at a time. A host that takes longer than ``PATIENCE`` gives its place to
+the next one, and at most ``MOST_SLOW`` such hosts are waited for beside the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from subprocess import Popen
+from typing import TypeVar
+
+from provision.cluster.errors import HostError
+from provision.cluster.inventory import Host
+
+MOST_AT_ONCE = 64  # keeps a few cores busy
+MOST_SLOW = 64
+PATIENCE = 2.0  # seconds
+# When only slow hosts are left of a fleet, they are cut off after this time, or this multiple of the time
+# that nearly all others took.
+FLEET = 20  # answers that say what is usual
+LEAST = 10.0  # seconds
+MULTIPLE = 5.0
+_NEARLY_ALL = 0.9
+_TICK = 0.1  # seconds; a connection that was cut off ends soon
+
+T = TypeVar("T")
+
+
+class Cut:
+    """Ends the connections of one host from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: set[Popen[bytes]] = set()
+        self.why = ""  # empty: not cut
+
+    def add(self, process: Popen[bytes]) -> None:
+        """A connection begins."""
+        with self._lock:
+            self._processes.add(process)
+            if self.why:
+                process.kill()
+
+    def remove(self, process: Popen[bytes]) -> None:
+        """A connection ended, and its process was waited for."""
+        with self._lock:
+            self._processes.discard(process)
+
+    def cut(self, why: str) -> None:
+        """End all connections, present and later ones."""
+        with self._lock:
+            self.why = why
+            for process in self._processes:
+                process.kill()
+
+
+@dataclass
+class _Task:
+    """One host's work."""
+
+    cut: Cut = field(default_factory=Cut)
+    begun: float = 0.0
+    ended: float = 0.0
+
+
+def on_hosts(
+    hosts: Mapping[str, Host], do: Callable[[Host, Cut], T], *, cut_off: bool = True
+) -> dict[str, T | HostError]:
+    """The result of ``do`` on each host, or its HostError; in the order of ``hosts``.
+
+    Without ``cut_off`` all hosts are waited for: for work that may take long on some. ``do`` must hand its
+    ``Cut`` to ``remote.run``. Other exceptions are raised when all hosts have ended.
+    """
+    found: dict[str, Future[T | HostError]] = {}
+    tasks: dict[Future[T | HostError], _Task] = {}
+    if not hosts:
+        return {}
+
+    def one(host: Host, task: _Task) -> T | HostError:
+        task.begun = time.monotonic()
+        try:
+            return do(host, task.cut)
+        except HostError as error:
+            return error
+        finally:
+            task.ended = time.monotonic()
+
+    with ThreadPoolExecutor(max_workers=min(len(hosts), MOST_AT_ONCE + MOST_SLOW)) as pool:
+        running: set[Future[T | HostError]] = set()
+        try:
+            for name, host in hosts.items():
+                task = _Task()
+                while not _has_place([tasks[item] for item in running]):
+                    wait(running, timeout=_until_slow(running, tasks), return_when=FIRST_COMPLETED)
+                    running = {item for item in running if not item.done()}
+                task.begun = time.monotonic()
+                found[name] = pool.submit(one, host, task)
+                tasks[found[name]] = task
+                running.add(found[name])
+            if cut_off:
+                _wait_for_last(running, tasks)
+            wait(running)
+        except BaseException:
+            for task in tasks.values():
+                task.cut.cut("was not waited for: a stop request")
+            raise
+    return {name: item.result() for name, item in found.items()}
+
+
+def _has_place(running: list[_Task]) -> bool:
+    """Another host may begin."""
+    long_ago = time.monotonic() - PATIENCE
+    slow = sum(task.begun <= long_ago for task in running)
+    return len(running) - slow < MOST_AT_ONCE and len(running) < MOST_AT_ONCE + MOST_SLOW
+
+
+def _until_slow(running: set[Future[T]], tasks: Mapping[Future[T], _Task]) -> float | None:
+    """Seconds until another running host becomes slow; None: all are."""
+    now = time.monotonic()
+    left = [at + PATIENCE - now for at in (tasks[item].begun for item in running) if at + PATIENCE > now]
+    return min(left) if left and len(running) < MOST_AT_ONCE + MOST_SLOW else None
+
+
+def _wait_for_last(running: set[Future[T]], tasks: Mapping[Future[T], _Task]) -> None:
+    """Wait for the hosts that still run; in a fleet, cut off those that take far longer than the others."""
+    total = len(tasks)
+    while running:
+        answered = sorted(task.ended - task.begun for task in tasks.values() if task.ended)
+        if len(answered) < max(FLEET, _NEARLY_ALL * total):
+            _, running = wait(running, timeout=PATIENCE, return_when=FIRST_COMPLETED)
+            continue
+        usual = answered[int(_NEARLY_ALL * (len(answered) - 1))]
+        limit = max(LEAST, MULTIPLE * usual)
+        left = max(0.0, min(tasks[item].begun for item in running) + limit - time.monotonic())
+        _, running = wait(running, timeout=left, return_when=FIRST_COMPLETED)
+        for item in running:
+            if time.monotonic() - tasks[item].begun >= limit:
+                tasks[item].cut.cut(
+                    f"did not answer within {limit:.0f} s; {len(answered)} other hosts took "
+                    f"{usual:.1f} s or little more"
+                )
+        if any(tasks[item].cut.why for item in running):
+            _, running = wait(running, timeout=_TICK, return_when=FIRST_COMPLETED)
