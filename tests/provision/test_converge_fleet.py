@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,21 @@ from typing import Any
 import pytest
 
 from provision.cluster.errors import ConvergeError, HostError
-from provision.cluster.inventory import Inventory
+from provision.cluster.inventory import Host, Inventory
 from provision.converge import changes
 from provision.converge.changes import Consent
 from provision.converge.rolling import Failures
-from provision.hosts import playbook
+from provision.hosts import carrier, playbook
+from provision.hosts.carrier import Carried
 from provision.hosts.playbook import PlaybookRun, TaskResult
 from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
+from provision.node.ansible_python import CARRIED
 from provision.node.state import State
 from provision.node.step import Plan, Step
 
+PYTHON = Step("python", "install a Python", "none", role=CARRIED, preparing=True)
 REBOOT = Step("reboot", "reboot", "a new kernel", reboots=True, action="reboot", role="kernel")
 
 
@@ -36,6 +39,9 @@ class Fleet:
     problems: dict[str, str] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     fails: dict[str, set[str]] = field(default_factory=dict)  # phase → hosts
+    old: set[str] = field(default_factory=set)  # hosts without a Python for Ansible
+    bare: set[str] = field(default_factory=set)  # of these: hosts whose other steps are only known with it
+    carried: set[str] = field(default_factory=set)
     done: set[str] = field(default_factory=set)
     runs: list[tuple[str, list[str]]] = field(default_factory=list)
 
@@ -46,6 +52,8 @@ class Fleet:
                 found.lost.append(HostError(name, "refuses connections"))
                 continue
             steps = [] if name in self.done else [REBOOT]
+            if name in self.old and name not in self.carried:
+                steps = [PYTHON] if name in self.bare else [PYTHON, *steps]
             found.states[name] = State()
             why = self.problems.get(name)
             found.plans[name] = Plan(name, steps, problems=[why] if why else [])
@@ -59,6 +67,21 @@ class Fleet:
             self.done.update(set(hosts).difference(failed))
         results = [TaskResult(host, "kernel", "Reboot", "failed", {"msg": "no"}, 1.0) for host in failed]
         return PlaybookRun("failed" if failed else "ok", Path("ansible.log"), results)
+
+    def carry_out(
+        self,
+        hosts: Mapping[str, Host],
+        steps: Mapping[str, Step],
+        run: Mapping[str, Any],
+        on_start: Callable[[str, Step], None],
+    ) -> list[Carried]:
+        found = []
+        for name, step in steps.items():
+            on_start(name, step)
+            ok = name not in self.fails.get("carry", ())
+            self.carried |= {name} if ok else set()
+            found.append(Carried(name, step, ok, "" if ok else "no space left", 1.0))
+        return found
 
     def bootstrap(self, **options: Any) -> int:
         return changes.bootstrap(
@@ -82,6 +105,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Fle
         fleet = Fleet(load(path), tmp_path / "state")
         monkeypatch.setattr(changes, "survey", fleet.survey)
         monkeypatch.setattr(playbook, "run", fleet.play)
+        monkeypatch.setattr(carrier, "carry_out", fleet.carry_out)
         return fleet
 
     return build
@@ -126,6 +150,37 @@ def test_a_failed_canary_stops_the_others(
     assert "n0, which is changed first, failed; nothing was changed on 29 host(s)" in said
     assert fleet.bootstrap(failures=Failures.keep_going) == 1
     assert fleet.turned == names(range(30)) - ({"n0"} if phase == "prepare" else set())
+
+
+def test_a_host_that_gets_no_python_does_not_stop_the_others(
+    make: Callable[[int], Fleet], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = make(30)
+    fleet.old = names(range(20, 30))
+    fleet.bare = names(range(25, 30))
+    fleet.fails = {"carry": {"n21", "n26"}}
+    assert fleet.bootstrap() == 1
+    assert fleet.done == names(range(30)) - {"n21", "n26"}
+    rounds = [set(hosts) for phase, hosts in fleet.runs if phase == "prepare"]
+    assert rounds == [names(range(25)) - {"n21"}, names(range(25, 30)) - {"n26"}]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "✗ n21: no space left" in said
+    assert "the change stopped" not in said
+    assert "2 hosts are left" in said
+
+
+def test_a_canary_that_gets_no_python_stops_the_others(
+    make: Callable[[int], Fleet], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = make(30)
+    fleet.old, fleet.fails = {"n0", "n5"}, {"carry": {"n0"}}
+    assert fleet.bootstrap() == 1
+    assert fleet.runs == []
+    assert "n0, which is changed first, failed; nothing was changed on 29 host(s)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert fleet.bootstrap(failures=Failures.keep_going) == 1
+    assert fleet.done == names(range(1, 30))
 
 
 def test_a_canary_that_is_lost_is_no_reason_to_take_another_one(make: Callable[[int], Fleet]) -> None:

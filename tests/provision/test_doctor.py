@@ -17,6 +17,7 @@ from provision.cluster import share
 from provision.cluster.inventory import Host
 from provision.converge import doctor
 from provision.converge.diagnosis import Finding, diagnose
+from provision.hosts.fanout import Cut
 from provision.node import health, port
 from provision.node.command import System
 from provision.node.health import Health
@@ -93,7 +94,7 @@ def test_the_command_says_what_is_wrong_and_changes_nothing(
 def test_hosts_with_the_same_findings_are_one_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def examine(host: Host, *, reached: bool) -> list[Finding]:
+    def examine(host: Host, cut: Cut, *, reached: bool) -> list[Finding]:
         return [Finding("no mount", "run oeprov bootstrap")] if host.name < "h03" else []
 
     monkeypatch.setattr(doctor, "examine", examine)
