@@ -112,6 +112,7 @@ def test_a_failure_of_the_first_host_stops_the_rollout(tmp_path: Path, hosts: Ss
     assert [turns(host) for host in list(hosts)[1:]] == [{}] * (COUNT - 1), said
 
 
+@pytest.mark.timeout(900)  # five runs of Ansible; 230 s on a machine with a load of 20
 @pytest.mark.parametrize(
     "how", [FAILS, pytest.param(VANISHES, marks=pytest.mark.slow)], ids=["fails", "vanishes"]
 )
