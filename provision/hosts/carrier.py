@@ -20,6 +20,7 @@ from provision.node.step import Step
 
 _TIMEOUT = 3600
 _MOST_AT_ONCE = 64
+_FAILED = "OEPROV-FAILED"  # before the number of the command
 _WITHOUT_PYTHON = "first-python"
 
 
@@ -77,7 +78,7 @@ def _by_shell(host: Host, step: Step) -> str:
     commands: list[list[str]] = step.args["commands"]
     lines = ["set -e", "export DEBIAN_FRONTEND=noninteractive LC_ALL=C"]
     use = repositories.ENABLED
-    for argv in commands:
+    for number, argv in enumerate(commands):
         if argv[0] == "write":
             use = repositories.Use(argv[1], argv[2])
             place = shlex.quote(argv[1])
@@ -85,7 +86,11 @@ def _by_shell(host: Host, step: Step) -> str:
                 f"umask 077; printf %s {shlex.quote(argv[2])} >{place}; chmod {use.mode:o} {place}; umask 022"
             )
         else:
-            lines.append(f"{shlex.join(argv)} </dev/null")
+            # Without a network apt's cached index may suffice.
+            failed = (
+                "true" if argv[-1] == "update" else f"{{ code=$?; echo {_FAILED} {number} >&2; exit $code; }}"
+            )
+            lines.append(f"{shlex.join(argv)} </dev/null || {failed}")
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
     # On standard input: an address may have a password, and arguments can be read by others.
     text = "\n".join(lines) + "\n"
@@ -93,7 +98,9 @@ def _by_shell(host: Host, step: Step) -> str:
         host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True
     )
     if code:
-        result = Result(commands[-1], code, out, err)
+        err, _, number = err.partition(_FAILED)
+        number = number.strip()
+        result = Result(commands[int(number) if number.isdigit() else -1], code, out, err)
         why = repositories.signature_problem(err + "\n" + out, use)
         raise HostError(
             host.name, why or result._replace(out="", err=packages.first_errors(result)).explain()
