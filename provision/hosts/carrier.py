@@ -98,9 +98,9 @@ def _by_shell(host: Host, step: Step) -> str:
         host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True
     )
     if code:
-        err, _, number = err.partition(_FAILED)
-        number = number.strip()
-        result = Result(commands[int(number) if number.isdigit() else -1], code, out, err)
+        err, _, which = err.partition(_FAILED)
+        which = which.strip()
+        result = Result(commands[int(which) if which.isdigit() else -1], code, out, err)
         why = repositories.signature_problem(err + "\n" + out, use)
         raise HostError(
             host.name, why or result._replace(out="", err=packages.first_errors(result)).explain()
