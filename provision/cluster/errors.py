@@ -37,6 +37,23 @@ class HostError(OeprovError):
         self.reason = reason
 
 
+class LoginRefused(HostError):
+    """A host itself, not a jump host before it, refused our keys; ``methods``: what its sshd takes."""
+
+    def __init__(self, host: str, reason: str, methods: tuple[str, ...]) -> None:
+        super().__init__(host, reason)
+        self.methods = methods
+
+    @property
+    def takes_passwords(self) -> bool:
+        """Whether its sshd lets users log in with a password."""
+        return bool({"password", "keyboard-interactive"} & set(self.methods))
+
+
+class HostKeyUnknown(HostError):
+    """A host has a key that is not in known_hosts."""
+
+
 class ConvergeError(OeprovError):
     """A change was refused or failed half-way; the message says which host and step, and how to go on."""
 

@@ -25,7 +25,7 @@ from provision.node.state import OsInfo, State
 
 COMMAND_TIMEOUT = 120
 # The system of a host without Python: its os-release, its package managers, its architecture, whose rights.
-_PROBE = (
+SYSTEM_PROBE = (
     "cat /etc/os-release 2>/dev/null; echo; "
     f"for name in {' '.join(sorted({name for item in families.known() for name in item.managers}))}; do "
     'command -v "$name" >/dev/null 2>&1 && echo "OEPROV_MANAGER_$(echo $name | tr - _)=yes"; done; '
@@ -100,7 +100,7 @@ def observe_host(host: Host) -> State:
 
 def _bare(host: Host, why: str) -> State:
     """The system of a host without Python, from one line of shell."""
-    line = remote.elevated(host, shlex.join(["sh", "-c", _PROBE]))
+    line = remote.elevated(host, shlex.join(["sh", "-c", SYSTEM_PROBE]))
     code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT)
     if code:
         raise HostError(host.name, f"cannot be observed: {remote.last_line(err) or f'exit status {code}'}")
@@ -170,7 +170,11 @@ def _there(host: Host, given: bytes) -> str:
             "the path of a newer one, or remove that line, and oeprov installs one",
         )
     if code and host.become and "sudo:" in err:
-        raise HostError(host.name, f"sudo refused ({remote.last_line(err)}); it must work without a password")
+        raise HostError(
+            host.name,
+            f"sudo refused ({remote.last_line(err)}); it must work without a password, "
+            f"and `{remote.adopt(host)}` sets that up",
+        )
     if code:
         raise HostError(host.name, f"cannot be observed: {remote.last_line(err) or f'exit status {code}'}")
     return out

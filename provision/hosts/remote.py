@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from provision.cluster.errors import HostError
+from provision.cluster.errors import HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import Host
 from provision.hosts.stop_request import TICK, StopRequest
 
 CONNECT_TIMEOUT = 10
-_CONFIG = Path(__file__).with_name("ssh_config")
+CONFIG = Path(__file__).with_name("ssh_config")
 # Runs a command ($0) with no input in a session of its own, and ends all of it when our end of the connection
 # has gone: without a terminal, sshd leaves what it started running.
 _TETHER = """\
@@ -38,7 +38,7 @@ exit "$code"
 def argv(host: Host, connect_timeout: int = CONNECT_TIMEOUT) -> list[str]:
     """The ``ssh`` command line without the remote command; it never prompts."""
     own = ("-oBatchMode=yes", f"-oConnectTimeout={connect_timeout}")
-    return ["ssh", "-F", str(_CONFIG), "-T", *own, *host.ssh_arguments, "--", host.address]
+    return ["ssh", "-F", str(CONFIG), "-T", *own, *host.ssh_arguments, "--", host.address]
 
 
 def elevated(host: Host, command: str) -> str:
@@ -83,7 +83,7 @@ def run(
         raise
     said = err.decode("utf-8", "replace")
     if process.returncode == 255:
-        raise HostError(host.name, reason(host, said, connect_timeout))
+        raise failure(host, said, connect_timeout)
     return process.returncode, out.decode("utf-8", "replace"), said
 
 
@@ -146,7 +146,7 @@ def _check(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> N
     errors.seek(0)
     said = errors.read().decode("utf-8", "replace")
     if code == 255:
-        raise HostError(host.name, reason(host, said, CONNECT_TIMEOUT))
+        raise failure(host, said, CONNECT_TIMEOUT)
     if code:
         raise HostError(host.name, f"the command ended with {last_line(said) or f'exit status {code}'}")
 
@@ -202,8 +202,29 @@ _BROKE = re.compile(
 )
 
 
-def reason(host: Host, said: str, connect_timeout: int) -> str:
+def failure(host: Host, said: str, connect_timeout: int) -> HostError:
     """Why ssh ended with 255, from its standard error, and what to do; one line."""
+    why = _reason(host, said, connect_timeout)
+    denied = _DENIED.search(said)
+    if _CHANGED in said:
+        return HostError(host.name, why)
+    if _UNKNOWN in said:
+        return HostKeyUnknown(host.name, why)
+    if denied and denied[3] and _is_of_host(host, denied):
+        return LoginRefused(host.name, why, tuple(denied[3].split(",")))
+    return HostError(host.name, why)
+
+
+def _is_of_host(host: Host, denied: re.Match[str]) -> bool:
+    """Whether the host itself refused the login, not a jump host; ssh says HostName of its configuration."""
+    if not denied[2] or denied[2] == host.address:
+        return True
+    line = ["ssh", "-G", "-F", str(CONFIG), *host.ssh_arguments, "--", host.address]
+    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    return f"hostname {denied[2]}" in done.stdout.splitlines()
+
+
+def _reason(host: Host, said: str, connect_timeout: int) -> str:
     where = f"{host.address} port {host.port}"
     if _CHANGED in said:
         return (
@@ -213,7 +234,7 @@ def reason(host: Host, said: str, connect_timeout: int) -> str:
     if _UNKNOWN in said:
         return (
             f"{where} has a host key that is not in known_hosts; check it and connect once with "
-            f"`ssh -p {host.port} {host.address}`"
+            f"`ssh -p {host.port} {host.address}`, or record it with `{adopt(host)}`"
         )
     denied = _DENIED.search(said)
     if denied:
@@ -244,15 +265,20 @@ def _denied(host: Host, where: str, said: str, denied: re.Match[str]) -> str:
     who, there = host.user or "this user", where
     if denied[2]:
         who = denied[1]
-        there = where if denied[2] == host.address else f"{denied[2]} (on the way to {where})"
+        there = where if _is_of_host(host, denied) else f"{denied[2]} (on the way to {where})"
     file = _NO_FILE.search(said)
     why = file[0].strip().rstrip(".") if file else denied[3] or "too many keys were tried"
     if "UNPROTECTED PRIVATE KEY FILE" in said:
         why = f"others may read the key file {host.private_key}, so it is not used: chmod 600"
-    return (
-        f"{there} refuses to let {who} in ({why}); set ansible_user and ansible_ssh_private_key_file, or "
-        "load the key into ssh-agent"
-    )
+    cure = "set ansible_user and ansible_ssh_private_key_file, or load the key into ssh-agent"
+    if there == where and re.search(r"password|keyboard-interactive", denied[3] or ""):
+        cure += f"; if only a password is known, `{adopt(host)}` installs your key with it"
+    return f"{there} refuses to let {who} in ({why}); {cure}"
+
+
+def adopt(host: Host) -> str:
+    """The command that sets up a first login on a host."""
+    return f"oeprov adopt -i INVENTORY --limit {shlex.quote(host.name)}"
 
 
 def _known_as(host: Host) -> str:

@@ -359,7 +359,7 @@ def test_what_ssh_says_in_our_words(tmp_path: Path, said: str, piece: str) -> No
     found = inventory(
         tmp_path, "    a: {ansible_host: 10.0.0.1, ansible_user: root, oeprov_kind: cpu}"
     ).hosts["a"]
-    text = remote.reason(found, said, 10)
+    text = remote.failure(found, said, 10).reason
     assert piece in text
     assert "\n" not in text
 
