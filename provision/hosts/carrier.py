@@ -73,6 +73,19 @@ def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
     )
 
 
+def _refresh(line: str) -> str:
+    """Shell that refreshes apt's index and waits for its lock, which a new machine's first update may hold.
+
+    Without a network the cached index may suffice, so that a failure is only printed.
+    """
+    return (
+        f"n=0; until said=$({line} 2>&1); do "
+        'case $said in *"Could not get lock"*) ;; *) n=99 ;; esac; n=$((n + 1)); '
+        f'[ $n -lt {packages.UPDATE_TRIES} ] || {{ printf "%s\\n" "$said" >&2; break; }}; '
+        f"sleep {packages.UPDATE_PAUSE:.0f}; done"
+    )
+
+
 def _by_shell(host: Host, step: Step) -> str:
     """Run the commands of a step without Python; files among them are written first."""
     commands: list[list[str]] = step.args["commands"]
@@ -86,11 +99,9 @@ def _by_shell(host: Host, step: Step) -> str:
                 f"umask 077; printf %s {shlex.quote(argv[2])} >{place}; chmod {use.mode:o} {place}; umask 022"
             )
         else:
-            # Without a network apt's cached index may suffice.
-            failed = (
-                "true" if argv[-1] == "update" else f"{{ code=$?; echo {_FAILED} {number} >&2; exit $code; }}"
-            )
-            lines.append(f"{shlex.join(argv)} </dev/null || {failed}")
+            line = f"{shlex.join(argv)} </dev/null"
+            failed = f"{{ code=$?; echo {_FAILED} {number} >&2; exit $code; }}"
+            lines.append(_refresh(line) if argv[-1] == "update" else f"{line} || {failed}")
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
     # On standard input: an address may have a password, and arguments can be read by others.
     text = "\n".join(lines) + "\n"

@@ -18,8 +18,8 @@ _INSTALL = ["-y", "--no-install-recommends"] + [
 ]
 _ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 _TIMEOUT = 1800
-_UPDATE_TRIES = 10  # apt-get does not wait for the lock of the index
-_UPDATE_PAUSE = 15.0
+UPDATE_TRIES = 10  # apt-get does not wait for the lock of the index
+UPDATE_PAUSE = 15.0
 
 
 def _needs(desired: Desired) -> List[str]:
@@ -296,11 +296,11 @@ def refresh_command(options: List[str]) -> List[str]:
 
 
 def _apt_update(system: System, options: List[str]) -> Result:
-    for number in range(_UPDATE_TRIES):
+    for number in range(UPDATE_TRIES):
         result = _run(system, refresh_command(options))
-        if result.ok or "Could not get lock" not in result.err or number + 1 == _UPDATE_TRIES:
+        if result.ok or "Could not get lock" not in result.err or number + 1 == UPDATE_TRIES:
             break
-        time.sleep(_UPDATE_PAUSE)
+        time.sleep(UPDATE_PAUSE)
     return result
 
 
