@@ -29,12 +29,14 @@ from provision.cli.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     Change,
+    Check,
     InventoryPath,
     Json,
     Limit,
     StateDir,
     System,
     WithScriptArguments,
+    Yes,
     add_vault_options,
     changes_hosts,
     open_inventory,
@@ -106,6 +108,47 @@ def plan(
 
     found = open_inventory(inventory, limit, state_dir)
     return planning.plan(found, offline=offline, systems=system or [], commands=commands, as_json=as_json)
+
+
+@app.command(
+    rich_help_panel=_PROVISION,
+    epilog="Examples:  oeprov adopt -i inventory.yml --known-hosts keys.txt  |  "
+    "oeprov adopt --limit workers --accept-new --check",
+)
+def adopt(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    limit: Limit = None,
+    accept_new: Annotated[
+        bool,
+        typer.Option("--accept-new", help="Accept and record all host keys that ssh does not know yet."),
+    ] = False,
+    known_hosts: Annotated[
+        Path | None,
+        typer.Option(
+            "--known-hosts",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Accept and record only host keys of this file, which has the format of known_hosts.",
+        ),
+    ] = None,
+    yes: Yes = False,
+    check: Check = False,
+    as_json: Json = False,
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> int:
+    """Log in to new hosts with a password once, so that all other commands get in with keys.
+
+    Installs your public key, and for users other than root a line of sudoers; shows both first and asks. The
+    password is ansible_password of the inventory, OEPROV_PASSWORD, or asked for; for sudo and su it is
+    ansible_become_password or OEPROV_BECOME_PASSWORD. Host keys are shown; without --accept-new or
+    --known-hosts it asks before it records them. A second run changes nothing.
+    """
+    from provision.converge import adoption
+
+    trust = adoption.Trust(accept_new, known_hosts)
+    found = open_inventory(inventory, limit, state_dir)
+    return adoption.adopt(found, state_dir=state_dir, trust=trust, yes=yes, check=check, as_json=as_json)
 
 
 @app.command(

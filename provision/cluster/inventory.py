@@ -6,7 +6,7 @@ code decides again. ``provision.inventory.loader.load`` makes it from a file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,18 @@ class Removal:
 
 
 @dataclass(frozen=True)
+class FirstLogin:
+    """What the inventory gives ``oeprov adopt``, and no other command, to log in and to become root with.
+
+    Passwords are empty if it gives none.
+    """
+
+    password: str = field(default="", repr=False)
+    become_password: str = field(default="", repr=False)
+    become_method: str = "sudo"  # or "su"
+
+
+@dataclass(frozen=True)
 class Host:
     """One host with its checked settings; ``connection`` is ``local`` or ``ssh``.
 
@@ -75,6 +87,7 @@ class Host:
     given: frozenset[str] = frozenset()  # variables of ours that the inventory sets
     removal: Removal | None = None
     retry_trials: bool = False  # of this command only
+    first_login: FirstLogin = FirstLogin()
 
     @property
     def platform(self) -> Platform:

@@ -123,7 +123,7 @@ def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool
         if check:
             return 0
         ask = not wanted and not change.as_json and not change.consent.yes and sys.stdin.isatty()
-        if wanted or (ask and _confirm(console, "Write this into the inventory?")):
+        if wanted or (ask and confirm(console, "Write this into the inventory?")):
             for edit in edits:
                 edit.write()
                 say(console, f"[green]✓[/] wrote {escape(str(edit.path))}")
@@ -147,7 +147,7 @@ def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
     return f" --limit {shlex.quote(','.join(inventory.hosts))}"
 
 
-def _confirm(console: Console, question: str) -> bool:
+def confirm(console: Console, question: str) -> bool:
     """The answer at the terminal; no unless it is yes."""
     answer = console.input(f"{question} [y/N] ", markup=False)  # markup would take [y/N] for a style
     return answer.strip().lower() in ("y", "yes")
@@ -343,7 +343,7 @@ class _Change:
             return True
         if not sys.stdin.isatty():
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return _confirm(self.console, "Apply these steps?")
+        return confirm(self.console, "Apply these steps?")
 
     def _apply(self, found: ClusterSurvey, number: int) -> tuple[str, Path | None]:
         self.applied = True

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from provision.cluster import share
 from provision.cluster.errors import ConvergeError
-from provision.cluster.inventory import Host, Inventory
+from provision.cluster.inventory import FirstLogin, Host, Inventory
 from provision.hosts.stop_request import StopRequest
 from provision.inventory import vault
+from provision.inventory.connection import WITHOUT_PASSWORDS
 
 Status = Literal["ok", "failed", "skipped", "unreachable"]
 _STATUS: dict[str, Status] = {
@@ -109,7 +110,7 @@ def run(
             playbook=str(share.root() / "playbooks" / f"{name}.yml"),
             inventory=[str(inventory.path.absolute()), str(values)],
             limit=",".join(inventory.hosts),
-            extravars=dict(variables),
+            extravars={**dict(variables), **_passwords(inventory)},
             envvars={
                 **_environment(),
                 "ANSIBLE_COLLECTIONS_PATH": _collections(private),
@@ -158,6 +159,12 @@ def _interpreter(host: Host) -> dict[str, str]:
     """
     python = sys.executable if host.connection == "local" and host.python == "python3" else host.python
     return {"ansible_python_interpreter": python}
+
+
+def _passwords(inventory: Inventory) -> dict[str, str]:
+    """Variables that keep Ansible from using passwords that are for ``oeprov adopt``."""
+    has_some = any(host.first_login != FirstLogin() for host in inventory.hosts.values())
+    return WITHOUT_PASSWORDS if has_some else {}
 
 
 def _environment() -> dict[str, str]:

@@ -9,32 +9,35 @@ from typing import Any
 
 from ansible.module_utils.parsing.convert_bool import boolean
 
-_PASSWORD = "oeprov logs in with keys only: ssh-copy-id puts one on the host; remove this line"  # noqa: S105
-_SUDO = "oeprov becomes root by `sudo -n`, without a password; allow that to the user and remove this line"
+from provision.cluster.inventory import FirstLogin
+
+_SUDO = "oeprov becomes root by `sudo -n`, which `oeprov adopt` sets up; remove this line"
+_AGENT = "load the key into ssh-agent (ssh-add FILE) and remove this line"
 _ONLY_SSH = "oeprov runs the `ssh` that is on the PATH; remove this line"
 # Variable → values that are accepted because they change nothing (None: no value is), and what to do.
 _REFUSED: dict[str, tuple[tuple[str, ...] | None, str]] = {
-    "ansible_password": (None, _PASSWORD),
-    "ansible_ssh_pass": (None, _PASSWORD),
-    "ansible_ssh_password": (None, _PASSWORD),
     "ansible_private_key": (None, "name a file in ansible_ssh_private_key_file instead"),
     "ansible_ssh_private_key": (None, "name a file in ansible_ssh_private_key_file instead"),
-    "ansible_private_key_passphrase": (None, "load the key into ssh-agent and remove this line"),
-    "ansible_ssh_private_key_passphrase": (None, "load the key into ssh-agent and remove this line"),
-    "ansible_ssh_pkcs11_provider": (None, "load the key into ssh-agent and remove this line"),
+    "ansible_private_key_passphrase": (None, _AGENT),
+    "ansible_ssh_private_key_passphrase": (None, _AGENT),
+    "ansible_ssh_pkcs11_provider": (None, _AGENT),
     "ansible_ssh_host": (None, "is an old name; use ansible_host"),
     "ansible_ssh_port": (None, "is an old name; use ansible_port"),
     "ansible_ssh_user": (None, "is an old name; use ansible_user"),
     "ansible_private_key_file": (None, "is another name; use ansible_ssh_private_key_file"),
     "ansible_ssh_executable": (("ssh",), _ONLY_SSH),
-    "ansible_become_password": (None, _SUDO),
-    "ansible_become_pass": (None, _SUDO),
-    "ansible_sudo_pass": (None, _SUDO),
-    "ansible_become_method": (("sudo", "ansible.builtin.sudo"), _SUDO),
+    "ansible_sudo_pass": (None, "is an old name; use ansible_become_password"),
+    "ansible_become_method": (
+        ("sudo", "ansible.builtin.sudo", "su", "ansible.builtin.su", "community.general.su"),
+        "oeprov becomes root by sudo; `oeprov adopt` sets that up by sudo or su",
+    ),
     "ansible_become_user": (("root",), "oeprov becomes root only"),
     "ansible_become_exe": (("sudo",), _SUDO),
     "ansible_become_flags": (("-n", "-H -S -n", ""), _SUDO),
 }
+# Ansible's names, the first that is set counts; `oeprov adopt` alone uses them.
+_PASSWORDS = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password")
+_BECOME_PASSWORDS = ("ansible_become_password", "ansible_become_pass")
 _ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 _KEY_CHECKING = ("ansible_host_key_checking", "ansible_ssh_host_key_checking")
 KEYS = (
@@ -47,6 +50,8 @@ KEYS = (
     "ansible_python_interpreter",
     *_ARGUMENTS,
     *_KEY_CHECKING,
+    *_PASSWORDS,
+    *_BECOME_PASSWORDS,
     *_REFUSED,
 )
 """All connection variables that oeprov reads."""
@@ -65,6 +70,24 @@ def refusals(variables: Mapping[str, Any]) -> dict[str, str]:
         except ValueError as error:
             found[key] = f"cannot be split into arguments: {error}"
     return found
+
+
+def first_login(variables: Mapping[str, Any]) -> FirstLogin:
+    """What ``oeprov adopt`` logs in and becomes root with."""
+
+    def password(names: tuple[str, ...]) -> str:
+        return next((str(variables[key]) for key in names if variables.get(key) is not None), "")
+
+    method = str(variables.get("ansible_become_method") or "sudo").rsplit(".", 1)[-1]
+    return FirstLogin(password(_PASSWORDS), password(_BECOME_PASSWORDS), method)
+
+
+# Ansible logs in and becomes root as our own ssh does: with keys and `sudo -n`.
+WITHOUT_PASSWORDS = {
+    **dict.fromkeys((*_PASSWORDS, *_BECOME_PASSWORDS), ""),
+    "ansible_become_method": "sudo",
+}
+"""Variables for Ansible's runs on a host with a ``first_login``."""
 
 
 def ssh_arguments(variables: Mapping[str, Any]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from provision.cluster.settings import (
     WorkerSettings,
 )
 from provision.cluster.training_settings import TrainingSettings
-from provision.inventory.connection import KEYS, refusals, ssh_arguments
+from provision.inventory.connection import KEYS, first_login, refusals, ssh_arguments
 from provision.inventory.file import RawHost, RawInventory, read
 from provision.node import platforms
 
@@ -175,6 +175,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         ssh_arguments=ssh_arguments(variables),
         become=boolean(str(variables.get("ansible_become")), strict=False),
         python=_python(variables),
+        first_login=first_login(variables),
         groups=raw.groups,
         kind=kind,
         given=frozenset(settings.KNOWN).intersection(variables),
@@ -263,7 +264,15 @@ def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
 def _connection(raw: RawHost, problems: _Problems) -> str:
     found = str(raw.variables.get("ansible_connection", "ssh"))
     name = found.rsplit(".", 1)[-1]
-    if name in ("smart", "paramiko", "paramiko_ssh"):
+    if name == "smart":
+        return "ssh"
+    if name in ("paramiko", "paramiko_ssh"):
+        problems.at(
+            raw,
+            "ansible_connection",
+            f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Paramiko only in `oeprov adopt`, "
+            "which logs in with a password; remove this line",
+        )
         return "ssh"
     if name not in ("ssh", "local"):
         problems.at(raw, "ansible_connection", f"found {found!r}; oeprov reaches hosts by ssh or local")

@@ -96,7 +96,7 @@ while read -r command; do
         [ -z "$nspawn" ] || { start_systemd; echo "$command"; continue; }
         # A process namespace a run: its end takes every login with it.
         unshare --pid --fork --kill-child=KILL --mount-proc="$PWD/root/proc" \
-            chroot root /usr/sbin/sshd -D -f /etc/oeprov-test/sshd_config </dev/null 2>>"$directory/sshd.log" &
+            chroot root /usr/sbin/sshd -D -e -f /etc/oeprov-test/sshd_config </dev/null 2>>"$directory/sshd.log" &
         sshd=$!
         ;;
     stop) stop ;;

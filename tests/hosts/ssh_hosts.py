@@ -173,7 +173,8 @@ class SshHosts:
 
     ``layer`` is a directory whose files are copied over this machine's in every host, such as a stub of what
     a test needs there. With ``systemd`` its own one runs on each of them (see ``why_no_systemd``). They see
-    ``packages``, a directory of this machine, read-only in /srv/packages.
+    ``packages``, a directory of this machine, read-only in /srv/packages. ``sshd``: lines of sshd's
+    configuration, which come before ours and so count.
     """
 
     def __init__(
@@ -185,8 +186,10 @@ class SshHosts:
         prefix: str = "node",
         systemd: bool = False,
         packages: Path | None = None,
+        sshd: str = "",
     ) -> None:
         self.directory = directory
+        self._sshd_config = sshd + _SSHD_CONFIG
         self.key = directory / "id_ed25519"
         self.known_hosts = directory / "known_hosts"
         self._layer = str(layer or "")
@@ -288,7 +291,7 @@ class SshHosts:
         directory = self.directory / name
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
-        (directory / "sshd_config").write_text(_SSHD_CONFIG)
+        (directory / "sshd_config").write_text(self._sshd_config)
         shutil.copy(self.key.with_suffix(".pub"), directory / "authorized_keys")
         argv = ["unshare", "--net", "--mount", "--uts", "--ipc"]
         with (directory / "host.log").open("w") as log:

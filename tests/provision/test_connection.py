@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from provision.cluster.errors import InventoryError
-from provision.cluster.inventory import Host
-from provision.hosts import remote
+from provision.cluster.inventory import FirstLogin, Host
+from provision.hosts import playbook, remote
 from provision.hosts.remote import argv
 from provision.hosts.stop_request import StopRequest
 from provision.inventory.connection import ssh_arguments
@@ -68,10 +68,11 @@ def test_host_keys_are_checked_unless_the_inventory_says_otherwise(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "piece"),
     [
-        ("ansible_password: hunter2", "ansible_password: oeprov logs in with keys only"),
-        ("ansible_ssh_pass: hunter2", "ansible_ssh_pass: oeprov logs in with keys only"),
-        ("ansible_become_password: hunter2", "becomes root by `sudo -n`, without a password"),
-        ("ansible_become_method: su", "becomes root by `sudo -n`"),
+        ("ansible_ssh_private_key_passphrase: hunter2", "load the key into ssh-agent (ssh-add FILE)"),
+        ("ansible_sudo_pass: hunter2", "is an old name; use ansible_become_password"),
+        ("ansible_become_method: doas", "becomes root by sudo; `oeprov adopt` sets that up by sudo or su"),
+        ("ansible_connection: paramiko", "found 'paramiko'; oeprov reaches hosts by OpenSSH"),
+        ("ansible_connection: ansible.netcommon.paramiko_ssh", "and by Paramiko only in `oeprov adopt`"),
         ("ansible_become_user: admin", "becomes root only"),
         ("ansible_become_flags: -i", "becomes root by `sudo -n`"),
         ("ansible_ssh_executable: /opt/ssh", "runs the `ssh` that is on the PATH"),
@@ -91,9 +92,27 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, line: str, piece: st
     assert "hunter2" not in str(caught.value)
 
 
+def test_passwords_are_for_the_first_login_and_stay_out_of_all_texts(tmp_path: Path) -> None:
+    """Neither ssh nor Ansible gets them: both log in with keys."""
+    host = one_host(
+        tmp_path,
+        "ansible_ssh_pass: hunter2",
+        "ansible_become_pass: hunter3",
+        "ansible_become_method: community.general.su",
+    )
+    assert host.first_login == FirstLogin("hunter2", "hunter3", "su")
+    assert "hunter" not in repr(host) + " ".join(argv(host))
+    found = playbook._passwords(load(tmp_path / "inventory.yml"))
+    assert {found[key] for key in ("ansible_password", "ansible_ssh_pass", "ansible_become_pass")} == {""}
+    assert found["ansible_become_method"] == "sudo"
+    one_host(tmp_path)
+    assert playbook._passwords(load(tmp_path / "inventory.yml")) == {}
+
+
 @pytest.mark.parametrize(
     "line",
     [
+        "ansible_connection: smart",
         "ansible_become_method: sudo",
         "ansible_become_user: root",
         "ansible_become_flags: -H -S -n",
