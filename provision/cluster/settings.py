@@ -71,8 +71,9 @@ class KernelSettings(Settings):
         description="Where a new kernel comes from. ELRepo (lt: long term, ml: mainline) is for EL hosts.",
     )
     repository_url: Text = Field(
-        default="", description="Mirror of the kernel packages: ADDRESS [ADDRESS-OF-KEY]. Unset: the source's own "
-        "address, for EL 7 that of ELRepo's archive."
+        default="",
+        description="Mirror of the kernel packages: ADDRESS [ADDRESS-OF-KEY]. Unset: the source's own "
+        "address, for EL 7 that of ELRepo's archive.",
     )
     archive_url: Text = Field(
         default="",
