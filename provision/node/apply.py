@@ -19,6 +19,7 @@ from . import (
     packages,
     removal,
     runtime,
+    tiering,
     trial,
 )
 from .command import CommandError, System
@@ -40,6 +41,7 @@ for _part in (
     ndctl,
     daxctl,
     numa,
+    tiering,
     memmap,
     ipmctl,
     removal,
