@@ -55,7 +55,7 @@ def up(
         ),
     ] = "bare-metal",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="DRAM per node.")] = "1536M",
-    cpus: Annotated[int, typer.Option(min=1, help="CPUs per node.")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, help="CPUs per socket.")] = 1,
     sockets: Annotated[
         int,
         typer.Option(min=1, max=2, help="Modules of persistent memory, each on a memory node of its own."),

@@ -225,7 +225,8 @@ def bundle(
 @changes_hosts
 def pmem_mode(
     mode: Annotated[
-        str, typer.Argument(help="fsdax, system-ram, memory, or on kind local directory.", metavar="MODE")
+        str,
+        typer.Argument(help="fsdax, system-ram, tiered, memory, or on kind local directory.", metavar="MODE"),
     ],
     change: Change,
     write_inventory: Annotated[

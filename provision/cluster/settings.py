@@ -27,7 +27,7 @@ class Kind(str, Enum):
         vars()[item] = item
 
 
-Mode = Literal["auto", "none", "memory", "fsdax", "system-ram", "directory"]
+Mode = Literal["auto", "none", "memory", "fsdax", "system-ram", "tiered", "directory"]
 Storage = Literal["dram", "pmem_libpmem", "dram_pmem", "pmem_memkind"]
 
 
@@ -113,9 +113,10 @@ class PmemSettings(Settings):
     mode: Mode = Field(
         default="auto",
         description="How persistent memory is used. fsdax: a file system with DAX; system-ram: a memory "
-        "node without CPUs; memory: DRAM becomes its cache (bare metal only); directory: a directory stands "
-        "in (kind local only); none: leave it alone. auto: fsdax on re6p, re7p and bare_metal_pmem, "
-        "system-ram on cxl, directory on local, else none.",
+        "node without CPUs; tiered: such a node, and the kernel moves pages between it and DRAM by their "
+        "use; memory: DRAM becomes its cache (bare metal only); directory: a directory stands in (kind local "
+        "only); none: leave it alone. auto: fsdax on re6p, re7p and bare_metal_pmem, system-ram on cxl, "
+        "directory on local, else none.",
     )
     directory: Text = Field(
         default="",
@@ -153,6 +154,13 @@ class PmemSettings(Settings):
         default=4.0,
         gt=0,
         description="system-ram: most movable memory, as a multiple of DRAM. More is refused.",
+    )
+    dram_weight: int = Field(
+        default=0,
+        ge=0,
+        le=255,
+        description="tiered: pages on each node with CPUs per page on a memory node, for programs that "
+        "interleave by weight (Linux 6.9 or newer). 0: the kernel's weights.",
     )
     device_timeout: int = Field(
         default=90,

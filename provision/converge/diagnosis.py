@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from provision.node import families, modules, mount, ndctl, platforms
+from provision.node import families, modules, mount, ndctl, platforms, tiering
 from provision.node.daxctl import RECONFIGURE_SINCE, tool_version
 from provision.node.directory import human
 from provision.node.health import Health
+from provision.node.platform_base import MEMORY_NODES
 from provision.node.state import State
 from provision.node.step import Desired, Plan
 
@@ -36,8 +37,10 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
     yield from _modules(state, desired, health)
     if desired.pmem_mode == "fsdax":
         yield from _fsdax(state, desired)
-    if desired.pmem_mode == "system-ram" and not platform.handed_out(state, desired):
+    if desired.pmem_mode in MEMORY_NODES and not platform.handed_out(state, desired):
         yield from _system_ram(state, desired)
+    if desired.pmem_mode == tiering.MODE:
+        yield from _tiering(state, desired)
     if platform.managed:
         yield from _kernel(state)
     yield from _servers(health)
@@ -60,7 +63,7 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
 
 def _modules(state: State, desired: Desired, health: Health) -> Iterator[Finding]:
     platform = platforms.get(desired.kind)
-    wants = desired.pmem_mode in ("fsdax", "system-ram") and platform.regions
+    wants = desired.pmem_mode in ("fsdax", *MEMORY_NODES) and platform.regions
     regions = [region for region in state.regions if region.type in platform.regions]
     if wants and not regions and not platform.handed_out(state, desired):
         yield _no_region(state, desired, health)
@@ -165,9 +168,21 @@ def _system_ram(state: State, desired: Desired) -> Iterator[Finding]:
     for item in ndctl.chosen(state, desired):
         if item.mode != "devdax":
             yield Finding(
-                f"{item.dev} is in mode {item.mode}, and system-ram is made of devdax",
-                "`oeprov pmem-mode system-ram --plan` shows the way, and what of its data would be lost",
+                f"{item.dev} is in mode {item.mode}, and {desired.pmem_mode} is made of devdax",
+                f"`oeprov pmem-mode {desired.pmem_mode} --plan` shows the way, and what of its data would be "
+                "lost",
             )
+
+
+def _tiering(state: State, desired: Desired) -> Iterator[Finding]:
+    if tiering.UNIT not in state.files:
+        return  # the plan says so
+    for line in tiering.what_differs(state, desired):
+        yield Finding(
+            f"pages do not move between the memory nodes as they should: {line}",
+            f"`systemctl restart {tiering.UNIT_NAME}` sets it, and `journalctl -u {tiering.UNIT_NAME}` says "
+            "why a boot did not; if it changes again, look for it in /etc/sysctl.d and in tuned's profile",
+        )
 
 
 def _kernel(state: State) -> Iterator[Finding]:

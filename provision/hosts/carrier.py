@@ -20,6 +20,7 @@ from provision.node.step import Step
 
 _TIMEOUT = 3600
 _MOST_AT_ONCE = 64
+_FAILED = "OEPROV-FAILED"  # before the number of the command
 _WITHOUT_PYTHON = "first-python"
 
 
@@ -72,12 +73,15 @@ def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
     )
 
 
-def _wait_for_lock(line: str) -> str:
-    """A line of shell that waits for the lock of apt's index; a new machine's first update may hold it."""
+def _refresh(line: str) -> str:
+    """Shell that refreshes apt's index and waits for its lock, which a new machine's first update may hold.
+
+    Without a network the cached index may suffice, so that a failure is only printed.
+    """
     return (
         f"n=0; until said=$({line} 2>&1); do "
         'case $said in *"Could not get lock"*) ;; *) n=99 ;; esac; n=$((n + 1)); '
-        f'[ $n -lt {packages.UPDATE_TRIES} ] || {{ printf "%s\\n" "$said" >&2; exit 1; }}; '
+        f'[ $n -lt {packages.UPDATE_TRIES} ] || {{ printf "%s\\n" "$said" >&2; break; }}; '
         f"sleep {packages.UPDATE_PAUSE:.0f}; done"
     )
 
@@ -87,7 +91,7 @@ def _by_shell(host: Host, step: Step) -> str:
     commands: list[list[str]] = step.args["commands"]
     lines = ["set -e", "export DEBIAN_FRONTEND=noninteractive LC_ALL=C"]
     use = repositories.ENABLED
-    for argv in commands:
+    for number, argv in enumerate(commands):
         if argv[0] == "write":
             use = repositories.Use(argv[1], argv[2])
             place = shlex.quote(argv[1])
@@ -96,7 +100,8 @@ def _by_shell(host: Host, step: Step) -> str:
             )
         else:
             line = f"{shlex.join(argv)} </dev/null"
-            lines.append(_wait_for_lock(line) if argv[-1] == "update" else line)
+            failed = f"{{ code=$?; echo {_FAILED} {number} >&2; exit $code; }}"
+            lines.append(_refresh(line) if argv[-1] == "update" else f"{line} || {failed}")
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
     # On standard input: an address may have a password, and arguments can be read by others.
     text = "\n".join(lines) + "\n"
@@ -104,7 +109,9 @@ def _by_shell(host: Host, step: Step) -> str:
         host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True
     )
     if code:
-        result = Result(commands[-1], code, out, err)
+        err, _, which = err.partition(_FAILED)
+        which = which.strip()
+        result = Result(commands[int(which) if which.isdigit() else -1], code, out, err)
         why = repositories.signature_problem(err + "\n" + out, use)
         raise HostError(
             host.name, why or result._replace(out="", err=packages.first_errors(result)).explain()

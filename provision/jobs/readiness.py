@@ -11,6 +11,7 @@ from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import KernelSettings
 from provision.jobs.request import Request
 from provision.jobs.storage import MODES, storage_of
+from provision.node.platform_base import MEMORY_NODES
 from provision.node.state import State
 from provision.node.step import Plan, Step
 
@@ -34,7 +35,7 @@ def _mode(host: Host, wanted: Request) -> str:
     keeps_rows = flavor_facts.get(host.runtime.flavor).keeps_rows
     if keeps_rows(parameter_server=host.is_parameter_server, worker=host.is_worker):
         # On system-ram, servers with storage dram have all their memory on memory nodes: see ``place_of``.
-        dram = "system-ram" if host.pmem.mode == "system-ram" else "none"
+        dram = host.pmem.mode if host.pmem.mode in MEMORY_NODES else "none"
         mode = MODES.get(storage_of(host, wanted), dram)
     return host.pmem.mode if host.platform.refuse(mode) else mode
 

@@ -10,7 +10,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
 from provision.jobs.request import Request
 from provision.jobs.units import Place, on_host
-from provision.node import numa
+from provision.node import numa, tiering
 from provision.node.state import State
 
 POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows persist
@@ -34,7 +34,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     if storage not in POOLS:
         bound = host.pmem.mode == "system-ram"
         devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
-        return Place(storage=storage, bound=bound, devices=devices)
+        return Place(storage=storage, bound=bound, tiered=host.pmem.mode == tiering.MODE, devices=devices)
     if host.pmem.mode != "fsdax":
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}; "

@@ -42,13 +42,14 @@ class Place:
 
     ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes of MEMORY_FILE
     (system-ram), with memkind only rows, else all memory of the server; ``devices`` are the dax devices that
-    bring these nodes online.
+    bring these nodes online. ``tiered``: the kernel chooses the node of each page.
     """
 
     storage: str = "dram"
     path: str = ""
     mount: str = ""
     bound: bool = False
+    tiered: bool = False
     devices: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()  # CPUs that the server may use, near its memory; empty: any
 
@@ -71,6 +72,9 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
         unit += [f"Wants={mount}", f"After={mount}"]
         # fstab limits the time (pmem_device_timeout); 0: the service has no limit of its own.
         service += [f"ExecStartPre=+{SYSTEMCTL} start {quote(mount, command=True)}", "TimeoutStartSec=0"]
+    if place.tiered:
+        # Its rows may need more memory than DRAM has.
+        unit.append("After=oeprov-system-ram.service oeprov-tiering.service")
     if place.bound:
         bringers = [f"daxdev-reconfigure@{device}.service" for device in place.devices]
         unit.append("After=" + " ".join(["oeprov-system-ram.service", *bringers]))

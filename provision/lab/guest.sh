@@ -23,7 +23,7 @@ printf 'virtio_pci\nvirtio_blk\next4\ncrc32c_generic\n' >>"$root/etc/initramfs-t
 
 # ---- Kernels ------------------------------------------------------------------------------------------------
 newest=$(outside apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: linux-image-\([0-9].*\)/\1/p')
-older=$(outside apt-cache pkgnames linux-image- | sed -n 's/^linux-image-\([0-9][0-9.]*-[0-9]*-amd64\)$/\1/p' |
+older=$(outside apt-cache pkgnames linux-image- | sed -n 's/^linux-image-\([0-9][0-9.]*[-+][a-z0-9.]*-amd64\)$/\1/p' |
   sort -V | sed "/^$newest\$/,\$d" | tail -1)
 [ -n "$older" ] || { echo "no kernel older than $newest is packaged" >&2; exit 1; }
 # The boot loader's menu is written by the first boot; there is no disk yet.

@@ -1,6 +1,7 @@
-"""The disk image of lab nodes: Debian 12 with an older kernel and a package repository of its own.
+"""The disk images of lab nodes: Debian with an older kernel and a package repository of its own.
 
-Built once and kept under the digest of its recipe; nodes are overlays on it.
+Debian 12, and Debian 13 for CXL memory. Each is built once and kept under the digest of its recipe; nodes are
+overlays on it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from provision.cluster.errors import LabError
 from provision.lab import machine, programs
 
 SUITE = "bookworm"
+# Its kernel (6.3 or newer) and its tool `cxl` know volatile CXL memory, and its QEMU emulates it.
+CXL_SUITE = "trixie"
 _HERE = Path(__file__).resolve().parent
 _MIB = 1 << 20
 _BOOT_MIB, _DISK_MIB = 255, 6 * 1024
@@ -58,19 +61,19 @@ class Image:
         return self.directory / "vmlinuz"
 
 
-def digest() -> str:
+def digest(suite: str = SUITE) -> str:
     """Digest of what decides what is in an image, except the state of the distribution."""
     recipe = hashlib.sha256()
-    for part in (SUITE, _PACKAGES, _REPOSITORY, *_EXCLUDED, _FSTAB, str(_BOOT_MIB), str(_DISK_MIB)):
+    for part in (suite, _PACKAGES, _REPOSITORY, *_EXCLUDED, _FSTAB, str(_BOOT_MIB), str(_DISK_MIB)):
         recipe.update(part.encode() + b"\0")
     for name in ("guest.sh", "ipmctl.py"):
         recipe.update((_HERE / name).read_bytes())
     return recipe.hexdigest()[:16]
 
 
-def find(images: Path) -> Image | None:
+def find(images: Path, suite: str = SUITE) -> Image | None:
     """The image of the present recipe, if it was built."""
-    directory = images / digest()
+    directory = images / digest(suite)
     try:
         facts = json.loads((directory / "image.json").read_text())
     except FileNotFoundError:
@@ -78,7 +81,7 @@ def find(images: Path) -> Image | None:
     return Image(directory, facts["older"], facts["newest"])
 
 
-def build(images: Path, report: machine.Report) -> Image:
+def build(images: Path, report: machine.Report, suite: str = SUITE) -> Image:
     """Build the image of the present recipe; as root, takes some minutes. The caller holds the lab's lock."""
     if os.geteuid() != 0:
         raise LabError(
@@ -95,7 +98,7 @@ def build(images: Path, report: machine.Report) -> Image:
     root = work / "root"
     # apt's sandbox user must be able to reach the root.
     work.chmod(0o755)
-    _debootstrap(root, work, log)
+    _debootstrap(suite, root, work, log)
     older, newest = (root / "srv/kernels").read_text().split()
     report(f"kernels: {older} installed, {newest} in the node's repository; writing the disk")
     _write_disk(root, work, older, log)
@@ -104,15 +107,15 @@ def build(images: Path, report: machine.Report) -> Image:
     shutil.rmtree(root)
     facts = {"older": older, "newest": newest, "seconds": round(time.monotonic() - begun)}
     (work / "image.json").write_text(json.dumps(facts))
-    target = images / digest()
+    target = images / digest(suite)
     shutil.rmtree(target, ignore_errors=True)
     work.rename(target)
     report(f"image ready after {facts['seconds']} s")
     return Image(target, older, newest)
 
 
-def sources() -> list[str]:
-    """This machine's own apt sources for the suite, one per line; empty: mmdebstrap's default is used."""
+def sources(suite: str = SUITE) -> list[str]:
+    """This machine's own apt sources for a suite, one per line; empty: mmdebstrap's default is used."""
     wanted = "$(ORIGIN)|$(CODENAME)|deb [signed-by=$(SIGNED_BY)] $(REPO_URI) $(RELEASE) $(COMPONENT)"
     try:
         text = programs.run(["apt-get", "indextargets", "--format", wanted, "Created-By: Packages"])
@@ -121,12 +124,12 @@ def sources() -> list[str]:
     found = []
     for line in text.splitlines():
         origin, codename, source = line.split("|", 2)
-        if origin == "Debian" and codename in (SUITE, SUITE + "-updates", SUITE + "-security"):
+        if origin == "Debian" and codename in (suite, suite + "-updates", suite + "-security"):
             found.append(source.replace("[signed-by=$(SIGNED_BY)] ", ""))
     return list(dict.fromkeys(found))
 
 
-def _apt_options() -> list[str]:
+def apt_options() -> list[str]:
     """How this machine's apt reaches its sources (proxies, checks), as mmdebstrap options."""
     options = []
     for line in programs.run(["apt-config", "dump"]).splitlines():
@@ -135,7 +138,7 @@ def _apt_options() -> list[str]:
     return options
 
 
-def _debootstrap(root: Path, work: Path, log: Path) -> None:
+def _debootstrap(suite: str, root: Path, work: Path, log: Path) -> None:
     ours = work / "debs"
     ours.mkdir()
     stand_in_package(ours)
@@ -143,9 +146,9 @@ def _debootstrap(root: Path, work: Path, log: Path) -> None:
     # In a mount namespace of its own, so that nothing stays mounted when it fails.
     argv: list[str | Path] = ["unshare", "--mount", "--propagation", "private"]
     argv += ["mmdebstrap", "--mode=root", "--variant=apt", "--include=" + _PACKAGES]
-    argv += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + _apt_options()
-    argv += ["--skip=cleanup/apt", "--customize-hook=" + hook, SUITE, root]
-    programs.run([*argv, *sources()], log=log)
+    argv += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + apt_options()
+    argv += ["--skip=cleanup/apt", "--customize-hook=" + hook, suite, root]
+    programs.run([*argv, *sources(suite)], log=log)
 
 
 def stand_in_package(directory: Path) -> Path:

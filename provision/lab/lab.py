@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from provision.cluster.errors import LabError
-from provision.lab import image, machine, programs
+from provision.lab import emulator, image, machine, programs
 from provision.lab import labels as label_area
 from provision.lab.machine import Machine, Report
 from provision.lab.node import Node
@@ -71,7 +71,11 @@ class Lab:
 
     def _node(self, spec: Machine) -> Node:
         directory = self.directory / "nodes" / spec.name
-        return Node(spec, directory, self.key, self.known_hosts, self.accelerator)
+
+        def qemu() -> list[str]:
+            return emulator.command(self.images, spec.variant, self._report)
+
+        return Node(spec, directory, self.key, self.known_hosts, self.accelerator, qemu)
 
     def node(self, name: str) -> Node:
         """The node of that name; LabError names those that there are."""
@@ -97,6 +101,8 @@ class Lab:
         """
         programs.require(install)
         machine.check_variant(variant)
+        if variant == "cxl":
+            emulator.check()
         if pmem % _BLOCK or pmem < 2 * _BLOCK:
             raise LabError(
                 f"persistent memory must be a multiple of 128M, and 256M at least: not {_text(pmem)}"
@@ -107,11 +113,14 @@ class Lab:
             raise LabError("the lab needs one node, one CPU, and one or two sockets at least")
         if sockets == 2 and variant not in ("bare-metal", "re6p"):
             raise LabError(f"two sockets are for variants bare-metal and re6p, not {variant}")
+        if memory % (sockets * _BLOCK):
+            raise LabError(f"memory must be a multiple of 256M for two sockets: not {_text(memory)}")
         shape = Machine("", 0, variant, memory, pmem, cpus, sockets, 0)
         with self._locked():
             self._check_shape(nodes, shape)
             self.accelerator()
-            base = self._image() if nodes > len(self.nodes) else None
+            suite = image.CXL_SUITE if variant == "cxl" else image.SUITE
+            base = self._image(suite) if nodes > len(self.nodes) else None
             # A port is taken only once QEMU runs: no other lab may choose one meanwhile.
             with _lock(self.images / "ports", self._report):
                 if base:
@@ -144,12 +153,12 @@ class Lab:
         remembered = self.images / "accelerator.json"
         return machine.accelerator(lambda: self._image().kernel, remembered, self._report)
 
-    def _image(self) -> image.Image:
-        found = image.find(self.images)
+    def _image(self, suite: str = image.SUITE) -> image.Image:
+        found = image.find(self.images, suite)
         if found:
             return found
         with _lock(self.images / "lock", self._report):
-            return image.find(self.images) or image.build(self.images, self._report)
+            return image.find(self.images, suite) or image.build(self.images, self._report, suite)
 
     def _check_shape(self, count: int, shape: Machine) -> None:
         """LabError when what is there cannot be made into what is wanted."""

@@ -26,11 +26,12 @@ class Node:
         key: Path,
         known_hosts: Path,
         accelerator: Callable[[], list[str]],
+        qemu: Callable[[], list[str]] = lambda: [machine.QEMU],
     ) -> None:
         self.spec = spec
         # Where its disk, its modules and its console log lie.
         self.directory = directory
-        self._key, self._known_hosts, self._accelerator = key, known_hosts, accelerator
+        self._key, self._known_hosts, self._accelerator, self._qemu = key, known_hosts, accelerator, qemu
 
     @property
     def name(self) -> str:
@@ -131,7 +132,7 @@ class Node:
     def start(self) -> None:
         """Power on, if it is off; does not wait."""
         if not self.pid:
-            machine.start(self.spec, self._accelerator(), self.directory)
+            machine.start(self.spec, self._accelerator(), self.directory, self._qemu())
 
     def power_cut(self) -> None:
         """Cut the power: nothing gets written any more; the modules keep what they hold."""

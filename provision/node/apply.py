@@ -20,6 +20,7 @@ from . import (
     packages,
     removal,
     runtime,
+    tiering,
     trial,
 )
 from .command import CommandError, System
@@ -42,6 +43,7 @@ for _part in (
     ndctl,
     daxctl,
     numa,
+    tiering,
     memmap,
     ipmctl,
     removal,

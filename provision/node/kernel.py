@@ -247,7 +247,7 @@ def _default_command(state: State, release: str) -> List[str]:
 
 def required_options(state: State, desired: Desired) -> List[str]:
     """Kernel options that the wanted mode depends on."""
-    return [item.name for item in platforms.get(desired.kind).kernel_options(state, desired)]
+    return [item.name for item in platforms.get(desired.kind).needed_options(state, desired)]
 
 
 def problems(state: State, desired: Desired) -> List[str]:
@@ -339,8 +339,8 @@ def notes(state: State, desired: Desired) -> List[str]:
 
 def _needed(state: State, desired: Desired) -> Optional[KernelOption]:
     """The option that decides how new the kernel must be."""
-    found = [item for item in platforms.get(desired.kind).kernel_options(state, desired) if item.since]
-    return found[-1] if found else None
+    found = [item for item in platforms.get(desired.kind).needed_options(state, desired) if item.since]
+    return max(found, key=lambda item: item.since) if found else None
 
 
 def _is_backported(release: str) -> bool:
@@ -356,17 +356,20 @@ def _lacking(release: str, state: State, desired: Desired) -> List[str]:
     """Why this kernel cannot do the mode: by its options, or by its number if they are unknown."""
     need, config = _needed(state, desired), state.kernel.config.get(release)
     since = ".".join(map(str, need.since)) if need else ""
+    found = []
     if config is not None:
         missing = [option for option in required_options(state, desired) if option not in config]
-        return [
+        found = [
             "kernel {} was built without {}, which {} needs; set kernel_version: newest or a "
             "release{}".format(release, option, desired.pmem_mode, f" from {since} on" if since else "")
             for option in missing
         ]
-    if need is None or series(release) >= need.since or _is_backported(release):
-        return []
-    return [
-        f"kernel {release} is too old for {desired.pmem_mode} on {desired.kind} (needs {since} or newer); "
+    known = config is not None and not (need and need.feature)  # the options say all
+    if known or need is None or series(release) >= need.since or _is_backported(release):
+        return found
+    wants = f"{need.feature} needs" if need.feature else "needs"
+    return found + [
+        f"kernel {release} is too old for {desired.pmem_mode} on {desired.kind} ({wants} {since} or newer); "
         "set kernel_version: newest or a release"
     ]
 

@@ -14,7 +14,14 @@ from .state import OsInfo
 from .step import Applied
 
 # Options that decide whether a mode is possible.
-OPTIONS = ("CONFIG_DEV_DAX_CXL", "CONFIG_DEV_DAX_KMEM", "CONFIG_FS_DAX", "CONFIG_X86_PMEM_LEGACY")
+OPTIONS = (
+    "CONFIG_DEV_DAX_CXL",
+    "CONFIG_DEV_DAX_KMEM",
+    "CONFIG_FS_DAX",
+    "CONFIG_NUMA",
+    "CONFIG_NUMA_BALANCING",
+    "CONFIG_X86_PMEM_LEGACY",
+)
 ELREPO = ("elrepo-lt", "elrepo-ml")
 _ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 _LOCK_SECONDS = 300

@@ -252,7 +252,7 @@ def plan_memkind(state: State, nodes: List[int], devices: List[str]) -> List[Ste
     ]
 
 
-def forget_memkind(state: State) -> List[Step]:
+def forget_memkind(state: State, why: str = "there will be no such memory node any more") -> List[Step]:
     """One step that removes memkind's nodes; none if there are none."""
     if ENVIRONMENT not in state.files:
         return []
@@ -260,7 +260,7 @@ def forget_memkind(state: State) -> List[Step]:
         Step(
             id="memkind-forget",
             what="remove " + ENVIRONMENT,
-            why="there will be no such memory node any more",
+            why=why,
             commands=[["rm", ENVIRONMENT]],
             action="forget_memkind_nodes",
         )

@@ -28,6 +28,7 @@ from . import (
     pmem,
     removal,
     repositories,
+    tiering,
 )
 from .command import System
 from .family import manager_name
@@ -35,7 +36,7 @@ from .state import OsInfo, State, Tools
 from .step import Desired
 
 # Our files whose text decides whether a step is needed.
-FILES = (mount.FSTAB, daxctl.UNIT, daxctl.ENABLED, numa.ENVIRONMENT)
+FILES = (mount.FSTAB, daxctl.UNIT, daxctl.ENABLED, numa.ENVIRONMENT, tiering.UNIT, tiering.ENABLED)
 
 
 def parse_os_release(text: str) -> Dict[str, str]:
@@ -97,6 +98,7 @@ def observe(system: System, desired: Desired) -> State:
         dax=devices.dax_devices(system),
         numa=numa.observe_nodes(system),
         memory=numa.observe_policy(system),
+        tiering=tiering.observe(system) if desired.pmem_mode == tiering.MODE else state.tiering,
         modules=modules.observe(system),
         files={path: system.read(path) for path in FILES if system.exists(path)},
         tools=observe_tools(system) if platform.has_memory else state.tools,

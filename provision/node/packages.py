@@ -26,7 +26,7 @@ def _needs(desired: Desired) -> List[str]:
     """Needs of the host in a fixed order; each family has its own packages for them."""
     needs, platform = flavor_needs.needs(desired), platforms.get(desired.kind)
     if platform.managed:
-        if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
+        if desired.pmem_mode in ("fsdax", "system-ram", "tiered", "memory"):
             needs += ["ndctl", "daxctl", "numactl"]
         needs += platform.packages
         if desired.pmem_mode == "fsdax":

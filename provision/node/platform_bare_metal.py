@@ -9,7 +9,7 @@ from .step import Desired, Part, join
 
 class _BareMetal(Platform):
     name = "bare_metal_pmem"
-    modes = ("fsdax", "system-ram", "memory", "none")
+    modes = ("fsdax", "system-ram", "tiered", "memory", "none")
     packages = ("ipmctl",)
     handed_out_by_firmware = True
     regions = ("pmem", "volatile")

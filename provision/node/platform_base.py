@@ -6,7 +6,7 @@ new host looks. No other module asks which platform a host is.
 
 from typing import Dict, List, NamedTuple, Tuple
 
-from . import fsdax, system_ram
+from . import fsdax, system_ram, tiering
 from .command import System
 from .state import NumaNode, OsInfo, State
 from .step import Desired, Part
@@ -23,13 +23,26 @@ GUEST_REFUSAL = (
 
 
 class KernelOption(NamedTuple):
-    """An option that a mode needs, and the first kernel series that has it; (): all supported kernels."""
+    """An option that a mode needs, and the first kernel series that has it; (): all supported kernels.
+
+    ``feature``: what the mode needs of that series beyond the option, which older kernels have too.
+    """
 
     name: str
     since: Tuple[int, ...] = ()
+    feature: str = ""
 
 
 KMEM = KernelOption("CONFIG_DEV_DAX_KMEM", (5, 1))
+_BALANCING = KernelOption("CONFIG_NUMA_BALANCING", (5, 18), "NUMA balancing between tiers")
+_WEIGHTS = KernelOption("CONFIG_NUMA", (6, 9), "pmem_dram_weight")
+# Modes in which the memory is nodes without CPUs.
+MEMORY_NODES = ("system-ram", tiering.MODE)
+
+
+def nodes_mode(state: State) -> str:
+    """The mode of a host whose memory is nodes."""
+    return tiering.MODE if tiering.UNIT in state.files else "system-ram"
 
 
 class Platform:
@@ -81,12 +94,19 @@ class Platform:
         return fsdax.plan(state, desired, absent)
 
     def handed_out(self, state: State, desired: Desired) -> List[NumaNode]:
-        """For mode system-ram: nodes without CPUs that the firmware made of the memory."""
-        wanted = self.handed_out_by_firmware and desired.pmem_mode == "system-ram"
+        """For modes with memory nodes: nodes without CPUs that the firmware made of the memory."""
+        wanted = self.handed_out_by_firmware and desired.pmem_mode in MEMORY_NODES
         return system_ram.handed_out(state) if wanted else []
 
+    def needed_options(self, state: State, desired: Desired) -> List[KernelOption]:
+        """Kernel options that the mode depends on, and those of tiering."""
+        if desired.pmem_mode != tiering.MODE:
+            return self.kernel_options(state, desired)
+        found = self.kernel_options(state, desired._replace(pmem_mode="system-ram"))
+        return found + [_BALANCING] + ([_WEIGHTS] if desired.pmem_dram_weight else [])
+
     def kernel_options(self, state: State, desired: Desired) -> List[KernelOption]:
-        """Kernel options that the mode depends on; the last one with a series decides how new it must be."""
+        """Kernel options that the mode depends on; tiered is not asked for."""
         if self.handed_out(state, desired):
             return []  # the firmware has made the memory a node already
         found = {"system-ram": [KMEM], "fsdax": [KernelOption("CONFIG_FS_DAX")]}
@@ -95,11 +115,11 @@ class Platform:
     def find_mode(self, state: State) -> str:
         """The mode that the memory is in now; empty when it is in none."""
         if any(item.mode == "system-ram" for item in state.dax):
-            return "system-ram"
+            return nodes_mode(state)
         if any(item.mode == "fsdax" for item in state.namespaces):
             return "fsdax"
         if self.handed_out(state, Desired(pmem_mode="system-ram")):
-            return "system-ram"
+            return nodes_mode(state)
         return "memory" if state.dimms.volatile and not state.dimms.app_direct else ""
 
     def explain_absence(self, state: State, desired: Desired) -> str:

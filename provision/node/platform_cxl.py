@@ -14,7 +14,7 @@ _RAM_REGIONS = KernelOption("CONFIG_DEV_DAX_CXL", (6, 3))
 
 class _Cxl(Platform):
     name = "cxl"
-    modes = ("system-ram", "fsdax", "none")
+    modes = ("system-ram", "tiered", "fsdax", "none")
     memory = "CXL"
     packages = ("cxl",)
     handed_out_by_firmware = True

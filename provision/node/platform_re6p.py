@@ -7,7 +7,7 @@ from .step import Desired
 
 class _Re6p(Platform):
     name = "re6p"
-    modes = ("fsdax", "system-ram", "none")
+    modes = ("fsdax", "system-ram", "tiered", "none")
     regions = ("pmem", "volatile")
     instance_types = ("re6p*",)
     refusals = {"memory": GUEST_REFUSAL}

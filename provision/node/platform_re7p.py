@@ -5,14 +5,14 @@ from typing import List
 from . import memmap, numa
 from .command import System
 from .devices import is_memmap
-from .platform_base import EL8, GIB, GUEST_REFUSAL, MIB, KernelOption, Platform
+from .platform_base import EL8, GIB, GUEST_REFUSAL, MIB, KernelOption, Platform, nodes_mode
 from .state import MemoryRange, NumaNode, State
 from .step import Desired, Part
 
 
 class _Re7p(Platform):
     name = "re7p"
-    modes = ("fsdax", "system-ram", "none")
+    modes = ("fsdax", "system-ram", "tiered", "none")
     refusals = {"memory": GUEST_REFUSAL}
     takes_memmap = True
     instance_types = ("re7p*",)
@@ -30,7 +30,7 @@ class _Re7p(Platform):
         return []
 
     def find_mode(self, state: State) -> str:
-        return "fsdax" if any(map(is_memmap, state.kernel.cmdline)) else "system-ram"
+        return "fsdax" if any(map(is_memmap, state.kernel.cmdline)) else nodes_mode(state)
 
     def fresh(self, desired: Desired) -> State:
         # ecs.re7p.16xlarge: node 1 shows 1,016,062 MB, which is 1008 GiB less its page structures (1/64).

@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import filesystem, inuse, ipmctl, modules, ndctl, platforms
+from . import filesystem, inuse, ipmctl, kernel, modules, ndctl, platforms, tiering
 from .state import State
 from .step import Desired, Part, Step
 
@@ -14,19 +14,24 @@ def plan(state: State, desired: Desired) -> Part:
     platform = platforms.get(desired.kind)
     refusal = platform.refuse(desired.pmem_mode)
     part = Part(problems=[refusal] if refusal else [])
-    if desired.pmem_mode != "none" and not refusal:
+    if desired.pmem_mode == tiering.MODE and not refusal:
+        part = tiering.plan(state, desired, platform.plan(state, desired._replace(pmem_mode="system-ram")))
+        if not kernel.needs_boot(state, desired):
+            part = part._replace(problems=part.problems + tiering.problems(state, desired))
+    elif desired.pmem_mode != "none" and not refusal:
         part = platform.plan(state, desired)
+        part = part._replace(before=tiering.forget(state) + part.before)
     part = part._replace(before=_sized(state, part.before), after=_sized(state, part.after))
     steps = part.before + part.after
     notes: List[str] = []
     problems = filesystem.problems(state, steps) + ndctl.media_problems(state, steps) if steps else []
-    if desired.pmem_mode in ("fsdax", "system-ram", "memory"):
+    if desired.pmem_mode in ("fsdax", "system-ram", "tiered", "memory"):
         # Broken modules get nothing new; namespaces and file systems that are there stay in use.
         said, makes = modules.complaints(state), any(step.action in _MAKES for step in steps)
         refused = makes and modules.is_broken(state)
         problems += said if refused else []
         notes += [] if refused else said
-    if desired.pmem_mode in ("fsdax", "system-ram"):
+    if desired.pmem_mode in ("fsdax", "system-ram", "tiered"):
         notes += filesystem.notes(state, steps, [item.dev for item in ndctl.chosen(state, desired)])
         notes += ndctl.room_notes(state, desired) + ipmctl.notes(state)
     return part._replace(

@@ -33,6 +33,7 @@ from . import (
     runtime,
     system_ram,
     systemd,
+    tiering,
 )
 from .command import CommandError, System
 from .grubdefaults import DEFAULTS
@@ -208,7 +209,7 @@ def _is_ours(state: State, item: Namespace) -> bool:
 
 def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
     """Stop the use of persistent memory; namespaces are destroyed by name only."""
-    steps, notes, doomed = [], [], []
+    steps, notes, doomed = tiering.forget(state), [], []
     for item in state.namespaces:
         if not _is_ours(state, item):
             continue

@@ -194,6 +194,15 @@ class MemoryPolicy(NamedTuple):
     dax_model: str = "bus"  # "bus", or "class" where `daxctl migrate-device-model` was never run
 
 
+class Tiering(NamedTuple):
+    """What the kernel does between DRAM and slower nodes; empty: it has no such setting, or unobserved."""
+
+    demotion: str = ""  # "true" or "false"
+    balancing: str = ""  # kernel.numa_balancing
+    weights: Dict[str, str] = {}  # of interleaving, by node
+    tiers: Dict[str, List[int]] = {}  # name of a tier -> its nodes
+
+
 class Module(NamedTuple):
     """One persistent memory module as the kernel shows it; ``flags`` are faults (``modules.WORDS``)."""
 
@@ -309,6 +318,7 @@ class State(NamedTuple):
     numa: List[NumaNode] = []
     ranges: List[MemoryRange] = []
     memory: MemoryPolicy = MemoryPolicy()
+    tiering: Tiering = Tiering()  # observed for mode tiered only
     dimms: Dimms = Dimms()
     modules: List[Module] = []
     directories: List[Directory] = []

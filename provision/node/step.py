@@ -69,6 +69,7 @@ class Desired(NamedTuple):
     pmem_movable: bool = True
     pmem_device_timeout: int = 90
     pmem_max_movable_ratio: float = 4.0
+    pmem_dram_weight: int = 0  # see tiering.unit_text
     runtime_venv: str = ""
     runtime_python: str = "python3"
     runtime_extra: str = ""  # extra of the oeprov distribution, "" for none

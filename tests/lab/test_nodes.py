@@ -173,4 +173,4 @@ def test_nodes_of_re7p(new_lab: Callable[..., Lab]) -> None:
 def test_two_sockets(new_lab: Callable[..., Lab]) -> None:
     node = new_lab(nodes=1, pmem=512 << 20, sockets=2).nodes[0]
     assert node.check("cat /sys/bus/nd/devices/region*/size").split() == [str(512 << 20)] * 2
-    assert node.check("cat /sys/bus/nd/devices/region*/target_node").split() == ["1", "2"]
+    assert node.check("cat /sys/bus/nd/devices/region*/target_node").split() == ["2", "3"]

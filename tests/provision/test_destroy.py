@@ -18,7 +18,7 @@ from provision.converge import fresh
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.jobs.store import JobState
-from provision.node import bootloader, gpucheck, process, removal, repositories
+from provision.node import bootloader, gpucheck, process, removal, repositories, tiering
 from provision.node.apply import apply
 from provision.node.command import CommandError, System
 from provision.node.observe import observe
@@ -143,6 +143,16 @@ def test_destroy_refuses_a_host_with_a_running_job() -> None:
     assert plan.problems[0] == f"training job {JOB} runs on this host; stop it first: oeprov stop {JOB}"
     busy = make_plan(used(users={"/mnt/pmem0": ["12 vi"]}), desired("re6p"))
     assert busy.problems == ["/mnt/pmem0 is in use and cannot be unmounted: process 12 (vi); stop it first"]
+
+
+def test_tiering_ends_before_its_memory_goes() -> None:
+    state = used(mounts=[], fstab=[], filesystems=[])
+    state = state._replace(
+        namespaces=[state.namespaces[0]._replace(mode="devdax", blockdev="", chardev="dax0.0")],
+        dax=[DaxDevice("dax0.0", 1 << 30, "system-ram", 1, 0, True, 8, 8, "region0")],
+        files={tiering.UNIT: "x"},
+    )
+    assert ids(make_plan(state, desired("re6p")))[:2] == ["tiering-forget", "offline-dax0.0"]
 
 
 def test_system_ram_goes_back_to_devdax() -> None:

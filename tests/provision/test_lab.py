@@ -14,7 +14,7 @@ import pytest
 from provision.cluster import share
 from provision.cluster.errors import LabError
 from provision.inventory.loader import load
-from provision.lab import Lab, image, labels, machine, programs
+from provision.lab import Lab, emulator, image, labels, machine, programs
 from provision.lab import lab as lab_module
 from provision.lab import node as node_module
 from provision.lab.machine import Machine
@@ -67,11 +67,21 @@ class TestCommandLine:
         assert memory.startswith("1536M,slots=2,maxmem=")
         assert int(memory.split("maxmem=")[1][:-1]) >= 1536 + 2 * 2 * 1024
 
-    def test_two_sockets_have_a_node_each(self) -> None:
+    def test_two_sockets_have_cpus_memory_and_a_module_each(self) -> None:
         argv = arguments(sockets=2)
-        assert numa(argv)[1:] == ["node,nodeid=1", "node,nodeid=2"]
+        assert values(argv, "-smp") == ["4,sockets=2"]
+        assert numa(argv)[:4] == [
+            "node,nodeid=0,memdev=ram0,cpus=0-1",
+            "node,nodeid=1,memdev=ram1,cpus=2-3",
+            "node,nodeid=2",
+            "node,nodeid=3",
+        ]
+        assert {"dist,src=0,dst=2,val=17", "dist,src=1,dst=3,val=17"} < set(numa(argv)[4:])
+        assert len(numa(argv)[4:]) == 6, "QEMU wants the distance of every pair"
+        halves = [text for text in values(argv, "-object") if text.startswith("memory-backend-ram")]
+        assert halves == [f"memory-backend-ram,id=ram{item},size={768 * MIB}" for item in range(2)]
         assert [text for text in values(argv, "-device") if text.startswith("nvdimm,id=nvdimm1")] == [
-            f"nvdimm,id=nvdimm1,memdev=pmem1,node=2,label-size={2 * MIB}"
+            f"nvdimm,id=nvdimm1,memdev=pmem1,node=3,label-size={2 * MIB}"
         ]
 
     def test_re6p_has_no_labels(self) -> None:
@@ -100,11 +110,45 @@ class TestCommandLine:
         assert "cache=writeback" in values(arguments(), "-drive")[0]
 
     def test_cxl_needs_a_newer_qemu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setattr(machine, "version", lambda: (7, 2, 22))
-        with pytest.raises(LabError, match=r"needs QEMU 8\.1 or newer .*; this is 7\.2\.22"):
-            machine.check_variant("cxl")
+        with pytest.raises(LabError, match=r"needs QEMU 8\.1 or newer .*; this is 7\.2\.22\. As root"):
+            emulator.check()
         monkeypatch.setattr(machine, "version", lambda: (8, 1, 0))
-        machine.check_variant("cxl")
+        emulator.check()
+
+    def test_root_gets_debian_13s_qemu_for_cxl_once(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        asked: list[list[str]] = []
+
+        def run(argv: list[Any], **_: Any) -> str:
+            asked.append([str(word) for word in argv])
+            next(word for word in argv if isinstance(word, Path)).mkdir()
+            return ""
+
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setattr(machine, "version", lambda: (7, 2, 22))
+        monkeypatch.setattr(image, "sources", lambda _suite: [])
+        monkeypatch.setattr(image, "apt_options", list)
+        monkeypatch.setattr(programs, "run", run)
+        emulator.check()
+        for _ in range(2):
+            words = emulator.command(tmp_path, "cxl", lambda _line: None)
+        root = tmp_path / "qemu-trixie"
+        assert [(words[0], "trixie" in words) for words in asked] == [("mmdebstrap", True)]
+        assert [path.name for path in tmp_path.iterdir()] == ["qemu-trixie"]
+        assert words[:4] == [
+            f"{root}/usr/lib64/ld-linux-x86-64.so.2",
+            "--library-path",
+            f"{root}/usr/lib/x86_64-linux-gnu",
+            f"{root}/usr/bin/qemu-system-x86_64",
+        ]
+        argv = machine.arguments(spec(variant="cxl"), machine.EMULATION, Path("/lab"), words)
+        assert argv[: len(words)] == words
+        assert emulator.command(tmp_path, "bare-metal", lambda _line: None) == [machine.QEMU]
+        monkeypatch.setattr(machine, "version", lambda: (10, 0, 13))
+        assert emulator.command(tmp_path, "cxl", lambda _line: None) == [machine.QEMU]
 
     def test_unknown_variant(self) -> None:
         with pytest.raises(
@@ -220,7 +264,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
     monkeypatch.setattr(programs, "require", lambda install=False: None)
     monkeypatch.setattr(programs, "run", run)
-    monkeypatch.setattr(Lab, "_image", lambda self: built)
+    monkeypatch.setattr(Lab, "_image", lambda self, suite: built)
     monkeypatch.setattr(Lab, "accelerator", lambda self: machine.EMULATION)
     monkeypatch.setattr(node_module.Node, "wait_ssh", lambda self, *_: None)
     monkeypatch.setattr(machine, "start", lambda *_: None)

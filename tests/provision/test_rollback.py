@@ -14,7 +14,7 @@ from provision.converge import changes, fresh, rollback
 from provision.converge.changes import Consent
 from provision.hosts import history
 from provision.hosts.journal import Journal
-from provision.node import platforms
+from provision.node import platforms, tiering
 from provision.node.state import DaxDevice, Dimms, KernelState, State
 
 OLD, NEW = "5.15.0-100-generic", "5.15.0-119-generic"
@@ -39,6 +39,8 @@ def test_modes_are_told_from_the_state(tmp_path: Path, monkeypatch: pytest.Monke
         platforms.get("re6p").find_mode(re6p._replace(dax=[DaxDevice("dax0.0", mode="system-ram")]))
         == "system-ram"
     )
+    tiered = re6p._replace(files={tiering.UNIT: "x"}, dax=[DaxDevice("dax0.0", mode="system-ram")])
+    assert platforms.get("re6p").find_mode(tiered) == platforms.get("re7p").find_mode(tiered) == "tiered"
     assert platforms.get("re7p").find_mode(re6p) == "system-ram"
     words = re6p.kernel._replace(cmdline=["memmap=1008G!257G"])
     assert platforms.get("re7p").find_mode(re6p._replace(kernel=words)) == "fsdax"

@@ -242,6 +242,16 @@ def test_dram_is_not_bound(tmp_path: Path) -> None:
     assert bound(placed) == [("", "", "12")]
 
 
+def test_servers_on_tiered_memory_are_bound_to_nothing(tmp_path: Path) -> None:
+    """The kernel moves their pages; they wait for the memory, which their rows may need."""
+    placed = place(inventory(tmp_path, "tiered"), FAR_OF_BOTH, tmp_path)
+    assert bound(placed) == [("", "", "12")]
+    (unit,) = [item["text"] for item in placed.hosts["pm-1"]["units"]]
+    assert "numactl" not in unit
+    assert "memory.env" not in unit
+    assert "After=oeprov-system-ram.service oeprov-tiering.service" in unit
+
+
 def test_lists_of_numbers() -> None:
     for text in ("", "0", "0-2,8", "1,3,5-6"):
         assert numa.list_text(numa.parse_list(text)) == text

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from provision.node import daxctl, pmem
+from provision.node import daxctl, pmem, tiering
 from provision.node.apply import apply
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.observe import observe
@@ -119,6 +119,9 @@ class Host(MemoryFiles):
     turns_dax_off: bool = False
     units: str = ""  # what systemctl show says
     busy: tuple[str, ...] = ()
+    tiering: bool = False  # its unit runs
+    tiers: dict[str, str] = field(default_factory=dict)  # of the kernel: name -> nodes
+    refuses_tiering: bool = False  # as kernels before 5.18
     cut_at: int = -1
     events: int = 0
     boots: int = 0
@@ -147,6 +150,10 @@ class Host(MemoryFiles):
                 del store[path]
         self._file("/sys/devices/system/memory/block_size_bytes", f"{BLOCK:x}")
         self._file("/sys/devices/system/memory/auto_online_blocks", self.policy)
+        self._file(tiering.DEMOTION, "true" if self.tiering else "false")
+        self._file(tiering.BALANCING, 2 if self.tiering and not self.refuses_tiering else 1)
+        for name, nodes in self.tiers.items():
+            self._file(f"/sys/devices/virtual/memory_tiering/{name}/nodelist", nodes)
         self._node(0, 16 * GIB, "0-3")
         memory_node = self.memmap_platform and not self._memmap()
         if memory_node:
@@ -264,6 +271,7 @@ class Host(MemoryFiles):
             self.spaces = {0: old or new} if self._memmap() else {}
         self.mounts = []
         self.policy = "offline"
+        self.tiering = self.exists(tiering.ENABLED) and not self.refuses_tiering
         unit = self.read(daxctl.UNIT) if self.exists(daxctl.ENABLED) else ""
         for space in self.spaces.values():
             if space:
@@ -413,10 +421,15 @@ class Host(MemoryFiles):
         if words[0] == "show":
             return 0, self.units
         self.known = {}
+        link = f"{posixpath.dirname(daxctl.ENABLED)}/{words[-1]}"
         if words[0] == "enable":
-            self.links[daxctl.ENABLED] = "../" + daxctl.UNIT_NAME
+            self.links[link] = "../" + words[-1]
         if words[0] == "disable":
-            self.links.pop(daxctl.ENABLED, None)
+            self.links.pop(link, None)
+        if words[-1] == tiering.UNIT_NAME and words[0] in ("restart", "disable"):
+            assert words[0] == "restart" or "--now" in words
+            self.tiering = words[0] == "restart" and not self.refuses_tiering
+            return (1, "Job failed") if words[0] == "restart" and self.refuses_tiering else (0, "")
         return 0, ""
 
     def _ipmctl(self, words: list[str]) -> tuple[int, str]:

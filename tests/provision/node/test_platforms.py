@@ -9,6 +9,7 @@ from test_plan_cases import CASES, load
 from provision.cluster.settings import Kind
 from provision.converge import fresh
 from provision.node import platforms
+from provision.node.kernelinstall import OPTIONS
 from provision.node.plan import make_plan
 from provision.node.step import Desired
 
@@ -38,6 +39,14 @@ def test_a_new_host_can_be_planned_for_in_each_mode_that_it_has(kind: str, mode:
     assert bool(refusal) == (mode not in platform.modes)
     assert (refusal in plan.problems) == bool(refusal)
     assert mode != platform.modes[0] or not plan.problems
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+@pytest.mark.parametrize("kind", platforms.kinds())
+def test_each_kernel_option_that_a_mode_needs_is_observed(kind: str, mode: str) -> None:
+    desired = Desired(kind=kind, pmem_mode=mode, pmem_dram_weight=1)
+    needed = platforms.get(kind).needed_options(fresh.state(desired), desired)
+    assert {option.name for option in needed} <= set(OPTIONS)
 
 
 def test_nobody_asks_which_platform_a_host_is() -> None:

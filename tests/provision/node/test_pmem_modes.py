@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pmem_host import Content, Host, Ns, PowerCut, carry_out, converge, look
 
-from provision.node import content, daxctl, numa, owned
+from provision.node import content, daxctl, numa, owned, tiering
 from provision.node.apply import apply
 from provision.node.command import CommandError
 from provision.node.state import FileSystem, FstabEntry, KernelState, Namespace, Region, State
@@ -35,10 +35,10 @@ def re7p(root: Path) -> Host:
 
 
 PLATFORMS: dict[str, tuple[Callable[[Path], Host], str, tuple[str, ...]]] = {
-    "re6p": (re6p, "re6p", ("fsdax", "system-ram")),
+    "re6p": (re6p, "re6p", ("fsdax", "system-ram", "tiered")),
     "labelled": (labelled, "re6p", ("fsdax", "system-ram")),
-    "metal": (metal, "bare_metal_pmem", ("memory", "fsdax", "system-ram")),
-    "re7p": (re7p, "re7p", ("fsdax", "system-ram")),
+    "metal": (metal, "bare_metal_pmem", ("memory", "fsdax", "system-ram", "tiered")),
+    "re7p": (re7p, "re7p", ("fsdax", "system-ram", "tiered")),
 }
 WAYS = [
     (platform, first, second)
@@ -69,7 +69,11 @@ def assert_mode(host: Host, platform: str, mode: str) -> None:
     assert [line.split()[1] for line in fstab.splitlines()[2:]] == (
         [f"/mnt/pmem{number}" for number in range(len(spaces))] if mode == "fsdax" else []
     )
-    assert host.exists(daxctl.UNIT) == (mode == "system-ram" and platform != "re7p")
+    assert host.exists(daxctl.UNIT) == (mode in ("system-ram", "tiered") and platform != "re7p")
+    is_tiered = mode == "tiered"
+    assert (host.exists(tiering.UNIT), host.exists(tiering.ENABLED)) == (is_tiered, is_tiered)
+    assert host.read(tiering.DEMOTION).strip() == ("true" if is_tiered else "false")
+    assert host.read(tiering.BALANCING).strip() == ("2" if is_tiered else "1")
     assert host.exists(numa.ENVIRONMENT) == (mode == "system-ram")
     if mode == "fsdax":
         assert host.mounts == [(f"pmem{number}", f"/mnt/pmem{number}") for number in host.spaces]
@@ -81,9 +85,9 @@ def assert_mode(host: Host, platform: str, mode: str) -> None:
         assert spaces
         assert all(space.kmem and space.online and space.movable for space in spaces)
         nodes = ",".join(str(host.target_nodes[number]) for number in host.spaces)
-        assert host.read(numa.ENVIRONMENT) == f"MEMKIND_DAX_KMEM_NODES={nodes}\n"
+        assert is_tiered or host.read(numa.ENVIRONMENT) == f"MEMKIND_DAX_KMEM_NODES={nodes}\n"
     else:
-        assert host.read(numa.ENVIRONMENT) == "MEMKIND_DAX_KMEM_NODES=1\n"
+        assert is_tiered or host.read(numa.ENVIRONMENT) == "MEMKIND_DAX_KMEM_NODES=1\n"
     assert not [word for word in owned.observe(host) if word.startswith("making:")]
     if mode == "fsdax":
         assert not [word for word in owned.observe(host) if word.startswith("vacant:")]
