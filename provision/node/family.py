@@ -7,7 +7,12 @@ modules only.
 from typing import Dict, List, NamedTuple, Optional
 
 # Kernel options that decide which modes of memory are possible, as kernels of today have them.
-DAX_OPTIONS = {"CONFIG_DEV_DAX_KMEM": "m", "CONFIG_FS_DAX": "y", "CONFIG_X86_PMEM_LEGACY": "m"}
+DAX_OPTIONS = {
+    "CONFIG_DEV_DAX_KMEM": "m",
+    "CONFIG_FS_DAX": "y",
+    "CONFIG_NUMA_BALANCING": "y",
+    "CONFIG_X86_PMEM_LEGACY": "m",
+}
 CXL_OPTIONS = dict(DAX_OPTIONS, CONFIG_DEV_DAX_CXL="m")  # from kernel 6.3 on
 
 

@@ -265,9 +265,11 @@ def case(name: str) -> State:
 
 @pytest.fixture
 def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[State], None]:
-    """What launch sees of pm-1 from now on; the runtime is there."""
+    """What launch sees of pm-1 from now on; the runtime and a Python for Ansible are there."""
 
-    def arrange(state: State) -> None:
+    def arrange(found: State) -> None:
+        state = found._replace(os=found.os._replace(own_python="3.11.9"))
+
         def survey(found: Inventory) -> ClusterSurvey:
             plan = make_plan(state, found.hosts["pm-1"].desired())
             steps = [step for step in plan.steps if step.role != "runtime"]
