@@ -92,6 +92,20 @@ def test_hosts_that_hang_are_cut_off_and_say_where(tmp_path: Path, monkeypatch: 
     assert all(found[name] == "here\n" for name in found.keys() - lost.keys())
 
 
+@pytest.mark.parametrize(
+    ("usual", "all_took", "expected"),
+    [
+        (0.1, 0.3, 10.0),  # 20 quick hosts: ssh itself waits so long
+        (6.0, 90.0, 12.0),  # 1,000 hosts, 64 at a time: twice the usual, not five times
+        (6.0, 900.0, 30.0),  # 10,000: a tenth of the time would be 90 s
+        (3.0, 140.0, 14.0),  # a tenth of the time
+        (8.0, 8.5, 16.0),
+    ],
+)
+def test_how_long_a_host_may_take(usual: float, all_took: float, expected: float) -> None:
+    assert fanout.limit(usual, all_took) == expected
+
+
 def test_few_hosts_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three answers do not say what is usual."""
     monkeypatch.setattr(fanout, "LEAST", 0.0)
