@@ -141,12 +141,13 @@ def _wait_for_last(running: set[Future[T]], tasks: Mapping[Future[T], _Task]) ->
     """Wait for the hosts that still run; in a fleet, cut off those that take far longer than the others."""
     total = len(tasks)
     while running:
-        answered = sorted(task.ended - task.begun for task in tasks.values() if task.ended)
+        others = [task for task in tasks.values() if task.ended and not task.cut.why]
+        answered = sorted(task.ended - task.begun for task in others)
         if len(answered) < max(FLEET, _NEARLY_ALL * total):
             _, running = wait(running, timeout=PATIENCE, return_when=FIRST_COMPLETED)
             continue
         usual = answered[int(_NEARLY_ALL * (len(answered) - 1))]
-        first, last = min(task.begun for task in tasks.values()), max(task.ended for task in tasks.values())
+        first, last = min(task.begun for task in others), max(task.ended for task in others)
         longest = limit(usual, last - first)
         # While others still answer, these are slow: a busy machine makes all of them so.
         at = max(min(tasks[item].begun for item in running) + longest, last + usual)
