@@ -19,8 +19,10 @@ import argparse
 import contextlib
 import ctypes
 import io
+import itertools
 import os
 import platform
+import random
 import resource
 import shutil
 import signal
@@ -47,6 +49,7 @@ from ssh_hosts import SshHost, SshHosts, why_not  # noqa: E402
 PEERS = ROOT / "build" / "peers"
 RESULTS = ROOT / "benchmarks" / "results" / "plan_hosts.md"
 SSH_CONFIG = ROOT / "provision" / "hosts" / "ssh_config"
+_SAMPLE = 0.5  # seconds between two looks at the memory
 _FILES = 1024  # open files of what is measured
 SLOW = ("ansible", "ansible-roles")  # minutes: once, and only over the fewest and the most hosts
 ROWS = {
@@ -59,16 +62,21 @@ ROWS = {
     "ansible-roles": "`ansible-playbook playbooks/bootstrap.yml`: our own roles on hosts that have all",
     "ssh-python": "`ssh HOST python3 -I -S -c pass`, 64 at once: the least for a tool that runs Python there",
     "ssh-true": "`ssh HOST true`, 64 at once: the least for a tool that connects by OpenSSH",
+    "plan-99": "`oeprov plan` of all hosts but one in a hundred",
+    "plan-hung": "the same of all hosts: this one in a hundred hangs when connecting, before sshd's "
+    "banner, in the login shell, or while Python looks",
 }
+HUNG = ("plan-99", "plan-hung")  # last, since these hosts stay as they are
 
 
 @dataclass
 class Cost:
-    """What one run took, in seconds."""
+    """What one run took, in seconds, and the most memory of its processes on the controller together."""
 
     wall: float
     controller: float
     hosts: float
+    mib: float = 0.0
 
 
 class Bench:
@@ -77,6 +85,8 @@ class Bench:
     def __init__(self, directory: Path, hosts: SshHosts) -> None:
         self.directory = directory
         self.hosts = hosts
+        self.hung: list[SshHost] = []
+        self.mib = 0.0
         self.inventory = converged.inventory(directory / "inventory.yml", hosts)
         self.pyinfra = directory / "pyinfra_inventory.py"
         data = {
@@ -108,24 +118,43 @@ class Bench:
             ),
             "ssh-python": lambda: self._ssh("python3 -I -S -c pass"),
             "ssh-true": lambda: self._ssh("true"),
+            "plan-99": lambda: self._command([*oeprov, "plan", *inventory, "--limit", self._but_hung()]),
+            "plan-hung": lambda: self._command([*oeprov, "plan", *inventory], code=1),
         }
+
+    def hang(self) -> None:
+        """Let one host in a hundred hang, each in another way than the one before it."""
+        ways = (
+            self.hosts.cut,
+            SshHost.freeze,
+            SshHost.hang_logins,
+            lambda host: host.hang_reading("/var/lib/dpkg/status"),
+        )
+        chosen = random.Random(1).sample(list(self.hosts), max(1, len(self.hosts) // 100))
+        self.hung = chosen
+        for host, way in zip(chosen, itertools.cycle(ways), strict=False):
+            way(host)
+
+    def _but_hung(self) -> str:
+        return ":".join(["all", *(f"!{host.name}" for host in self.hung)])
 
     def measure(self, run: Callable[[], None]) -> Cost:
         """One run, from the first process to the end of the last on either side."""
         shutil.rmtree(self.directory / "run", ignore_errors=True)
         (self.directory / "run").mkdir()
         controller, hosts = _children_cpu(), self._hosts_cpu()
+        self.mib = 0.0
         begun = time.perf_counter()
         run()
         wall = time.perf_counter() - begun
         _end_orphans()
         time.sleep(0.5)  # the hosts take leave of their logins
-        return Cost(wall, _children_cpu() - controller, self._hosts_cpu() - hosts)
+        return Cost(wall, _children_cpu() - controller, self._hosts_cpu() - hosts, self.mib)
 
     def _hosts_cpu(self) -> float:
         return sum(host.cpu_seconds() for host in self.hosts)
 
-    def _command(self, argv: list[str]) -> None:
+    def _command(self, argv: list[str], code: int = 0) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -136,17 +165,19 @@ class Bench:
         }
         run = self.directory / "run"
         with (self.directory / "output.txt").open("w") as output:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 ["prlimit", f"--nofile={_FILES}:", *argv],
                 cwd=run,
                 env=environment,
                 stdout=output,
                 stderr=output,
-                check=False,
             )
-        if done.returncode:
+            while process.poll() is None:
+                self.mib = max(self.mib, _resident(process.pid) / (1 << 20))
+                time.sleep(_SAMPLE)
+        if process.returncode != code:
             said = Path(output.name).read_text()[-3000:]
-            raise SystemExit(f"{argv}: exit status {done.returncode}\n{said}")
+            raise SystemExit(f"{argv}: exit status {process.returncode}\n{said}")
 
     def _ssh(self, command: str) -> None:
         def one(host: SshHost) -> None:
@@ -160,6 +191,19 @@ class Bench:
 def _children_cpu() -> float:
     times = os.times()
     return times.children_user + times.children_system
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory of a process and of all below it; pages that they share count for each."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        threads = [name for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
+        for name in threads:
+            children += Path(f"/proc/{pid}/task/{name}/children").read_text().split()
+    except OSError:  # it has ended
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident(int(child)) for child in children)
 
 
 def _adopt_orphans() -> None:
@@ -198,7 +242,8 @@ def install_peers() -> str:
 
 def made_of(found: dict[tuple[str, int], list[Cost]], rows: list[str], counts: list[int]) -> Table:
     """Medians: wall seconds, with the ratio to ``plan``, and processor seconds of both sides."""
-    table = Table(title=f"seconds (processor seconds of controller + hosts), {os.cpu_count()} cores")
+    words = "seconds (processor seconds of controller + hosts), MiB on the controller"
+    table = Table(title=f"{words}, {os.cpu_count()} cores")
     table.add_column("")
     for count in counts:
         table.add_column(f"{count} hosts", justify="right")
@@ -214,7 +259,9 @@ def made_of(found: dict[tuple[str, int], list[Cost]], rows: list[str], counts: l
             ours = statistics.median(cost.wall for cost in found.get(("plan", count), costs))
             controller = statistics.median(cost.controller for cost in costs)
             hosts = statistics.median(cost.hosts for cost in costs)
-            cells += [f"{wall:.2f} ({controller:.1f} + {hosts:.1f})", f"{wall / ours:.2f}"]
+            mib = max(cost.mib for cost in costs)
+            memory = f", {mib:.0f} MiB" * bool(mib)
+            cells += [f"{wall:.2f} ({controller:.1f} + {hosts:.1f}){memory}", f"{wall / ours:.2f}"]
         table.add_row(row, *cells)
     return table
 
@@ -239,6 +286,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     found: dict[tuple[str, int], list[Cost]] = {}
     ends = (min(options.hosts), max(options.hosts))
+    rows = [row for row in options.only if row not in HUNG]
+    hung = [row for row in HUNG if row in options.only]
+
+    def note(row: str, bench: Bench) -> None:
+        cost = bench.measure(bench.runs()[row])
+        found.setdefault((row, len(bench.hosts)), []).append(cost)
+        print(f"{len(bench.hosts)} {row}: {cost}", file=sys.stderr, flush=True)
+
     with tempfile.TemporaryDirectory(prefix="oeprov-bench-") as name:
         directory = Path(name)
         layer = converged.layer(directory / "layer")
@@ -246,15 +301,17 @@ def main() -> None:
             with SshHosts(directory / f"hosts{count}", count, layer=layer) as hosts:
                 bench = Bench(directory, hosts)
                 if count == options.hosts[0]:
-                    for row in options.only:
+                    for row in rows:
                         bench.measure(bench.runs(warm_up=True)[row])
                 for repetition in range(options.repetitions):
-                    for row in options.only:
+                    for row in rows:
                         if row in SLOW and (repetition or count not in ends):
                             continue
-                        cost = bench.measure(bench.runs()[row])
-                        found.setdefault((row, count), []).append(cost)
-                        print(f"{count} {row}: {cost}", file=sys.stderr, flush=True)
+                        note(row, bench)
+                if hung:
+                    bench.hang()
+                for row in hung * options.repetitions:
+                    note(row, bench)
             _bury_hosts()
     table = made_of(found, options.only, options.hosts)
     Console().print(table)

@@ -184,9 +184,7 @@ class Change:
 
     path: Path
     limit: str | None
-    how: dict[
-        str, Any
-    ]  # state_dir, consent, as_json, check and failures, as the functions of ``converge`` take them
+    how: dict[str, Any]  # state_dir, consent, as_json and check, as the functions of ``converge`` take them
     retry_trials: bool = False
 
     def open(self) -> Inventory:
@@ -210,20 +208,15 @@ def _change(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> Change:
+    from provision.cluster.host_names import named_objects
     from provision.converge import changes
     from provision.converge.rolling import Failures
 
     if fail_fast and keep_going:
         raise OeprovError("--fail-fast and --keep-going exclude each other: give one of them")
-    agreed = changes.Consent(yes=yes, objects=consent or [])
-    failures = Failures.fail_fast if fail_fast else Failures.limited
-    how = {
-        "state_dir": state_dir,
-        "consent": agreed,
-        "as_json": as_json,
-        "check": check,
-        "failures": Failures.keep_going if keep_going else failures,
-    }
+    failures = Failures.fail_fast if fail_fast else Failures.keep_going if keep_going else Failures.limited
+    agreed = changes.Consent(yes=yes, objects=named_objects(consent or []), failures=failures)
+    how = {"state_dir": state_dir, "consent": agreed, "as_json": as_json, "check": check}
     return Change(inventory, limit, how, retry_trials)
 
 

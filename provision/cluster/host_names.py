@@ -7,7 +7,9 @@ from collections.abc import Collection, Hashable, Iterable
 from functools import cache
 from typing import TypeVar
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from provision.cluster.errors import OeprovError
 
 _FOLDABLE = re.compile(r"[A-Za-z0-9._:-]+")  # other characters are operators of NodeSet
 _Key = TypeVar("_Key", bound=Hashable)
@@ -40,6 +42,25 @@ def _fold(names: frozenset[str]) -> tuple[str, list[str]]:
         text, order = "".join(given), given
     others = sorted(names.difference(given))
     return ",".join([text] * bool(text) + others), order + others
+
+
+def named_objects(flags: Iterable[str]) -> list[str]:
+    """``HOST:OBJECT`` for each host of flags such as ``re6p-[001-096]:OBJECT``, whose hosts are folded.
+
+    OeprovError for names that cannot be read.
+    """
+    found = []
+    for flag in flags:
+        names, _, item = flag.partition(":")
+        if item and re.search(r"[\[,]", names):
+            try:
+                hosts = NodeSet(names, resolver=RESOLVER_NOGROUP)
+            except NodeSetException as error:
+                raise OeprovError(f"--consent {flag}: its hosts cannot be read: {error}") from None
+            found += [f"{host}:{item}" for host in hosts]
+        else:
+            found.append(flag)
+    return found
 
 
 def alike(pairs: Iterable[tuple[_Member, _Key]]) -> dict[_Key, list[_Member]]:

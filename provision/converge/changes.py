@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from provision.artifacts.bundle import Bundle
 from provision.cluster.errors import ConvergeError, InventoryError
+from provision.cluster.host_names import alike, fold
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import GpuSettings, KernelSettings
 from provision.cluster.state_directory import state_flag
@@ -50,10 +51,14 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Consent:
-    """What the user agreed to by flags: all harmless steps (``yes``), and objects as ``HOST:OBJECT``."""
+    """What the user agreed to by flags: all harmless steps (``yes``), and objects as ``HOST:OBJECT``.
+
+    ``failures``: what a failed host means for the others.
+    """
 
     yes: bool = False
     objects: Sequence[str] = ()
+    failures: Failures = Failures.limited
 
 
 def bootstrap(
@@ -63,7 +68,6 @@ def bootstrap(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
-    failures: Failures = Failures.limited,
     bundle: Bundle | None = None,
 ) -> int:
     """Converge every host to the inventory; 0: converged, 1: not; with ``check`` 2: changes are pending.
@@ -72,9 +76,7 @@ def bootstrap(
     """
     if bundle is not None:
         inventory = bundle.used_by(inventory, state_dir)
-    code = _Change(inventory, "bootstrap", state_dir, consent, as_json, failures=failures, bundle=bundle).run(
-        check=check
-    )
+    code = _Change(inventory, "bootstrap", state_dir, consent, as_json, bundle=bundle).run(check=check)
     if code == 0 and not check and stack.has_metrics(inventory):
         # Without this run's --limit: Prometheus scrapes the whole cluster.
         stack.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")
@@ -89,7 +91,6 @@ def pmem_mode(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
-    failures: Failures = Failures.limited,
     write_inventory: bool = False,
 ) -> int:
     """Switch the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
@@ -99,7 +100,7 @@ def pmem_mode(
     """
     inventory = replace(inventory, hosts=_hosts_with_mode(inventory, mode))
     changed = with_mode(inventory, mode, state_dir)
-    change = _Change(changed, "pmem_mode", state_dir, consent, as_json, failures=failures)
+    change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
     code = change.run(check=check)
     if code == 0 or (check and code == 2):
         return _offer_mode(inventory, mode, change, check=check, wanted=write_inventory) or code
@@ -169,12 +170,9 @@ def kernel_only(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
-    failures: Failures = Failures.limited,
 ) -> int:
     """Converge only the kernel of every host."""
-    change = _Change(
-        inventory, "bootstrap", state_dir, consent, as_json, failures=failures, roles=("kernel",)
-    )
+    change = _Change(inventory, "bootstrap", state_dir, consent, as_json, roles=("kernel",))
     return change.run(check=check)
 
 
@@ -198,7 +196,6 @@ def remove(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
-    failures: Failures = Failures.limited,
     remarks: Callable[[ClusterSurvey], list[str]],
 ) -> tuple[int, ClusterSurvey]:
     """Carry out the plans of hosts with ``removal``; returns the exit code and the last survey.
@@ -212,7 +209,6 @@ def remove(
         state_dir,
         consent,
         as_json,
-        failures=failures,
         playbook="pmem_mode",
         remarks=remarks,
     )
@@ -253,7 +249,6 @@ class _Change:
         consent: Consent,
         as_json: bool,
         *,
-        failures: Failures = Failures.limited,
         bundle: Bundle | None = None,
         playbook: str = "",
         roles: tuple[str, ...] = (),
@@ -275,7 +270,7 @@ class _Change:
         self.journal = Journal(state_dir / "journal.jsonl", self.id)
         self.done: list[dict[str, Any]] = []
         self.applied = False
-        self.failures = failures
+        self.failures = consent.failures
         self.failed: set[str] = set()  # hosts where a role failed
         self.fallen: set[str] = set()  # hosts that failed in this run, in whichever phase
         self.out: set[str] = set()  # these and hosts with problems: later rounds leave them out
@@ -294,6 +289,7 @@ class _Change:
             outcome = "ok" if found.pending else "nothing to do"
             if not found.pending:
                 self._begin(found, [])
+            log, is_stuck = None, False
             for number in range(ROUNDS):
                 if not found.pending:
                     break
@@ -307,15 +303,17 @@ class _Change:
                 if not number:
                     self._begin(found, pending)
                 ended, run_log = self._apply(found, pending, number)
+                log = run_log or log
                 outcome = ended if ended != "ok" else outcome
                 before, found = found, self._survey(quiet=True)
                 if ended == "canceled" or self.stopped or _is_same(before, found):
-                    if run_log is not None:
-                        say(self.console, f"Ansible's log: {run_log}")
+                    is_stuck = True
                     break
                 if self._changeable(found) and number + 1 < ROUNDS:
                     self.console.print("Steps that only became visible now:")
                     self._show(found)
+            if log is not None and (is_stuck or outcome == "failed"):
+                say(self.console, f"Ansible's log: {log}")
             self._report_left(found)
             if outcome == "canceled":
                 self.console.print("[yellow]![/] stopped halfway; run the command again to continue")
@@ -453,10 +451,14 @@ class _Change:
 
     def _has_consent(self, pending: list[Plan]) -> bool:
         """Whether the user agrees: by --consent to each lost object, by --yes or a prompt to the rest."""
-        doomed = [f"{plan.host}:{item}" for plan in pending for item in plan.destroys]
-        missing = [item for item in doomed if item not in self.consent.objects]
+        agreed = set(self.consent.objects)
+        doomed = ((plan.host, item) for plan in pending for item in plan.destroys)
+        missing = [(host, item) for host, item in doomed if f"{host}:{item}" not in agreed]
         if missing:
-            flags = " ".join(f"--consent {item}" for item in missing)
+            named = alike(missing)
+            flags = " ".join(
+                f"--consent {shlex.quote(f'{fold(hosts)}:{item}')}" for item, hosts in named.items()
+            )
             raise ConvergeError(f"data would be lost; to agree, add: {flags}")
         if self.consent.yes:
             return True

@@ -12,7 +12,6 @@ from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.inventory import Host, Inventory, Removal
 from provision.converge import changes, planview
 from provision.converge.changes import Consent
-from provision.converge.rolling import Failures
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
@@ -27,7 +26,6 @@ def run(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
-    failures: Failures = Failures.limited,
 ) -> int:
     """Show the plan, ask, remove, observe again, and report what is left per host; exit codes of bootstrap.
 
@@ -49,7 +47,6 @@ def run(
         consent=consent,
         as_json=as_json,
         check=check,
-        failures=failures,
         remarks=lambda seen: _missing_objects(seen, hosts),
     )
     console = Console(stderr=as_json)

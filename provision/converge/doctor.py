@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from functools import partial
 
 from rich.markup import escape
 
@@ -32,7 +33,7 @@ def examine(host: Host, cut: Cut, *, reached: bool) -> list[Finding]:
     ports = [first + number for first in firsts if first for number in range(host.server.count)]
     wanted = {"desired": desired.to_dict(), "ports": ports, "services": services}
     begun = time.time()
-    text = observe.text_of(host, payload.pack("health", wanted), cut)
+    text = observe.text_of(host, partial(payload.pack, "health", wanted), cut)
     ended = time.time()
     state, answer = observe.parse(host.name, text), observe.answer(host.name, text)
     health = Health.from_dict(answer["health"])

@@ -14,7 +14,6 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.settings import GpuSettings
 from provision.converge import changes
 from provision.converge.changes import Consent
-from provision.converge.rolling import Failures
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey, survey
@@ -27,7 +26,6 @@ def kernel(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
-    failures: Failures = Failures.limited,
 ) -> int:
     """Boot the kernel that ran before, on trial, and make it the default; exit codes of bootstrap."""
     found = _survey(inventory)
@@ -51,7 +49,6 @@ def kernel(
         consent=consent,
         as_json=as_json,
         check=check,
-        failures=failures,
     )
     if code == 0 and not as_json:
         print(f"note: set kernel_version in {inventory.path}, or the next bootstrap plans to undo this")
@@ -65,7 +62,6 @@ def pmem_mode(
     consent: Consent,
     as_json: bool = False,
     check: bool = False,
-    failures: Failures = Failures.limited,
 ) -> int:
     """Restore the earlier mode of persistent memory; exit codes of bootstrap."""
     found = _survey(inventory)
@@ -85,7 +81,6 @@ def pmem_mode(
         consent=consent,
         as_json=as_json,
         check=check,
-        failures=failures,
     )
 
 

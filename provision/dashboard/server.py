@@ -9,7 +9,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from provision.cluster.errors import OeprovError
 
@@ -36,11 +36,11 @@ _REQUEST_SECONDS = 10  # at most, to send one request
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page and ``document()``, a JSON text, below a path that starts with a secret token."""
+    """Serves the page and ``document(seen)``, a JSON text, below a path that starts with a secret token."""
 
     daemon_threads = True
 
-    def __init__(self, document: Callable[[], bytes], port: int = 0) -> None:
+    def __init__(self, document: Callable[[float | None], bytes], port: int = 0) -> None:
         self.document = document
         self.token = secrets.token_urlsafe(24)
         try:
@@ -57,6 +57,14 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         """The page's address, with the token."""
         return f"http://{ADDRESS}:{self.port}/{self.token}/"
+
+
+def _seen(query: str) -> float | None:
+    """The time of the hosts that the page has, from ``hosts=TIME``."""
+    try:
+        return float(parse_qs(query)["hosts"][0])
+    except (KeyError, ValueError):
+        return None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -79,11 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
             name = None
         if name not in _NAMES:
             return HTTPStatus.FORBIDDEN, plain, b"this page is served as 127.0.0.1 and localhost only\n"
-        token, _, rest = urlsplit(self.path).path.removeprefix("/").partition("/")
+        asked = urlsplit(self.path)
+        token, _, rest = asked.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode(), server.token.encode()):
             return HTTPStatus.NOT_FOUND, plain, b"open the address that `oeprov dashboard` printed\n"
         if rest == DATA:
-            return HTTPStatus.OK, "application/json", server.document()
+            return HTTPStatus.OK, "application/json", server.document(_seen(asked.query))
         if rest in _FILES:
             file, kind = _FILES[rest]
             return HTTPStatus.OK, kind, (_PAGE / file).read_bytes()

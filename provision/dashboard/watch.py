@@ -59,12 +59,17 @@ class Watch:
             self._wake.notify_all()
         # Not joined: a host that does not answer would delay the exit.
 
-    def document(self) -> bytes:
-        """The newest data as JSON. Each request keeps the observing going for ``IDLE_SECONDS``."""
+    def document(self, seen: float | None = None) -> bytes:
+        """The newest data as JSON, without the list of hosts if the reader has the one of the time ``seen``.
+
+        Each request keeps the observing going for ``IDLE_SECONDS``.
+        """
         with self._wake:
             self._wanted = time.monotonic()
             self._wake.notify_all()
             parts = dict(self._parts)
+        if seen is not None and parts["hosts"]["at"] == seen:
+            parts["hosts"] = {name: value for name, value in parts["hosts"].items() if name != "list"}
         head = {
             "cluster": self.inventory.cluster,
             "inventory": str(self.inventory.path),

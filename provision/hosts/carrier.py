@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 from provision.cluster.errors import HostError
@@ -60,7 +61,7 @@ def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
     if step.id == _WITHOUT_PYTHON:
         return _by_shell(host, step)
     line = remote.elevated(host, shlex.join(payload.command(host.python)))
-    given = payload.pack("carrier", {"steps": [encode_fields(step)], "run": dict(run)})
+    given = partial(payload.pack, "carrier", {"steps": [encode_fields(step)], "run": dict(run)})
     code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True)
     for text in reversed(out.splitlines()):
         if text.startswith(MARKER):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from provision.cluster.errors import HostError
@@ -31,7 +32,7 @@ def run(
     ``stop``: a request ends the connection, for errands that end without one.
     """
     command = remote.elevated(host, shlex.join(payload.command(host.python)))
-    given = payload.pack("job", {"errand": errand, "args": args})
+    given = partial(payload.pack, "job", {"errand": errand, "args": args})
     # Ctrl-C reaches every process of the terminal; it must not end the ssh that carries out the stop.
     apart = errand not in ("observe", "check_data")
     code, out, err = remote.run(

@@ -20,11 +20,12 @@ from provision.cluster.inventory import Host
 MOST_AT_ONCE = 64  # keeps a few cores busy
 MOST_SLOW = 64
 PATIENCE = 2.0  # seconds
-# When only slow hosts are left of a fleet, they are cut off after this time, or this multiple of the time
-# that nearly all others took.
+# When only slow hosts are left of a fleet, they are cut off; see ``limit``.
 FLEET = 20  # answers that say what is usual
-LEAST = 10.0  # seconds
+LEAST = 10.0  # seconds, as long as ssh waits for a connection
 MULTIPLE = 5.0
+FEWEST = 2.0
+SHARE = 0.1
 _NEARLY_ALL = 0.9
 _TICK = 0.1  # seconds; a connection that was cut off ends soon
 
@@ -126,22 +127,37 @@ def _until_slow(running: set[Future[T]], tasks: Mapping[Future[T], _Task]) -> fl
     return min(left) if left and len(running) < MOST_AT_ONCE + MOST_SLOW else None
 
 
+def limit(usual: float, all_took: float) -> float:
+    """Seconds until a host that has not answered hangs.
+
+    ``usual``: nearly all others took at most that. ``all_took``: the time for all of them. The limit is five
+    times the usual, but hosts that hang should cost a fleet a tenth of its time at most. So it is that tenth
+    if the tenth is shorter, and never less than twice the usual, nor than 10 s.
+    """
+    return max(LEAST, min(MULTIPLE * usual, max(FEWEST * usual, SHARE * all_took)))
+
+
 def _wait_for_last(running: set[Future[T]], tasks: Mapping[Future[T], _Task]) -> None:
     """Wait for the hosts that still run; in a fleet, cut off those that take far longer than the others."""
     total = len(tasks)
     while running:
-        answered = sorted(task.ended - task.begun for task in tasks.values() if task.ended)
+        others = [task for task in tasks.values() if task.ended and not task.cut.why]
+        answered = sorted(task.ended - task.begun for task in others)
         if len(answered) < max(FLEET, _NEARLY_ALL * total):
             _, running = wait(running, timeout=PATIENCE, return_when=FIRST_COMPLETED)
             continue
         usual = answered[int(_NEARLY_ALL * (len(answered) - 1))]
-        limit = max(LEAST, MULTIPLE * usual)
-        left = max(0.0, min(tasks[item].begun for item in running) + limit - time.monotonic())
+        first, last = min(task.begun for task in others), max(task.ended for task in others)
+        longest = limit(usual, last - first)
+        # While others still answer, these are slow: a busy machine makes all of them so.
+        at = max(min(tasks[item].begun for item in running) + longest, last + usual)
+        left = max(0.0, at - time.monotonic())
         _, running = wait(running, timeout=left, return_when=FIRST_COMPLETED)
-        for item in running:
-            if time.monotonic() - tasks[item].begun >= limit:
+        now = time.monotonic()
+        for item in running if now >= at else ():
+            if now - tasks[item].begun >= longest:
                 tasks[item].cut.cut(
-                    f"did not answer within {limit:.0f} s; {len(answered)} other hosts took "
+                    f"did not answer within {longest:.0f} s; {len(answered)} other hosts took "
                     f"{usual:.1f} s or little more"
                 )
         if any(tasks[item].cut.why for item in running):

@@ -10,6 +10,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from provision.cluster.errors import HostError
@@ -62,15 +64,17 @@ def answer(host: str, text: str) -> dict[str, Any]:
 
 def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be observed; in the inventory's order."""
-    # Fill the payload's cache once, before the threads need it.
-    payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict())
+    # Fill the caches of both once, before all threads do it together.
+    payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict(), payload.BYTECODE)
     return fanout.on_hosts(inventory.hosts, observe_host)
 
 
 def observe_host(host: Host, cut: Cut | None = None) -> State:
     """The state of one host; HostError says why it could not be observed and what to do."""
     try:
-        return parse(host.name, text_of(host, payload.pack("__main__", host.desired().to_dict()), cut))
+        return parse(
+            host.name, text_of(host, partial(payload.pack, "__main__", host.desired().to_dict()), cut)
+        )
     except NoPythonError as error:
         return _bare(host, error.reason, cut)
 
@@ -104,16 +108,19 @@ def bare_system(text: str) -> OsInfo:
     )
 
 
-def text_of(host: Host, given: bytes, cut: Cut | None = None) -> str:
-    """Run a payload on the host and return its output; HostError says why it failed and what to do."""
+def text_of(host: Host, given: Callable[[str], bytes], cut: Cut | None = None) -> str:
+    """Run a payload on the host and return its output; HostError says why it failed and what to do.
+
+    ``given`` packs the payload for a version of Python.
+    """
     return _here(host, given) if host.connection == "local" else _there(host, given, cut)
 
 
-def _here(host: Host, given: bytes) -> str:
+def _here(host: Host, given: Callable[[str], bytes]) -> str:
     try:
         done = subprocess.run(
             payload.command(sys.executable),
-            input=given,
+            input=given(payload.BYTECODE),
             capture_output=True,
             timeout=COMMAND_TIMEOUT,
             check=False,
@@ -126,7 +133,7 @@ def _here(host: Host, given: bytes) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def _there(host: Host, given: bytes, cut: Cut | None) -> str:
+def _there(host: Host, given: Callable[[str], bytes], cut: Cut | None) -> str:
     line = remote.elevated(host, shlex.join(payload.command(host.python)))
     code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT, cut=cut)
     old = "is Python 2" if "Unknown option: -I" in err else ""

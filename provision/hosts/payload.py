@@ -20,9 +20,11 @@ from provision.cluster import share
 from provision.cluster.inventory import DEFAULT_PYTHON
 from provision.node.ansible_python import CARRIERS
 
-# Hosts with this machine's Python version use bytecode, since compiling takes most of the time.
-_BYTECODE = f"{sys.implementation.cache_tag} {sys.version_info[3]}"
+# Hosts with this machine's Python version use bytecode, since compiling takes most of the time. The program
+# says its version first, and then gets one of both forms.
+BYTECODE = f"{sys.implementation.cache_tag} {sys.version_info[3]}"
 NO_PYTHON = "there is no Python 3"
+_OTHER = "another"
 _FORMAT = 2  # of marshal: known to every Python 3
 # The node package's imports of its own modules: `from .state import …`, `from . import (…)`.
 _IMPORT = re.compile(r"^from \.(\w*) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -30,14 +32,18 @@ _LOADER = """\
 import sys
 if sys.version_info < (3, 6):
     sys.exit("Python 3.6 or newer is needed, this is " + sys.version.split()[0])
-import gc, json, marshal, os, re, zlib
-from importlib import import_module
-from importlib.machinery import ModuleSpec
+import gc, os
 gc.disable()
-os.write(2, b"OEPROV-BEGUN\\n")
+version = "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
+os.write(2, ("OEPROV-BEGUN %s\\n" % version).encode())
+import json, marshal, re, zlib
 sent = marshal.load(sys.stdin.buffer)
 wanted = json.loads(marshal.load(sys.stdin.buffer))
-bytecode = sent["bytecode"] == "%s %s" % (sys.implementation.cache_tag, sys.version_info[3])
+bytecode = "code" in sent and sent["bytecode"] == version
+ModuleSpec = type(sys.__spec__)  # importing importlib takes a while
+def import_module(name):
+    __import__(name)
+    return sys.modules[name]
 class Later(type(sys)):
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -72,6 +78,7 @@ class Finder:
             code = compile(code, module.__name__, "exec")
         exec(code, module.__dict__)
 sys.meta_path.insert(0, Finder())
+import_module("oeprov_node.light_typing").install()
 import_module("oeprov_node." + sent["module"]).main(wanted)
 sys.stdout.flush()
 os._exit(0)  # skips the interpreter's cleanup, which takes longer
@@ -91,25 +98,37 @@ _FIRST = first(CARRIERS)
 
 
 @cache
-def _package(module: str) -> bytes:
-    """A module of the node package with its imports, as ``oeprov_node``: source text and bytecode."""
+def _package(module: str, form: str) -> bytes:
+    """A module of the node package with its imports, as ``oeprov_node``: bytecode, source text, or both."""
     there = {path.stem: path for path in share.node_package().glob("*.py")}
-    text, code, missing = {}, {}, {"__init__", module}
+    text, missing = {}, {"__init__", "light_typing", module}
     while missing:
         stem = missing.pop()
-        name = "oeprov_node" if stem == "__init__" else f"oeprov_node.{stem}"
         source = there[stem].read_bytes()
-        text[name] = source
-        # The loader uses Python's cached bytecode.
-        compiled = SourceFileLoader(name, str(there[stem])).get_code(name)
-        code[name] = zlib.compress(marshal.dumps(_without_lines(compiled)), 6)
+        text[_name(stem)] = source
         for dotted, names in _IMPORT.findall(source.decode()):
             wanted = [dotted] if dotted else re.findall(r"\w+", names)
-            missing |= {item for item in wanted if f"oeprov_node.{item}" not in text}
-    # Bytecode is unpacked per module, since a host uses some only; text is smaller in one piece.
-    packed = zlib.compress(marshal.dumps(text, _FORMAT), 6)
-    sent = {"bytecode": _BYTECODE, "text": packed, "code": code, "module": module}
+            missing |= {item for item in wanted if _name(item) not in text}
+    sent: dict[str, Any] = {"bytecode": BYTECODE, "module": module}
+    if form != _OTHER:
+        # Bytecode is unpacked per module, since a host uses some only; text is smaller in one piece.
+        sent["code"] = {name: _compiled(name, str(there[_stem(name)])) for name in text}
+    if form != BYTECODE:
+        sent["text"] = zlib.compress(marshal.dumps(text, _FORMAT), 6)
     return marshal.dumps(sent, _FORMAT)
+
+
+def _name(stem: str) -> str:
+    return "oeprov_node" if stem == "__init__" else f"oeprov_node.{stem}"
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[2] or "__init__"
+
+
+def _compiled(name: str, path: str) -> bytes:
+    """The bytecode of a module; the loader uses Python's cached one."""
+    return zlib.compress(marshal.dumps(_without_lines(SourceFileLoader(name, path).get_code(name))), 6)
 
 
 def _without_lines(code: Any) -> Any:
@@ -131,6 +150,10 @@ def command(python: str) -> list[str]:
     return [python, "-I", "-S", "-c", _LOADER]
 
 
-def pack(module: str, wanted: Mapping[str, Any]) -> bytes:
-    """The standard input of ``command``, which calls ``main(wanted)`` of that module."""
-    return _package(module) + marshal.dumps(json.dumps(wanted), _FORMAT)
+def pack(module: str, wanted: Mapping[str, Any], python: str = "") -> bytes:
+    """The standard input of ``command``, which calls ``main(wanted)`` of that module.
+
+    ``python``: the version that the program announces, which gets what it can use; empty: not known yet.
+    """
+    form = python if python in ("", BYTECODE) else _OTHER
+    return _package(module, form) + marshal.dumps(json.dumps(wanted), _FORMAT)

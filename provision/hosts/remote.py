@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +25,8 @@ from provision.hosts.stop_request import TICK, StopRequest
 
 CONNECT_TIMEOUT = 10
 MOST_OUTPUT = 64 << 20  # bytes that one command may print
-_BEGUN = "OEPROV-BEGUN\n"  # what a payload prints first, on its standard error
+_BEGUN = re.compile(rb"OEPROV-BEGUN ?(.*)\n")  # what a payload prints first, on its standard error
+_SILENT = 10.0  # seconds until a payload that announces nothing gets all its forms; its errors may be lost
 CONFIG = Path(__file__).with_name("ssh_config")
 # Runs a command ($0) with no input in a session of its own, and ends all of it when our end of the connection
 # has gone: without a terminal, sshd leaves what it started running.
@@ -53,7 +54,7 @@ def elevated(host: Host, command: str) -> str:
 def run(
     host: Host,
     command: str,
-    text: str | bytes,
+    given: str | bytes | Callable[[str], bytes],
     connect_timeout: int,
     timeout: int,
     *,
@@ -61,13 +62,15 @@ def run(
     stop: StopRequest | None = None,
     cut: Cut | None = None,
 ) -> tuple[int, str, str]:
-    """(exit status, standard output, standard error) of ``command`` with ``text`` as its standard input.
+    """(exit status, standard output, standard error) of ``command`` with ``given`` as its standard input.
 
-    ``command`` is for the login shell of the host. Times are in seconds, ``timeout`` for all of it. Raises
-    HostError when the host cannot be reached, refuses the login, or has another host key. ``apart``: Ctrl-C
-    at the terminal does not end it. ``stop``: a request ends ssh, and HostError says so. So does ``cut``.
+    ``command`` is for the login shell of the host. ``given`` may be a function, which gets the version of
+    Python that a payload announces there, or nothing if it announces none for a while. Times are in seconds,
+    ``timeout`` for all of it. Raises HostError when the host cannot be reached, refuses the login, or has
+    another host key. ``apart``: Ctrl-C at the terminal does not end it. ``stop``: a request ends ssh, and
+    HostError says so. So does ``cut``.
     """
-    given = text.encode() if isinstance(text, str) else text
+    given = given.encode() if isinstance(given, str) else given
     process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
     cut = cut or Cut()
     try:
@@ -93,7 +96,7 @@ def run(
 def _exchange(
     host: Host,
     process: subprocess.Popen[bytes],
-    given: bytes,
+    given: bytes | Callable[[str], bytes],
     timeout: float,
     stop: StopRequest | None,
     cut: Cut,
@@ -102,24 +105,34 @@ def _exchange(
     assert process.stdin is not None  # noqa: S101 - all are pipes
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
-    deadline = time.monotonic() + timeout
+    begun = time.monotonic()
+    deadline, silent = begun + timeout, begun + _SILENT
     read: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    left = memoryview(given)
+    errors = process.stderr.fileno()
+    os.set_blocking(process.stdin.fileno(), False)
     with selectors.PollSelector() as selector:
         for number in read:
             selector.register(number, selectors.EVENT_READ)
-        os.set_blocking(process.stdin.fileno(), False)
-        selector.register(process.stdin.fileno(), selectors.EVENT_WRITE)
+        left = memoryview(b"" if callable(given) else given)
+        if not callable(given):
+            selector.register(process.stdin.fileno(), selectors.EVENT_WRITE)
         while any(number in read for number in selector.get_map()):
             if stop is not None and stop.count:
                 raise HostError(host.name, "was not waited for: a stop request")
             if cut.why:  # ssh was killed; a jump host's ssh may still hold the pipe of errors
                 break
+            announced = _BEGUN.search(read[errors])
+            if callable(given) and (announced or time.monotonic() >= silent):
+                given = given(announced[1].decode("ascii", "replace") if announced else "")
+                left = memoryview(given)
+                selector.register(process.stdin.fileno(), selectors.EVENT_WRITE)
             remains = deadline - time.monotonic()
             if remains <= 0:
                 how_far = _stage(*map(bytes, read.values()))
                 raise HostError(host.name, f"did not answer within {timeout:g} s{how_far}")
-            for key, _ in selector.select(remains if stop is None else min(remains, TICK)):
+            remains = remains if stop is None else min(remains, TICK)
+            remains = min(remains, max(0.0, silent - time.monotonic())) if callable(given) else remains
+            for key, _ in selector.select(remains):
                 if key.fd in read:
                     piece = os.read(key.fd, 1 << 16)
                     read[key.fd] += piece
@@ -144,14 +157,14 @@ def _exchange(
 
 def _stage(out: bytes, err: bytes) -> str:
     """How far a host came before it hung, by what it printed."""
-    if _BEGUN.encode() in err:
+    if _BEGUN.search(err):
         return "; the login worked, and then a command hung on the host"
     return "; it printed something, but Python did not start" if out.strip() else ""
 
 
 def error_text(err: bytes) -> str:
     """What ssh and the command printed as errors."""
-    return err.decode("utf-8", "replace").replace(_BEGUN, "")
+    return _BEGUN.sub(b"", err).decode("utf-8", "replace")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Find the family of a host and its names for packages, releases and repositories."""
 
+from functools import lru_cache
 from typing import Dict, List, Optional, Tuple
 
 from . import family_alinux2, family_alinux3, family_debian, family_el7, family_el8, family_el9, family_ubuntu
@@ -79,24 +80,29 @@ def release_of(os: OsInfo) -> str:
 
 
 def _like(os: OsInfo) -> Tuple[Optional[Family], str]:
-    """The family and release that a system is treated as.
+    """The family and release that a system is treated as."""
+    return _treated(os.id, os.version, os.family)
+
+
+@lru_cache(maxsize=256)
+def _treated(name: str, version: str, lineage: str) -> Tuple[Optional[Family], str]:
+    """The family and release for ID, VERSION_ID and lineage.
 
     Each release of an rpm system has its own repositories, so an unknown one is refused. A release of Debian
     or a derivative that is newer than the tables is treated as the newest: its packages come from its own
     repositories, and few names change.
     """
-    name, version = os.id, os.version
     derived = not any(name in family.ids for family in known())
     if name in _MADE_FROM:
         made_from = _MADE_FROM[name]
         name, version = made_from.get(version.split(".")[0], made_from[""])
     elif derived:
-        name = _LIKE.get(os.family, "")
+        name = _LIKE.get(lineage, "")
     families = [family for family in known() if name in family.ids]
-    exact = [item for item in families if release(item, os._replace(version=version)) in item.releases]
-    if exact:
-        found = exact[0]
-        return found, release(found, os._replace(version=version))
+    for found in families:
+        number = _release(found, version)
+        if number in found.releases:
+            return found, number
     releases = {number: item for item in families for number in item.releases if item.lineage == "debian"}
     # The release numbers of other derivatives differ from their base's.
     if not releases or not (derived or not version or _number(version) > min(map(_number, releases))):
@@ -110,7 +116,11 @@ def _number(version: str) -> List[int]:
 
 def release(family: Family, os: OsInfo) -> str:
     """The system's own release, as its family names releases."""
-    return os.version.split(".")[0] if family.by_major else os.version
+    return _release(family, os.version)
+
+
+def _release(family: Family, version: str) -> str:
+    return version.split(".")[0] if family.by_major else version
 
 
 def is_known(os: OsInfo) -> bool:

@@ -72,13 +72,15 @@ def parse_dpkg(text: str) -> Dict[str, str]:
 
 def installed_version(status: str, name: str) -> str:
     """Version of a package in dpkg's status file; empty if it is not installed."""
-    head, at = f"\nPackage: {name}\n", -1
-    text = "\n" + status
+    head = f"Package: {name}\n"  # not behind a newline: it may be the first line, and the text is long
+    at = -1
     while True:
-        at = text.find(head, at + 1)
+        at = status.find(head, at + 1)
         if at < 0:
             return ""
-        stanza = text[at : text.find("\n\n", at) + 1 or None]
+        if at and status[at - 1] != "\n":
+            continue
+        stanza = status[at : status.find("\n\n", at) + 1 or None]
         fields = dict(re.findall(r"^(Status|Version): (.*)", stanza, re.MULTILINE))
         if fields.get("Status", "").endswith(" installed"):
             return str(fields.get("Version", ""))

@@ -5,9 +5,11 @@ Sizes are bytes unless a name says otherwise. ``State.from_dict(state.to_dict())
 
 import hashlib
 import json
-from typing import Any, Dict, List, NamedTuple, Type, TypeVar, cast
+from functools import lru_cache
+from typing import Any, Dict, List, NamedTuple, Tuple, Type, TypeVar, cast
 
 T = TypeVar("T")
+_PLAIN = (str, int, float, bool, type(None))
 
 
 class OsInfo(NamedTuple):
@@ -378,6 +380,8 @@ def encode_fields(value: Any) -> Dict[str, Any]:
 
 def encode(value: Any) -> Any:
     """Named tuples become dictionaries, at any depth."""
+    if value.__class__ in _PLAIN:  # nearly all
+        return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return encode_fields(value)
     if isinstance(value, (list, tuple)):
@@ -393,17 +397,30 @@ def decode(kind: Type[T], data: Any) -> T:
 
 
 def _decode(kind: Any, data: Any) -> Any:
-    """The inverse of ``encode`` for a NamedTuple class or a ``List`` of one; others pass as they are."""
-    if hasattr(kind, "_fields"):
-        unknown = sorted(set(data) - set(kind._fields))
-        if unknown:
-            raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}")
-        hints = kind.__annotations__
-        return kind(**{name: _decode(hints[name], value) for name, value in data.items()})
-    arguments = getattr(kind, "__args__", None)
-    if isinstance(data, list) and arguments and hasattr(arguments[0], "_fields"):
-        return [_decode(arguments[0], item) for item in data]
-    return data
+    unknown = sorted(set(data) - set(kind._fields))
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no field {', '.join(unknown)}")
+    values = dict(data)
+    for name, (inner, is_list) in _nested(kind).items():
+        value = values.get(name)
+        if isinstance(value, list) and is_list:
+            values[name] = [_decode(inner, item) for item in value]
+        elif name in values and not is_list:
+            values[name] = _decode(inner, value)
+    return kind(**values)
+
+
+@lru_cache(maxsize=256)
+def _nested(kind: Any) -> Dict[str, Tuple[Any, bool]]:
+    """The fields that are NamedTuples, or lists of them: the class, and whether it is a list."""
+    found = {}
+    for name, hint in kind.__annotations__.items():
+        arguments = getattr(hint, "__args__", None)
+        if hasattr(hint, "_fields"):
+            found[name] = (hint, False)
+        elif arguments and hasattr(arguments[0], "_fields"):
+            found[name] = (arguments[0], True)
+    return found
 
 
 def difference(before: State, after: State) -> List[str]:

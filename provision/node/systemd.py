@@ -118,9 +118,9 @@ def last_words(lines: List[str], errors_only: bool = False) -> str:
 
 def ours(system: System, job: str = "") -> List[str]:
     """Names of a job's units on this host; of all jobs if none is named."""
+    names = [name for name in system.list(DIRECTORY) if name.startswith("oeprov-")]
     middle = re.escape(job) if job else "[A-Za-z0-9][A-Za-z0-9._-]*"
-    pattern = re.compile(f"oeprov-{middle}-(server|worker)-[0-9]+[.]service")
-    return [name for name in system.list(DIRECTORY) if pattern.fullmatch(name)]
+    return [name for name in names if re.fullmatch(f"oeprov-{middle}-(server|worker)-[0-9]+[.]service", name)]
 
 
 def path(name: str) -> str:

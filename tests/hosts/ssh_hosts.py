@@ -109,6 +109,14 @@ class SshHost:
         """Let its sshd accept connections and never answer."""
         os.kill(self._sshd(), signal.SIGSTOP)
 
+    def hang_logins(self) -> None:
+        """Let each login end in a shell that never comes to its command."""
+        self.enter("sh", "-c", "echo 'exec sleep 600' >/root/.bashrc")
+
+    def hang_reading(self, path: str) -> None:
+        """Let programs that read a file wait for ever."""
+        self.enter("sh", "-c", 'rm -f "$0" && mkfifo "$0"', path)
+
     def tell(self, command: str) -> None:
         """Give the host's process one command and wait until it is done."""
         self.send(command)

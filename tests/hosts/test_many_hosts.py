@@ -19,7 +19,7 @@ from ssh_hosts import SshHost, SshHosts, why_not
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host
 from provision.converge import planning
-from provision.hosts import remote
+from provision.hosts import fanout, remote
 from provision.hosts.observe import observe
 from provision.inventory.loader import load
 from provision.node.state import State
@@ -143,6 +143,33 @@ def test_lost_hosts_are_named_with_their_reasons_and_the_others_planned(
         assert code == 1
         hosts[0].start()
         assert isinstance(see(inventory(path, hosts)), State)
+
+
+def test_hosts_that_hang_at_different_points_are_named_and_the_others_planned(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remote, "CONNECT_TIMEOUT", 5)
+    monkeypatch.setattr(fanout, "LEAST", 6.0)
+    monkeypatch.setattr(fanout, "FLEET", 10)
+    monkeypatch.setattr(fanout, "_NEARLY_ALL", 0.7)  # of 20 hosts; a fleet has more
+    with SshHosts(tmp_path / "hosts", COUNT, layer=base) as hosts:
+        hangs: list[tuple[Callable[[SshHost], None], str]] = [
+            (hosts.cut, "does not answer within 5 s"),  # connecting
+            (SshHost.freeze, "does not answer within 5 s"),  # before sshd's banner
+            (SshHost.hang_logins, "other hosts took"),
+            (lambda host: host.hang_reading("/var/lib/dpkg/status"), "a command hung on the host"),
+        ]
+        hung = [hosts[place] for place in (0, 7, 13, 19)]
+        for host, (hang, _) in zip(hung, hangs, strict=True):
+            hang(host)
+        code = planning.plan(load(inventory(tmp_path / "inventory.yml", hosts)), as_json=True)
+        said = json.loads(capsys.readouterr().out)["hosts"]
+    assert code == 1
+    assert [name for name, item in said.items() if "unreachable" in item] == [host.name for host in hung]
+    for host, (_, words) in zip(hung, hangs, strict=True):
+        assert words in said[host.name]["unreachable"]
+    assert "the login worked" in said[hung[3].name]["unreachable"]
+    assert "the login worked" not in said[hung[2].name]["unreachable"]
 
 
 def test_a_proxy_command_is_the_way_to_a_host(tmp_path: Path, pair: SshHosts) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
@@ -33,14 +33,34 @@ class _Session(paramiko.ServerInterface):
         return True
 
     def _run(self, channel: paramiko.Channel, command: str) -> None:
-        text = b""
-        while chunk := channel.recv(65536):
-            text += chunk
-        done = subprocess.run(["sh", "-c", command], input=text, capture_output=True, check=False)
-        channel.sendall(self.server.banner + done.stdout)
-        channel.sendall_stderr(done.stderr)
-        channel.send_exit_status(done.returncode)
-        channel.close()
+        with subprocess.Popen(
+            ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            channel.sendall(self.server.banner)
+            tasks = [
+                (channel.recv, process.stdin.write, process.stdin.close),
+                (process.stdout.read1, channel.sendall, lambda: None),
+                (process.stderr.read1, channel.sendall_stderr, lambda: None),
+            ]
+            threads = [threading.Thread(target=_copy, args=task, daemon=True) for task in tasks]
+            for thread in threads:
+                thread.start()
+            for thread in threads[1:]:
+                thread.join()
+            channel.send_exit_status(process.wait())
+            channel.close()
+            threads[0].join()
+
+
+def _copy(read: Callable[[int], bytes], write: Callable[[bytes], object], end: Callable[[], object]) -> None:
+    with contextlib.suppress(OSError):  # the other end may close first
+        while piece := read(65536):
+            write(piece)
+    with contextlib.suppress(OSError):
+        end()
 
 
 class SshServer:

@@ -10,7 +10,8 @@ from fake_processes import make_job
 from rich.console import Console
 
 from provision.cli import main as cli
-from provision.cluster.errors import ConvergeError, HostError
+from provision.cluster.errors import ConvergeError, HostError, OeprovError
+from provision.cluster.host_names import named_objects
 from provision.cluster.inventory import Inventory
 from provision.converge import changes, fresh
 from provision.converge.changes import Consent
@@ -167,6 +168,24 @@ def test_data_is_lost_only_with_consent_by_name(state_dir: Path, see: Any) -> No
     assert runs == []
     assert bootstrap(state_dir, consent=Consent(True, ["one:/dev/pmem0"])) == 0
     assert runs[0]["host_variables"]["one"]["oeprov_plan"]["consent"] == ["/dev/pmem0"]
+
+
+def test_the_flags_that_agree_to_many_objects_are_folded_and_can_be_given_so(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"re6p-{number:03d}" for number in range(1, 97)]
+    found = ClusterSurvey(dict.fromkeys(names, State()), {name: Plan(name, [MAKE, WIPE]) for name in names})
+    monkeypatch.setattr(changes, "survey", lambda _: found)
+    with pytest.raises(ConvergeError) as caught:
+        bootstrap(state_dir, consent=Consent(yes=True))
+    flag = "re6p-[001-096]:/dev/pmem0"
+    assert str(caught.value) == f"data would be lost; to agree, add: --consent '{flag}'"
+    assert named_objects([flag, "one:/dev/a,b"]) == [
+        *(f"{name}:/dev/pmem0" for name in names),
+        "one:/dev/a,b",
+    ]
+    with pytest.raises(OeprovError, match=r"--consent re6p-\[1:/dev/pmem0: its hosts cannot be read"):
+        named_objects(["re6p-[1:/dev/pmem0"])
 
 
 def test_what_is_seen_only_after_a_reboot_is_planned_again(

@@ -83,10 +83,9 @@ class Fleet:
             found.append(Carried(name, step, ok, "" if ok else "no space left", 1.0))
         return found
 
-    def bootstrap(self, **options: Any) -> int:
-        return changes.bootstrap(
-            self.inventory, state_dir=self.state_dir, consent=Consent(yes=True), **options
-        )
+    def bootstrap(self, failures: Failures = Failures.limited) -> int:
+        consent = Consent(yes=True, failures=failures)
+        return changes.bootstrap(self.inventory, state_dir=self.state_dir, consent=consent)
 
     @property
     def turned(self) -> set[str]:
@@ -167,6 +166,7 @@ def test_a_host_that_gets_no_python_does_not_stop_the_others(
     assert "✗ n21: no space left" in said
     assert "the change stopped" not in said
     assert "2 hosts are left" in said
+    assert said.count("Ansible's log: ansible.log") == 1  # the others converged
 
 
 def test_a_canary_that_gets_no_python_stops_the_others(

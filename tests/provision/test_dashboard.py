@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from fake_processes import make_job
 
 from provision.cli import main as cli
+from provision.cluster import share
 from provision.cluster.errors import HostError, OeprovError
 from provision.converge import fresh
 from provision.dashboard.server import Server
@@ -36,7 +38,7 @@ all:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(lambda: b'{"x": 1}') as server:
+    with Server(lambda _: b'{"x": 1}') as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -157,6 +159,42 @@ def test_hosts_and_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     text = json.dumps(found)
     for secret in (job.token_file.read_text().strip(), "carol", "192.0.2.11"):
         assert secret not in text
+
+
+def test_hosts_are_sent_again_only_when_they_were_observed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = iter(range(1000))
+    again = threading.Event()
+
+    def hosts(_: Watch) -> list[dict[str, Any]]:
+        number = next(tries)
+        assert number == 0 or again.wait(60)
+        return [{"host": f"n{place}", "try": number} for place in range(1000)]
+
+    monkeypatch.setattr(Watch, "hosts", hosts)
+    monkeypatch.setattr(Watch, "jobs", lambda _: [])
+    monkeypatch.setattr("provision.dashboard.watch.HOSTS_SECONDS", 0.01)
+    with Watch(load(share.inventory("local")), tmp_path) as watch, Server(watch.document) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+
+        def get(query: str = "") -> bytes:
+            with urllib.request.urlopen(f"{server.url}data.json{query}") as answer:  # noqa: S310
+                found: bytes = answer.read()
+                return found
+
+        first = until(get, lambda data: bool(data["hosts"]["at"]))["hosts"]
+        assert len(first["list"]) == 1000
+        small = get(f"?hosts={first['at']}")
+        assert len(small) < 1000
+        assert json.loads(small)["hosts"] == {"at": first["at"], "trouble": ""}
+        assert len(json.loads(get("?hosts=no"))["hosts"]["list"]) == 1000
+        again.set()
+        data = until(lambda: get(f"?hosts={first['at']}"), lambda data: "list" in data["hosts"])
+        assert data["hosts"]["list"][0]["try"] > 0
+        server.shutdown()
+        thread.join()
 
 
 def test_a_missing_inventory_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ def test_a_job_on_kubernetes_and_words_that_look_like_html(browser: Browser) -> 
     nothing = {"at": None, "list": [], "trouble": "the inventory is gone"}
     found = {"cluster": "k", "inventory": "i.yml", "now": 10.0, "hosts_seconds": 30.0, "hosts": nothing}
     document = json.dumps({**found, "jobs": {"at": 9.0, "list": [job], "trouble": ""}}).encode()
-    with Server(lambda: document) as server:
+    with Server(lambda _: document) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         browser.get(server.url)
@@ -246,7 +246,7 @@ def test_a_thousand_hosts_are_shown_by_pages_and_filters(browser: Browser) -> No
     jobs = {"at": 9.0, "list": [], "trouble": ""}
     found = {"cluster": "big", "inventory": "i.yml", "now": 10.0, "hosts_seconds": 30.0, "jobs": jobs}
 
-    def document() -> bytes:
+    def document(_: float | None) -> bytes:
         return json.dumps({**found, "hosts": {"at": 9.0, "list": hosts, "trouble": ""}}).encode()
 
     def names() -> list[str]:

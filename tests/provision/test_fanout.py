@@ -92,6 +92,20 @@ def test_hosts_that_hang_are_cut_off_and_say_where(tmp_path: Path, monkeypatch: 
     assert all(found[name] == "here\n" for name in found.keys() - lost.keys())
 
 
+@pytest.mark.parametrize(
+    ("usual", "all_took", "expected"),
+    [
+        (0.1, 0.3, 10.0),  # 20 quick hosts: ssh itself waits so long
+        (6.0, 90.0, 12.0),  # 1,000 hosts, 64 at a time: twice the usual, not five times
+        (6.0, 900.0, 30.0),  # 10,000: a tenth of the time would be 90 s
+        (3.0, 140.0, 14.0),  # a tenth of the time
+        (8.0, 8.5, 16.0),
+    ],
+)
+def test_how_long_a_host_may_take(usual: float, all_took: float, expected: float) -> None:
+    assert fanout.limit(usual, all_took) == expected
+
+
 def test_few_hosts_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three answers do not say what is usual."""
     monkeypatch.setattr(fanout, "LEAST", 0.0)
@@ -142,3 +156,30 @@ def test_endless_output_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     host = cluster(tmp_path, 1).hosts["n0"]
     with pytest.raises(HostError, match="n0: sent more than 1 MiB; what prints there at a login"):
         remote.run(host, "import os\nwhile True: os.write(1, b'y' * 65536)", "", 10, 600)
+
+
+def test_slow_hosts_that_answer_one_after_another_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the last ones take longer than the limit; none of them hangs."""
+    monkeypatch.setattr(fanout, "limit", lambda usual, all_took: 0.0)
+    quick = threading.Barrier(27)
+    turns = [threading.Event() for _ in range(4)]
+    turns[0].set()
+
+    def work(host: Host, cut: Cut) -> str:
+        number = int(host.name.removeprefix("n"))
+        if number < 27:
+            quick.wait(30)
+            time.sleep(0.5)  # what is usual
+            return "quick"
+        assert turns[number - 27].wait(30)
+        for _ in range(5):
+            time.sleep(0.05)
+            if cut.why:
+                raise HostError(host.name, cut.why)
+        turns[number - 26].set()
+        return "slow"
+
+    found = fanout.on_hosts(cluster(tmp_path, 30).hosts, work)
+    assert list(found.values()) == ["quick"] * 27 + ["slow"] * 3

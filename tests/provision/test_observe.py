@@ -8,14 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
 from other_pythons import find_python
 from ssh_server import SshServer, serving
 
-from provision.cluster import share
+from provision.cluster import own_sources, share
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import fanout, payload, remote
@@ -30,6 +32,7 @@ from provision.node.state import OsInfo, State, difference
 
 PYTHON_2_7 = find_python("2.7")
 PYTHON_3_6 = find_python("3.6")
+TAG = payload.BYTECODE
 
 
 @pytest.fixture(autouse=True)
@@ -114,21 +117,63 @@ def test_the_payload_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bytecode_and_text_give_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = {"host": "h", "kind": "cpu"}
-    bytecode = observing.parse("h", carried_to(sys.executable, wanted))
-    monkeypatch.setattr(payload, "_BYTECODE", "of another Python")
-    payload._package.cache_clear()
-    try:
-        text = observing.parse("h", carried_to(sys.executable, wanted))
-    finally:
-        payload._package.cache_clear()
-    assert difference(bytecode, text) == []
+def test_each_form_of_the_payload_gives_the_same_state() -> None:
+    wanted: dict[str, object] = {"host": "h", "kind": "cpu"}
+    forms = ("", payload.BYTECODE, "of another Python")
+    both, *others = [
+        observing.parse("h", carried_to(sys.executable, wanted, announced=form)) for form in forms
+    ]
+    for other in others:
+        assert difference(both, other) == []
 
 
-def carried_to(python: str, wanted: dict[str, object], env: dict[str, str] | None = None) -> str:
+def test_what_all_hosts_get_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 threads that begin together would each digest the sources and compress the package."""
+    made: list[object] = []
+    digest_of, compiled = own_sources.digest_of, payload._compiled
+
+    def digest(*arguments: Any) -> str:
+        made.append("digest")
+        return digest_of(*arguments)
+
+    def compile_one(name: str, path: str) -> bytes:
+        made.append(name)
+        return compiled(name, path)
+
+    monkeypatch.setattr(own_sources, "digest_of", digest)
+    monkeypatch.setattr(payload, "_compiled", compile_one)
+    monkeypatch.setattr(payload, "_package", cache(payload._package.__wrapped__))
+    monkeypatch.setattr(own_sources, "digest", cache(own_sources.digest.__wrapped__))
+    monkeypatch.setattr(remote, "run", lambda host, line, given, *_, **__: (0, str(len(given(TAG))), ""))
+    hosts = "\n".join(f"    {name}: {{oeprov_kind: cpu}}" for name in ("a", *map("n{}".format, range(50))))
+    assert len(observing.observe(inventory(tmp_path, hosts))) == 51
+    assert made.count("digest") == 1
+    assert len(made) == len(set(made))
+
+
+def test_a_python_gets_the_form_that_it_can_use() -> None:
+    whole, bytecode, text = (len(payload.pack("__main__", {}, of)) for of in ("", payload.BYTECODE, "3"))
+    assert bytecode < 0.7 * whole
+    assert text < 0.4 * whole
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.9", "3.12", "3.13"])
+def test_other_pythons_are_observed_and_get_text_over_ssh(
+    tmp_path: Path, server: SshServer, version: str
+) -> None:
+    if not (python := find_python(version)):
+        pytest.skip(f"no Python {version} here")
+    there = host(server, f", ansible_python_interpreter: {python}")
+    state = observing.observe(inventory(tmp_path, there))["a"]
+    assert isinstance(state, State)
+    assert state.os.python.startswith(f"{version}.")
+
+
+def carried_to(
+    python: str, wanted: dict[str, object], env: dict[str, str] | None = None, announced: str = ""
+) -> str:
     """What the payload prints under that interpreter."""
-    given = payload.pack("__main__", wanted)
+    given = payload.pack("__main__", wanted, announced)
     done = subprocess.run(payload.command(python), input=given, capture_output=True, env=env, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()

@@ -1,5 +1,5 @@
 "use strict";
-// Asks for data.json every second and changes what differs; all text goes in as text, never as HTML.
+// Asks for data.json every second and changes what differs; hosts come only when they were observed again. All text goes in as text, never as HTML.
 
 const PERIOD = 1000; // milliseconds between requests
 const STALE = 2; // failed requests after which the page says so
@@ -11,6 +11,7 @@ const MOST_NEWS = 5; // changes that screen readers are told at once
 
 let failures = 0;
 let last = null; // what was shown of the hosts
+let seen = { at: null, list: [] }; // the hosts as they came last
 let first = 0; // the number of the first host in the table
 const states = new Map(); // what screen readers were told of
 
@@ -346,9 +347,11 @@ function warn(text) {
 
 async function refresh() {
   try {
-    const answer = await fetch("data.json", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+    const answer = await fetch(known(seen.at) ? `data.json?hosts=${seen.at}` : "data.json", { cache: "no-store", signal: AbortSignal.timeout(10000) });
     if (!answer.ok) throw new Error(`the answer was ${answer.status}`);
     const data = await answer.json();
+    if (data.hosts.list) seen = data.hosts;
+    else data.hosts.list = seen.list;
     failures = 0;
     warn("");
     const running = data.jobs.list.filter((job) => ACTIVE.includes(job.state)).map((job) => job.job);

@@ -1,6 +1,7 @@
 """Which family a system is of, from the os-release of each, and that the families' tables are whole."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,15 @@ def test_a_derivative_is_treated_as_its_parent_distribution(
         assert (f"it is treated as {expected}" in said) == bool(expected)
 
 
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    """Families that a test replaces are not remembered from another one, nor for it."""
+    families._treated.cache_clear()
+    yield
+    families._treated.cache_clear()
+
+
+@pytest.mark.usefixtures("_forgotten")
 def test_the_order_of_the_families_means_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = families.known()
     systems_ = [derivative(tmp_path, system) for system in [*DERIVATIVES, ("new", "10", "rhel")]]
@@ -156,6 +166,7 @@ def test_the_order_of_the_families_means_nothing(tmp_path: Path, monkeypatch: py
     another = found[0]._replace(name="EL 11", ids=["rhel"], releases=["11"])
     for order in (found[::-1], [*found, another], [another, *found]):
         monkeypatch.setattr(families, "known", lambda order=order: order)
+        families._treated.cache_clear()
         assert [families.treated_as(os) for os in systems_] == before
 
 
@@ -188,6 +199,7 @@ def test_systems_that_cannot_be_named(text: str, piece: str) -> None:
     assert piece in str(caught.value)
 
 
+@pytest.mark.usefixtures("_forgotten")
 def test_names_of_systems_are_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert systems.parse("Debian-12") == systems.parse("debian-12-x86_64")
     assert systems.parse("ROCKY-8.10-aarch64").architecture == "aarch64"
