@@ -9,7 +9,7 @@ import os
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,6 +45,9 @@ from provision.cluster.errors import Interrupted, OeprovError
 from provision.inventory import vault
 from provision.node.command import CommandError
 
+if TYPE_CHECKING:  # slow to import
+    from provision.artifacts.bundle import Bundle
+
 app = typer.Typer(
     name="oeprov",
     no_args_is_help=True,
@@ -68,6 +71,18 @@ def _version(value: bool) -> None:
     if value:
         typer.echo(f"oeprov {__version__}")
         raise typer.Exit
+
+
+BundleDirectory = Annotated[
+    Path | None,
+    typer.Option("--bundle", metavar="DIR", help="Take all packages from this bundle (oeprov bundle)."),
+]
+
+
+def _opened(bundle: Path | None) -> Bundle | None:
+    from provision.artifacts.bundle import Bundle
+
+    return None if bundle is None else Bundle(bundle)
 
 
 @app.callback()
@@ -143,6 +158,7 @@ def adopt(
             help="Accept and record only host keys of this file, which has the format of known_hosts.",
         ),
     ] = None,
+    bundle: BundleDirectory = None,
     yes: Yes = False,
     check: Check = False,
     as_json: Json = False,
@@ -159,7 +175,15 @@ def adopt(
 
     trust = adoption.Trust(accept_new, known_hosts)
     found = open_inventory(inventory, limit, state_dir)
-    return adoption.adopt(found, state_dir=state_dir, trust=trust, yes=yes, check=check, as_json=as_json)
+    return adoption.adopt(
+        found,
+        state_dir=state_dir,
+        trust=trust,
+        bundle=_opened(bundle),
+        yes=yes,
+        check=check,
+        as_json=as_json,
+    )
 
 
 @app.command(
@@ -169,10 +193,7 @@ def adopt(
 @changes_hosts
 def bootstrap(
     change: Change,
-    bundle: Annotated[
-        Path | None,
-        typer.Option("--bundle", metavar="DIR", help="Take all packages from this bundle (oeprov bundle)."),
-    ] = None,
+    bundle: BundleDirectory = None,
 ) -> int:
     """Set up every host as the inventory says: kernel, packages, memory, runtime.
 
@@ -184,12 +205,7 @@ def bootstrap(
     from provision.converge import changes
 
     found = change.open()
-    opened = None
-    if bundle is not None:
-        from provision.artifacts.bundle import Bundle
-
-        opened = Bundle(bundle)
-    return changes.bootstrap(found, bundle=opened, **change.how)
+    return changes.bootstrap(found, bundle=_opened(bundle), **change.how)
 
 
 @app.command(

@@ -50,9 +50,9 @@ class Removal:
 
 @dataclass(frozen=True)
 class FirstLogin:
-    """What the inventory gives ``oeprov adopt``, and no other command, to log in and to become root with.
+    """What the inventory gives ``oeprov adopt`` to log in and to become root with; empty if it gives nothing.
 
-    Passwords are empty if it gives none.
+    Other commands use only ``password``, and only for a host with ``oeprov_connection: password``.
     """
 
     password: str = field(default="", repr=False)
@@ -64,7 +64,8 @@ class FirstLogin:
 class Host:
     """One host with its checked settings; ``connection`` is ``local`` or ``ssh``.
 
-    ``ssh_arguments`` holds all options that ``ssh`` is given for it.
+    ``ssh_arguments`` holds all options that ``ssh`` is given for it; it logs in by ``login``: ``key`` or
+    ``password``.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Host:
     removal: Removal | None = None
     retry_trials: bool = False  # of this command only
     first_login: FirstLogin = FirstLogin()
+    login: str = "key"
 
     @property
     def platform(self) -> Platform:

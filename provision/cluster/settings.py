@@ -41,6 +41,11 @@ class OeprovSettings(Settings):
         pattern=r"^[A-Za-z0-9._-]*$",
         description="Name of the cluster, the same for all hosts. Unset: the inventory's file name.",
     )
+    connection: Literal["key", "password"] = Field(
+        default="key",
+        description="How SSH logs in to the host. password: by ansible_password or OEPROV_PASSWORD each "
+        "time, which is slower, for hosts that take no keys.",
+    )
 
 
 class RolloutSettings(Settings):

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -25,23 +24,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from provision.artifacts.bundle import Bundle
 from provision.cluster.errors import ConvergeError, HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import Host, Inventory
 from provision.converge import adoption_plan, planview
 from provision.converge.changes import confirm
-from provision.hosts import carrier, first_login, host_keys, password_login
+from provision.hosts import carrier, fanout, first_login, host_keys, password_login, passwords, remote
 from provision.hosts.first_login import Facts, KeySession, Session
 from provision.hosts.host_keys import Route
 from provision.hosts.journal import Journal, cluster_lock
-from provision.hosts.passwords import Password, Passwords
+from provision.hosts.passwords import Password, PasswordRefused
 from provision.jobs.screen import say
 from provision.node.ansible_python import CARRIED
+from provision.node.state import State
 from provision.node.step import Plan, Step
 
 if TYPE_CHECKING:  # slow to import
     import paramiko
 
-_MOST_AT_ONCE = 32
+_TRIES = 3  # of a password that is typed
 _RECORDING = threading.Lock()  # one host key after the other
 _Result = TypeVar("_Result")
 
@@ -62,7 +63,8 @@ class _Way:
     new_key: paramiko.PKey | None = None  # its host key, if known_hosts lacks it
     route: Route | None = None
     refused: LoginRefused | None = None  # our keys
-    login: Password | None = None  # set: by password
+    login: Password | None = None  # set: by password, with Paramiko
+    standing: Password | None = None  # set: by password for good, with OpenSSH
     become: Password | None = None
     public_key: str = ""
     facts: Facts | None = None
@@ -85,16 +87,20 @@ def adopt(
     *,
     state_dir: Path,
     trust: Trust,
+    bundle: Bundle | None = None,
     yes: bool = False,
     check: bool = False,
     as_json: bool = False,
 ) -> int:
     """Set up logins by key and sudo without a password.
 
-    Returns 0 if all hosts have them now, 1 if not; with ``check`` 2 if steps are pending.
+    With a bundle, packages come from there. Returns 0 if all hosts have them now, 1 if not; with ``check`` 2
+    if steps are pending.
     """
+    if bundle is not None:
+        inventory = bundle.used_by(inventory, state_dir)
     with tempfile.TemporaryDirectory(prefix="oeprov-") as scratch:
-        run = _Adoption(inventory, state_dir, trust, yes, as_json, Path(scratch))
+        run = _Adoption(inventory, state_dir, trust, bundle, yes, as_json, Path(scratch))
         if check:
             return run.run(check=True)
         with cluster_lock(state_dir, inventory.cluster):
@@ -117,16 +123,24 @@ class _Adoption:
     """One run of ``oeprov adopt``."""
 
     def __init__(
-        self, inventory: Inventory, state_dir: Path, trust: Trust, yes: bool, as_json: bool, scratch: Path
+        self,
+        inventory: Inventory,
+        state_dir: Path,
+        trust: Trust,
+        bundle: Bundle | None,
+        yes: bool,
+        as_json: bool,
+        scratch: Path,
     ) -> None:
         self.inventory = inventory
         self.state_dir = state_dir
         self.trust = trust
+        self.bundle = bundle
         self.yes = yes
         self.as_json = as_json
         self.scratch = scratch  # for host keys that are not recorded yet
         self.console = Console(stderr=as_json)
-        self.passwords = Passwords()
+        self.passwords = passwords.SHARED
         self.journal = Journal(state_dir / "journal.jsonl", f"adopt-{datetime.now():%Y%m%d-%H%M%S}")
         self.lost: dict[str, HostError] = {}
         self.done: list[dict[str, Any]] = []
@@ -158,6 +172,9 @@ class _Adoption:
     def _see(self, hosts: list[Host]) -> dict[str, _Way]:
         """Log in to each host and observe it; hosts that failed are in ``lost``."""
         ways = {host.name: _Way(host) for host in hosts}
+        for way in ways.values():
+            if way.host.login == "password":
+                way.standing = self._ask(partial(self.passwords.login, way.host, remote.user(way.host)))
         unknown = self._try_keys(ways)
         if unknown:
             self._look_up_keys(unknown)
@@ -166,18 +183,32 @@ class _Adoption:
         asked = {name: way for name, way in self._left(ways).items() if way.refused}
         self._on_all(asked, self._prepare_login)
         asked = self._left(asked)
-        for way in asked.values():
-            assert way.route is not None  # noqa: S101 - _prepare_login has set it
-            way.login = self._ask(partial(self.passwords.login, way.host, way.route.user))
-        self._on_all(asked, self._observe_by_password)
+        self._log_in(asked)
         seen = {name: way.facts for name, way in self._left(ways).items() if way.facts is not None}
         self._refuse(adoption_plan.twins(seen, _own_identity()))
         weak = {name: way for name, way in self._left(ways).items() if way.facts and not way.facts.has_root}
         for way in weak.values():
             user = way.facts.user if way.facts else ""
-            way.become = self._ask(partial(self.passwords.become, way.host, user, way.login))
+            login = way.login or way.standing
+            way.become = self._ask(partial(self.passwords.become, way.host, user, login))
         self._on_all(weak, self._check_root)
         return self._left(ways)
+
+    def _log_in(self, ways: Mapping[str, _Way]) -> None:
+        """Observe hosts by password; one that was typed is asked for again if the first host refused it."""
+        for number in range(_TRIES):
+            for way in ways.values():
+                assert way.route is not None  # noqa: S101 - _prepare_login has set it
+                way.login = self._ask(partial(self.passwords.login, way.host, way.route.user))
+            self._on_all(ways, self._observe_by_password)
+            ways = {name: way for name, way in ways.items() if way.login and way.login.is_mistyped}
+            if not ways or number + 1 == _TRIES:
+                return
+            for name, way in ways.items():
+                error = self.lost.pop(name)
+                if isinstance(error, PasswordRefused):
+                    say(self.console, f"[red]✗[/] {escape(str(error))}")
+                self.passwords.forget(way.login)
 
     def _left(self, ways: Mapping[str, _Way]) -> dict[str, _Way]:
         return {name: way for name, way in ways.items() if name not in self.lost}
@@ -191,6 +222,8 @@ class _Adoption:
             try:
                 way.facts = first_login.observe(way.host, KeySession(way.ssh_host))
             except LoginRefused as error:
+                if "publickey" not in error.methods and error.takes_passwords:
+                    raise
                 if not error.takes_passwords:
                     where = f"{way.host.address} port {way.host.port}"
                     raise HostError(
@@ -308,13 +341,17 @@ class _Adoption:
     def _plan(self, way: _Way) -> Plan:
         assert way.facts is not None  # noqa: S101 - it was seen
         record_in = way.route.record_in if way.route is not None and way.new_key is not None else None
-        return adoption_plan.plan(
+        found = adoption_plan.plan(
             way.host,
             way.facts,
             host_key=host_keys.fingerprint(way.new_key) if way.new_key is not None else "",
             record_in=str(record_in or ""),
             public_key=way.public_key,
         )
+        if self.bundle is not None and any(step.role == CARRIED for step in found.steps):
+            lacks = self.bundle.lacks(way.facts.os)
+            found.problems.extend([lacks] if lacks else [])
+        return found
 
     def _has_consent(self) -> bool:
         if self.yes:
@@ -383,7 +420,11 @@ class _Adoption:
             for name, plan in plans.items()
             if name not in self.lost
         }
-        hosts = {name: ways[name].final_host for name in left}
+        hosts = {name: ways[name].final_host for name, steps in left.items() if steps}
+        states = {name: State(os=facts.os) for name in hosts if (facts := ways[name].facts) is not None}
+        for error in self.bundle.send_all(hosts, states) if self.bundle is not None and hosts else ():
+            self.lost[error.host] = error
+            left.pop(error.host)
         where = f"{platform.node()} (pid {os.getpid()})"
         owner = f"{platform.node()}:{self.state_dir.absolute()}:{self.inventory.cluster}"
         run = {"id": self.journal.run, "owner": owner, "where": where}
@@ -443,16 +484,9 @@ class _Adoption:
 
     def _on_all(self, ways: Mapping[str, _Way], do: Callable[[_Way], None]) -> None:
         """Call ``do`` for all hosts at once; those that fail are lost."""
-
-        def one(way: _Way) -> None:
-            try:
-                do(way)
-            except HostError as error:
-                self.lost[way.host.name] = error
-
-        if ways:
-            with ThreadPoolExecutor(max_workers=min(len(ways), _MOST_AT_ONCE)) as pool:
-                list(pool.map(one, ways.values()))
+        hosts = {name: way.host for name, way in ways.items()}
+        found = fanout.on_hosts(hosts, lambda host, _: do(ways[host.name]), cut_off=False)
+        self.lost.update({name: said for name, said in found.items() if isinstance(said, HostError)})
 
     def _refuse(self, refused: Mapping[str, str]) -> None:
         for name, why in refused.items():

@@ -71,6 +71,8 @@ def plan(host: Host, facts: Facts, *, host_key: str, record_in: str, public_key:
         )
     if facts.uid != 0 and not host.become:
         notes.append(f"set ansible_become: true: {facts.user} is not root, and other commands need root")
+    if host.login == "password":
+        notes.append("oeprov_connection: password: every command logs in with the password, which is slower")
     problems = _problems(facts, steps)
     if facts.uid == 0 or host.become:
         python = python_part(host, facts)

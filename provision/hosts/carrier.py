@@ -6,13 +6,13 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host
-from provision.hosts import payload, remote
+from provision.hosts import fanout, payload, remote
+from provision.hosts.fanout import Cut
 from provision.node import packages, repositories
 from provision.node.carrier import MARKER
 from provision.node.command import Result
@@ -20,7 +20,6 @@ from provision.node.state import encode_fields
 from provision.node.step import Step
 
 _TIMEOUT = 3600
-_MOST_AT_ONCE = 64
 _FAILED = "OEPROV-FAILED"  # before the number of the command
 _WITHOUT_PYTHON = "first-python"
 
@@ -42,27 +41,32 @@ def carry_out(
     on_start: Callable[[str, Step], None],
 ) -> list[Carried]:
     """Carry out one step on each of these hosts, all at once; in the order of ``steps``."""
+    ended: dict[str, float] = {}
 
-    def one(name: str) -> Carried:
-        step, begun = steps[name], time.monotonic()
+    def one(host: Host, cut: Cut) -> str:
         try:
-            message, ok = _on(hosts[name], step, run), True
-        except HostError as error:
-            message, ok = error.reason, False
-        return Carried(name, step, ok, message, time.monotonic() - begun)
+            return _on(host, steps[host.name], run, cut)
+        finally:
+            ended[host.name] = time.monotonic()
 
     for name, step in steps.items():
         on_start(name, step)
-    with ThreadPoolExecutor(max_workers=max(1, min(len(steps), _MOST_AT_ONCE))) as pool:
-        return list(pool.map(one, steps))
+    begun = time.monotonic()
+    found = fanout.on_hosts({name: hosts[name] for name in steps}, one, cut_off=False)
+    return [
+        Carried(name, steps[name], False, said.reason, ended[name] - begun)
+        if isinstance(said, HostError)
+        else Carried(name, steps[name], True, said, ended[name] - begun)
+        for name, said in found.items()
+    ]
 
 
-def _on(host: Host, step: Step, run: Mapping[str, Any]) -> str:
+def _on(host: Host, step: Step, run: Mapping[str, Any], cut: Cut) -> str:
     if step.id == _WITHOUT_PYTHON:
-        return _by_shell(host, step)
+        return _by_shell(host, step, cut)
     line = remote.elevated(host, shlex.join(payload.command(host.python)))
     given = partial(payload.pack, "carrier", {"steps": [encode_fields(step)], "run": dict(run)})
-    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True)
+    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True, cut=cut)
     for text in reversed(out.splitlines()):
         if text.startswith(MARKER):
             answer = json.loads(text[len(MARKER) :])
@@ -87,7 +91,16 @@ def _refresh(line: str) -> str:
     )
 
 
-def _by_shell(host: Host, step: Step) -> str:
+def _until_unlocked(line: str, failed: str) -> str:
+    """Shell that runs a command again while dnf or yum is locked by another."""
+    return (
+        f"n=0; until {line}; do code=$?; n=$((n + 1)); "
+        f"[ $code = {packages.LOCKED} ] && [ $n -lt {packages.UPDATE_TRIES} ] || {failed}; "
+        f"sleep {packages.UPDATE_PAUSE:.0f}; done"
+    )
+
+
+def _by_shell(host: Host, step: Step, cut: Cut) -> str:
     """Run the commands of a step without Python; files among them are written first."""
     commands: list[list[str]] = step.args["commands"]
     lines = ["set -e", "export DEBIAN_FRONTEND=noninteractive LC_ALL=C"]
@@ -100,20 +113,21 @@ def _by_shell(host: Host, step: Step) -> str:
                 f"umask 077; printf %s {shlex.quote(argv[2])} >{place}; chmod {use.mode:o} {place}; umask 022"
             )
         else:
-            line = f"{shlex.join(argv)} </dev/null"
-            failed = f"{{ code=$?; echo {_FAILED} {number} >&2; exit $code; }}"
-            lines.append(_refresh(line) if argv[-1] == "update" else f"{line} || {failed}")
+            line = f"{shlex.join(packages.impatient(argv))} </dev/null"
+            failed = f"{{ echo {_FAILED} {number} >&2; exit $code; }}"
+            lines.append(_refresh(line) if argv[-1] == "update" else _until_unlocked(line, failed))
     lines.append("command -v python3 >/dev/null || { echo 'there is still no python3' >&2; exit 1; }")
     # On standard input: an address may have a password, and arguments can be read by others.
     text = "\n".join(lines) + "\n"
     code, out, err = remote.run(
-        host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True
+        host, remote.elevated(host, "sh -s"), text, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True, cut=cut
     )
     if code:
         err, _, which = err.partition(_FAILED)
         which = which.strip()
         result = Result(commands[int(which) if which.isdigit() else -1], code, out, err)
-        why = repositories.signature_problem(err + "\n" + out, use)
+        said = err + "\n" + out
+        why = repositories.signature_problem(said, use) or packages.lock_problem(result.argv, said)
         raise HostError(
             host.name, why or result._replace(out="", err=packages.first_errors(result)).explain()
         )

@@ -67,13 +67,14 @@ install_sudoers() {
             fail "/etc/sudoers does not read /etc/sudoers.d: add the line @includedir /etc/sudoers.d"
     fi
     [ -d /etc/sudoers.d ] || mkdir -m 750 /etc/sudoers.d || exit 1
-    # sudo skips names with a dot.
-    (umask 226 && printf '%s' "$2" >"/etc/sudoers.d/$1.new") || exit 1
-    if command -v visudo >/dev/null 2>&1 && ! said=$(visudo -c -f "/etc/sudoers.d/$1.new" 2>&1); then
-        rm -f "/etc/sudoers.d/$1.new"
+    # sudo skips names with a dot. Another controller may write one at the same time.
+    new=/etc/sudoers.d/$1.new.$$
+    (umask 226 && printf '%s' "$2" >"$new") || exit 1
+    if command -v visudo >/dev/null 2>&1 && ! said=$(visudo -c -f "$new" 2>&1); then
+        rm -f "$new"
         fail "visudo refuses the line: $(printf %s "$said" | head -n 1)"
     fi
-    mv -f "/etc/sudoers.d/$1.new" "/etc/sudoers.d/$1" || exit 1
+    mv -f "$new" "/etc/sudoers.d/$1" || exit 1
 }
 
 # Install the package sudo; as root. $1: the package manager, $2: seconds to wait for others' locks.

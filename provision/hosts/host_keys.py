@@ -47,11 +47,7 @@ class Route:
 
 def find_route(host: Host) -> Route:
     """The route to a host; HostError where ssh does not take its options."""
-    line = ["ssh", "-G", "-F", str(remote.CONFIG), *host.ssh_arguments, "--", host.address]
-    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        raise remote.failure(host, done.stderr, remote.CONNECT_TIMEOUT)
-    return parse_route(host.name, done.stdout)
+    return parse_route(host.name, remote.settings(host))
 
 
 def parse_route(name: str, text: str) -> Route:

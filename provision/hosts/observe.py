@@ -31,6 +31,8 @@ SYSTEM_PROBE = (
     f"for name in {' '.join(sorted({name for item in families.known() for name in item.managers}))}; do "
     'command -v "$name" >/dev/null 2>&1 && echo "OEPROV_MANAGER_$(echo $name | tr - _)=yes"; done; '
     'echo "OEPROV_MACHINE=$(uname -m)"; echo "OEPROV_USER=$(id -u)"; '
+    "for path in /usr/local/bin/python3 /usr/bin/python3; do "
+    '[ ! -L "$path" ] || [ -e "$path" ] || echo "OEPROV_BROKEN=\'$path -> $(readlink "$path")\'"; done; '
     "grep -shE '^(mirrorlist|baseurl)' /etc/yum.repos.d/*.repo; exit 0"
 )
 
@@ -66,7 +68,20 @@ def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be observed; in the inventory's order."""
     # Fill the caches of both once, before all threads do it together.
     payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict(), payload.BYTECODE)
-    return fanout.on_hosts(inventory.hosts, observe_host)
+    return _without_twins(inventory, fanout.on_hosts(inventory.hosts, observe_host))
+
+
+def _without_twins(inventory: Inventory, found: dict[str, State | HostError]) -> dict[str, State | HostError]:
+    """The states, with an error for a host that is another name of one before it."""
+    seen: dict[tuple[str, str], str] = {}
+    for name, state in found.items():
+        if isinstance(state, HostError) or not state.boot_id or inventory.hosts[name].connection != "ssh":
+            continue
+        other = seen.setdefault((state.boot_id, state.hostname), name)
+        if other != name:
+            why = f"is the same machine as {other} ({state.hostname}, boot {state.boot_id[:8]})"
+            found[name] = HostError(name, f"{why}: give it one name and put that in all its groups")
+    return found
 
 
 def observe_host(host: Host, cut: Cut | None = None) -> State:
@@ -85,6 +100,9 @@ def _bare(host: Host, why: str, cut: Cut | None) -> State:
     code, out, err = remote.run(host, line, "", remote.CONNECT_TIMEOUT, COMMAND_TIMEOUT, cut=cut)
     if code:
         raise HostError(host.name, f"cannot be observed: {remote.last_line(err) or f'exit status {code}'}")
+    broken = parse_os_release(out).get("OEPROV_BROKEN", "")
+    if broken:
+        raise HostError(host.name, f"a Python there is a broken link ({broken}): remove or repair it")
     return State(os=bare_system(out), bare=why)
 
 

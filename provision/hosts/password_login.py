@@ -21,7 +21,7 @@ from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host
 from provision.hosts import remote
 from provision.hosts.host_keys import Route
-from provision.hosts.passwords import Password, PasswordRefused
+from provision.hosts.passwords import Password, refused
 
 _AUTHENTICATION_TIMEOUT = 20  # seconds; after a wrong password hosts wait on purpose
 _RSA = ["rsa-sha2-512", "rsa-sha2-256"]  # how hosts prove keys of type ssh-rsa
@@ -103,12 +103,7 @@ class Connection:
         except paramiko.AuthenticationException as error:
             if "timeout" in str(error).lower():
                 raise HostError(name, f"{where} did not answer to the password in time; try again") from None
-            hint = ""
-            if user == "root":
-                hint = ", or its sshd takes no passwords from root (PermitRootLogin): log in as another user"
-            raise PasswordRefused(
-                name, f"{where} refused the password of {user}: it is wrong{hint}; nothing was changed there"
-            ) from None
+            raise refused(self.host, where, user) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(name, f"the connection to {where} broke during the login: {error}") from None
         if left:

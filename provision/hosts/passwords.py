@@ -1,8 +1,7 @@
-"""The passwords that ``oeprov adopt`` logs in and becomes root with: their sources and their tries.
+"""The passwords of hosts: their sources and their tries.
 
 A wrong password counts towards a lock-out, and with central accounts all hosts count towards the same one. So
-each password is tried once per host, one host after the other, and not on further hosts once one host refused
-it.
+each password is tried on one host first, and on no other one until a host has taken it; on each host once.
 """
 
 from __future__ import annotations
@@ -19,11 +18,22 @@ from provision.cluster.errors import ConvergeError, HostError
 from provision.cluster.inventory import Host
 
 LOGIN, BECOME = "OEPROV_PASSWORD", "OEPROV_BECOME_PASSWORD"
+PROMPT = "the prompt"
 _Result = TypeVar("_Result")
 
 
 class PasswordRefused(HostError):
     """A host refused a password."""
+
+
+def refused(host: Host, where: str, user: str) -> PasswordRefused:
+    """The error for a wrong password of a login."""
+    hint = ""
+    if user == "root":
+        hint = ", or its sshd takes no passwords from root (PermitRootLogin): log in as another user"
+    return PasswordRefused(
+        host.name, f"{where} refused the password of {user}: it is wrong{hint}; nothing was changed there"
+    )
 
 
 @dataclass
@@ -34,23 +44,41 @@ class Password:
     user: str
     value: str = field(repr=False)
     refused_by: str = ""
+    is_proven: bool = False  # a host took it
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
+    @property
+    def is_mistyped(self) -> bool:
+        """It was asked for, and no host has taken it."""
+        return self.source == PROMPT and bool(self.refused_by) and not self.is_proven
+
     def attempt(self, host: Host, use: Callable[[str], _Result]) -> _Result:
-        """The result of ``use(value)``; HostError where another host has refused this password."""
+        """The result of ``use(value)``; HostError where another host has refused this password first."""
         with self._lock:
-            if self.refused_by:
-                raise HostError(
-                    host.name,
-                    f"was not asked: {self.refused_by} refused the password of {self.user} from "
-                    f"{self.source}, and another try could lock the account; correct it and run the command "
-                    "again",
-                )
-            try:
-                return use(self.value)
-            except PasswordRefused:
-                self.refused_by = host.name
-                raise
+            if not self.is_proven:
+                return self._first_attempt(host, use)
+        return use(self.value)
+
+    def prove(self, host: Host, use: Callable[[str], object]) -> None:
+        """Try it with ``use`` if no host has taken it yet; HostError as of ``attempt``."""
+        with self._lock:
+            if not self.is_proven:
+                self._first_attempt(host, use)
+
+    def _first_attempt(self, host: Host, use: Callable[[str], _Result]) -> _Result:
+        if self.refused_by:
+            raise HostError(
+                host.name,
+                f"was not asked: {self.refused_by} refused the password of {self.user} from {self.source}, "
+                "and another try could lock the account; correct it and run the command again",
+            )
+        try:
+            found = use(self.value)
+        except PasswordRefused:
+            self.refused_by = host.name
+            raise
+        self.is_proven = True
+        return found
 
 
 class Passwords:
@@ -68,6 +96,23 @@ class Passwords:
         return self._get(
             "login", user, host.first_login.password, "ansible_password", LOGIN, f"Password of {user}: "
         )
+
+    def standing(self, host: Host, user: str, inherited: str) -> Password:
+        """The password of a host that takes no keys; it is not asked for. HostError where none is known."""
+        given = host.first_login.password
+        value = given or os.environ.get(LOGIN) or self._asked.get(("login", user)) or inherited
+        if not value:
+            raise HostError(
+                host.name,
+                f"no password of {user} is known for oeprov_connection: password: set {LOGIN} in the "
+                "environment, or ansible_password, vaulted, in the inventory",
+            )
+        return self._keep("login", user, "ansible_password" if given else LOGIN, value)
+
+    def forget(self, password: Password | None) -> None:
+        """Ask for a login's password again."""
+        if password is not None:
+            self._asked.pop(("login", password.user), None)
 
     def become(self, host: Host, user: str, login: Password | None) -> Password:
         """The password to become root with; sudo asks for the user's own, as the login does."""
@@ -90,13 +135,20 @@ class Passwords:
         if not value and os.environ.get(variable):
             source, value = variable, os.environ[variable]
         if not value:
-            source = "the prompt"
+            source = PROMPT
             if (use, user) not in self._asked:
                 self._asked[use, user] = _ask(prompt, key, variable)
             value = self._asked[use, user]
+        return self._keep(use, user, source, value)
+
+    def _keep(self, use: str, user: str, source: str, value: str) -> Password:
         if "\n" in value:
             raise ConvergeError(f"the password of {user} from {source} has more than one line; correct it")
         return self._known.setdefault((use, user, value), Password(source, user, value))
+
+
+SHARED = Passwords()
+"""Of this process, so that a password that one host refused is tried nowhere else."""
 
 
 def _ask(prompt: str, key: str, variable: str) -> str:

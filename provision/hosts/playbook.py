@@ -16,6 +16,8 @@ from typing import Any, Literal
 from provision.cluster import share
 from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import FirstLogin, Host, Inventory
+from provision.hosts import askpass, remote
+from provision.hosts.passwords import BECOME, LOGIN
 from provision.hosts.stop_request import StopRequest
 from provision.inventory import vault
 from provision.inventory.connection import WITHOUT_PASSWORDS
@@ -102,7 +104,7 @@ def run(
         values = private / "hosts.json"
         more = host_variables or {}
         hosts = {
-            name: {**_interpreter(host), **host.variables(), **more.get(name, {})}
+            name: {**_interpreter(host), **_login(host), **host.variables(), **more.get(name, {})}
             for name, host in inventory.hosts.items()
         }
         # A group: the names of 6,000 hosts are more than fits into an argument.
@@ -120,6 +122,7 @@ def run(
                 "ANSIBLE_COLLECTIONS_PATH": _collections(private),
                 "OEPROV_STATE_DIR": str(state_dir.absolute()),
                 **passwords,
+                **_password_file(inventory),
             },
             **({"cmdline": shlex.join(words), "passwords": answers} if words else {}),
             settings={"pexpect_timeout": 1},
@@ -165,6 +168,21 @@ def _interpreter(host: Host) -> dict[str, str]:
     return {"ansible_python_interpreter": python}
 
 
+def _login(host: Host) -> dict[str, str]:
+    """How Ansible logs in to a host that takes no keys: by the same ssh as we do, for files too."""
+    if host.login != "password":
+        return {}
+    return {"ansible_ssh_executable": str(askpass.SSH), "ansible_ssh_transfer_method": "piped"}
+
+
+def _password_file(inventory: Inventory) -> dict[str, str]:
+    """What ``askpass.SSH`` needs to log in to hosts that take no keys."""
+    hosts = [host for host in inventory.hosts.values() if host.login == "password"]
+    for host in hosts:
+        remote.password(host)
+    return askpass.environment() if hosts else {}
+
+
 def _passwords(inventory: Inventory) -> dict[str, str]:
     """Variables that keep Ansible from using passwords that are for ``oeprov adopt``."""
     has_some = any(host.first_login != FirstLogin() for host in inventory.hosts.values())
@@ -179,6 +197,7 @@ def _environment() -> dict[str, str]:
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
         "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING", "True"),  # runner: False
         "ANSIBLE_NOCOLOR": "1",
+        **dict.fromkeys((LOGIN, BECOME), ""),  # runner writes the environment to a file
         "ANSIBLE_NO_TARGET_SYSLOG": "True",  # our modules' arguments may be secret
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }

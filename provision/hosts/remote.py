@@ -1,6 +1,7 @@
 """Runs one command on one host through OpenSSH's client, and explains every failure in words.
 
-It uses the same client, configuration, agents, jump hosts and known_hosts as Ansible.
+It uses the same client, configuration, agents, jump hosts and known_hosts as Ansible. A host with
+``oeprov_connection: password`` is logged in to with a password, which is tried on one host first.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 from provision.cluster.errors import HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import Host
+from provision.hosts import askpass, passwords
 from provision.hosts.fanout import Cut
+from provision.hosts.passwords import Password
 from provision.hosts.stop_request import TICK, StopRequest
 
 CONNECT_TIMEOUT = 10
@@ -43,7 +47,62 @@ exit "$code"
 def argv(host: Host, connect_timeout: int = CONNECT_TIMEOUT) -> list[str]:
     """The ``ssh`` command line without the remote command; it never prompts."""
     own = ("-oBatchMode=yes", f"-oConnectTimeout={connect_timeout}")
-    return ["ssh", "-F", str(CONFIG), "-T", *own, *host.ssh_arguments, "--", host.address]
+    ssh = str(askpass.SSH) if host.login == "password" else "ssh"
+    return [ssh, "-F", str(CONFIG), "-T", *own, *host.ssh_arguments, "--", host.address]
+
+
+@cache
+def _settings(arguments: tuple[str, ...], address: str) -> tuple[int, str, str]:
+    line = ["ssh", "-G", "-F", str(CONFIG), *arguments, "--", address]
+    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def settings(host: Host) -> str:
+    """What ``ssh -G`` says of a host, a setting per line; HostError where ssh does not take its options."""
+    code, out, err = _settings(host.ssh_arguments, host.address)
+    if code:
+        raise failure(host, err, CONNECT_TIMEOUT)
+    return out
+
+
+def _values(host: Host) -> dict[str, str]:
+    return dict(reversed([line.partition(" ")[::2] for line in settings(host).splitlines()]))
+
+
+def user(host: Host) -> str:
+    """The user that ssh logs in as; HostError where ssh does not take its options."""
+    return _values(host)["user"]
+
+
+def password(host: Host) -> Password:
+    """The password of a host that takes no keys, which ssh has then; HostError where none is known."""
+    values = _values(host)
+    who = f"{values['user']}@{values.get('hostkeyalias') or values['hostname']}"
+    found = passwords.SHARED.standing(host, values["user"], askpass.known(who))
+    askpass.add(host.name, who, found.value)
+    return found
+
+
+def has_password(host: Host) -> bool:
+    """Whether the password of a host that takes no keys is known."""
+    try:
+        return bool(password(host))
+    except HostError:
+        return False
+
+
+def environment(host: Host) -> dict[str, str]:
+    """What ``argv`` needs beside our own environment; HostError where the password is unknown or wrong.
+
+    A password that no host has taken yet is tried here first.
+    """
+    if host.login != "password":
+        return {}
+    given, more = password(host), askpass.environment()
+    if not given.is_proven:
+        given.prove(host, lambda _: _run(host, "true", b"", CONNECT_TIMEOUT, 3 * CONNECT_TIMEOUT, more))
+    return more
 
 
 def elevated(host: Host, command: str) -> str:
@@ -71,7 +130,24 @@ def run(
     HostError says so. So does ``cut``.
     """
     given = given.encode() if isinstance(given, str) else given
-    process = _start(host, [*argv(host, connect_timeout), command], stderr=subprocess.PIPE, apart=apart)
+    more = environment(host)
+    return _run(host, command, given, connect_timeout, timeout, more, apart=apart, stop=stop, cut=cut)
+
+
+def _run(
+    host: Host,
+    command: str,
+    given: bytes | Callable[[str], bytes],
+    connect_timeout: int,
+    timeout: int,
+    more: Mapping[str, str],
+    *,
+    apart: bool = False,
+    stop: StopRequest | None = None,
+    cut: Cut | None = None,
+) -> tuple[int, str, str]:
+    line = [*argv(host, connect_timeout), command]
+    process = _start(host, line, more, stderr=subprocess.PIPE, apart=apart)
     cut = cut or Cut()
     try:
         cut.add(process)
@@ -175,7 +251,7 @@ def stream(host: Host, command: str) -> Iterator[Iterator[str]]:
     """
     wrapped = f"sh -c {shlex.quote(_TETHER)} {shlex.quote(command)}"
     with tempfile.TemporaryFile() as errors:
-        process = _start(host, [*argv(host), elevated(host, wrapped)], stderr=errors)
+        process = _start(host, [*argv(host), elevated(host, wrapped)], environment(host), stderr=errors)
         try:
             yield _lines(host, process, errors)
         finally:
@@ -190,7 +266,7 @@ def pipe(host: Host, command: str, given: bytes) -> Iterator[IO[bytes]]:
     about a cut stream.
     """
     with tempfile.TemporaryFile() as errors:
-        process = _start(host, [*argv(host), command], stderr=errors)
+        process = _start(host, [*argv(host), command], environment(host), stderr=errors)
         assert process.stdin is not None  # noqa: S101 - both are pipes
         assert process.stdout is not None  # noqa: S101
         try:
@@ -227,7 +303,7 @@ def _check(host: Host, process: subprocess.Popen[bytes], errors: IO[bytes]) -> N
 
 
 def _start(
-    host: Host, command: list[str], stderr: int | IO[bytes], *, apart: bool = False
+    host: Host, command: list[str], more: Mapping[str, str], stderr: int | IO[bytes], *, apart: bool = False
 ) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
@@ -236,6 +312,7 @@ def _start(
             stdout=subprocess.PIPE,
             stderr=stderr,
             start_new_session=apart,
+            env={**os.environ, **more} if more else None,
         )
     except FileNotFoundError:
         raise HostError(
@@ -286,17 +363,30 @@ def failure(host: Host, said: str, connect_timeout: int) -> HostError:
     if _UNKNOWN in said:
         return HostKeyUnknown(host.name, why)
     if denied and denied[3] and _is_of_host(host, denied):
-        return LoginRefused(host.name, why, tuple(denied[3].split(",")))
+        methods = tuple(denied[3].split(","))
+        if host.login == "password":
+            return _refused_password(host, denied[1] or host.user, methods)
+        return LoginRefused(host.name, why, methods)
     return HostError(host.name, why)
+
+
+def _refused_password(host: Host, user: str, methods: tuple[str, ...]) -> HostError:
+    """Why a host refused the password; ``methods``: what its sshd takes."""
+    where = f"{host.address} port {host.port}"
+    if "password" in methods:
+        return passwords.refused(host, where, user)
+    if "keyboard-interactive" in methods:
+        cure = "takes passwords by keyboard-interactive only: set PasswordAuthentication yes for its sshd"
+    else:
+        cure = f"takes no passwords (it takes {', '.join(methods)}): remove oeprov_connection: password"
+    return HostError(host.name, f"{where} {cure}")
 
 
 def _is_of_host(host: Host, denied: re.Match[str]) -> bool:
     """Whether the host itself refused the login, not a jump host; ssh says HostName of its configuration."""
     if not denied[2] or denied[2] == host.address:
         return True
-    line = ["ssh", "-G", "-F", str(CONFIG), *host.ssh_arguments, "--", host.address]
-    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    return f"hostname {denied[2]}" in done.stdout.splitlines()
+    return f"hostname {denied[2]}" in _settings(host.ssh_arguments, host.address)[1].splitlines()
 
 
 def _reason(host: Host, said: str, connect_timeout: int) -> str:
@@ -346,7 +436,9 @@ def _denied(host: Host, where: str, said: str, denied: re.Match[str]) -> str:
     if "UNPROTECTED PRIVATE KEY FILE" in said:
         why = f"others may read the key file {host.private_key}, so it is not used: chmod 600"
     cure = "set ansible_user and ansible_ssh_private_key_file, or load the key into ssh-agent"
-    if there == where and re.search(r"password|keyboard-interactive", denied[3] or ""):
+    if there == where and denied[3] and "publickey" not in denied[3]:
+        cure = "it takes no keys: set oeprov_connection: password, and ansible_password, vaulted"
+    elif there == where and re.search(r"password|keyboard-interactive", denied[3] or ""):
         cure += f"; if only a password is known, `{adopt(host)}` installs your key with it"
     return f"{there} refuses to let {who} in ({why}); {cure}"
 

@@ -160,6 +160,10 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         problems.at(raw, "pmem_mode", f"found {pmem.mode!r}: {refusal}")
     if not platform.managed and connection != "local":
         problems.at(raw, "ansible_connection", "kind local is this machine: set ansible_connection: local")
+    if head.connection == "password" and connection == "local":
+        problems.at(
+            raw, "oeprov_connection", "ansible_connection is local, which needs no login: remove this line"
+        )
     if pmem.memmap and not platform.takes_memmap:
         problems.at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
     if len(problems.lines) > found:
@@ -176,6 +180,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         become=boolean(str(variables.get("ansible_become")), strict=False),
         python=_python(variables),
         first_login=first_login(variables),
+        login=head.connection,
         groups=raw.groups,
         kind=kind,
         given=frozenset(settings.KNOWN).intersection(variables),
@@ -270,8 +275,8 @@ def _connection(raw: RawHost, problems: _Problems) -> str:
         problems.at(
             raw,
             "ansible_connection",
-            f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Paramiko only in `oeprov adopt`, "
-            "which logs in with a password; remove this line",
+            f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Paramiko only in `oeprov adopt`: "
+            "remove this line; for a host that takes no keys, set oeprov_connection: password",
         )
         return "ssh"
     if name not in ("ssh", "local"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from provision.cluster.errors import TrainingError
+from provision.hosts import askpass
 from provision.hosts.stop_request import StopRequest
 from provision.jobs.servers_run import supervisor_of
 from provision.jobs.store import Job
@@ -16,6 +18,7 @@ from provision.jobs.store import Job
 def start_detached(job: Job, resume: bool) -> int:
     """Run the job under a supervisor in the background (its log: logs/supervisor.log); returns its pid."""
     argv = [sys.executable, "-m", "provision.jobs.background", str(job.directory)]
+    passwords, files = askpass.for_child()
     with job.log("supervisor").open("ab") as log:
         popen = subprocess.Popen(
             [*argv, "--resume"] if resume else argv,
@@ -23,6 +26,8 @@ def start_detached(job: Job, resume: bool) -> int:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**os.environ, **passwords},
+            pass_fds=files,
         )
     return popen.pid
 

@@ -7,13 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
-from provision.hosts import errands
+from provision.hosts import errands, remote
 from provision.jobs import units
 from provision.jobs.metrics import last_end
 from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
@@ -44,7 +45,8 @@ class Fleet:
         names = {item.host for item in self.processes.values()}
         if unknown := sorted(names - self.spec.hosts.keys()):
             raise TrainingError(f"{self.job.job_file}: it does not say how host {unknown[0]} is reached")
-        return {name: restored(values) for name, values in self.spec.hosts.items() if name in names}
+        found = {name: restored(values) for name, values in self.spec.hosts.items() if name in names}
+        return with_passwords(found, Path(self.spec.inventory))
 
     def hosts_of(self, role: Role) -> dict[str, Host]:
         """The hosts with units of one role."""
@@ -156,6 +158,19 @@ class Fleet:
             self.job.log(name).write_text("\n".join(item["log"]) + "\n")
         if item["metrics"]:
             write_json(self.job.server_metrics(name), item["metrics"])
+
+
+def with_passwords(hosts: dict[str, Host], inventory: Path) -> dict[str, Host]:
+    """The hosts with the passwords of the inventory where they need some: job.json has none."""
+    if all(host.login == "key" or remote.has_password(host) for host in hosts.values()):
+        return hosts
+    from provision.inventory.loader import load  # slow to import
+
+    known = load(inventory).hosts
+    return {
+        name: replace(host, first_login=known[name].first_login) if name in known else host
+        for name, host in hosts.items()
+    }
 
 
 def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError]) -> list[ProcessState]:

@@ -18,8 +18,10 @@ _INSTALL = ["-y", "--no-install-recommends"] + [
 ]
 _ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive"}
 _TIMEOUT = 1800
-UPDATE_TRIES = 10  # apt-get does not wait for the lock of the index
+UPDATE_TRIES = 10  # apt-get does not wait for the lock of the index, and dnf would wait for ever
 UPDATE_PAUSE = 15.0
+LOCKED = 200  # how dnf and yum end where another one is at work
+_HOLDER = re.compile(r"(?:locked by|held by process|running as pid) (\d+)( \([^)]*\))?")
 
 
 def _needs(desired: Desired) -> List[str]:
@@ -230,9 +232,10 @@ def apply(
     else:
         result = _run(system, command)
     if not result.ok:
-        untrusted = repositories.signature_problem(result.err + "\n" + result.out, use)
-        if untrusted:
-            raise CommandError(untrusted)
+        said = result.err + "\n" + result.out
+        known = repositories.signature_problem(said, use) or lock_problem(command, said)
+        if known:
+            raise CommandError(known)
         # dnf prints much else at its end.
         short = result if manager == "apt" else result._replace(out="", err=first_errors(result))
         raise CommandError(short.explain())
@@ -258,8 +261,28 @@ def first_errors(result: Result) -> str:
     return " / ".join(found[:3] or ["it did not say why"])
 
 
+def impatient(argv: List[str]) -> List[str]:
+    """The command line of dnf or yum, which ends with status ``LOCKED`` where another one is at work."""
+    return argv + ["--setopt=exit_on_lock=True"] if argv[0] in ("dnf", "yum") else argv
+
+
+def lock_problem(argv: List[str], said: str) -> str:
+    """Who keeps a package manager from working, and what to do; empty: nobody."""
+    found = _HOLDER.search(said)
+    if not found:
+        return ""
+    return (
+        f"{argv[0]} is locked by process {found[1]}{found[2] or ''}: wait for it to end, and run this again"
+    )
+
+
 def _run(system: System, argv: List[str]) -> Result:
-    return system.run(argv, timeout=_TIMEOUT, environment=_ENVIRONMENT)
+    for number in range(UPDATE_TRIES):
+        result = system.run(impatient(argv), timeout=_TIMEOUT, environment=_ENVIRONMENT)
+        if result.code != LOCKED or number + 1 == UPDATE_TRIES:
+            break
+        time.sleep(UPDATE_PAUSE)
+    return result
 
 
 def _apt_install(

@@ -66,7 +66,7 @@ def pristine_root(packages: str = PACKAGES, suite: str = SUITE) -> Path:
             making = root.with_suffix(".making")
             shutil.rmtree(making, ignore_errors=True)
             argv = ["unshare", "--mount", "--propagation", "private", "mmdebstrap", "--quiet", "--mode=root"]
-            argv += ["--variant=apt", f"--include={packages}", *image._apt_options(), "--skip=cleanup/apt"]
+            argv += ["--variant=apt", f"--include={packages}", *image.apt_options(), "--skip=cleanup/apt"]
             subprocess.run([*argv, suite, str(making), *sources], check=True)
             making.rename(root)
     return root

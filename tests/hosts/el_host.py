@@ -74,6 +74,7 @@ _SMALL = [
     ("libstdc++", "8.5.0", "22.el8", "", ""),
     ("python3.11", "3.11.9", "1.el8", "", _LINK.format(HIDDEN, "/usr/bin/python3.11")),
     ("rh-python38", "2.0", "5.el7", "", _LINK.format(HIDDEN, COLLECTION + "/bin/python3.8")),
+    ("python36", "3.6.8", "39.el8", "", _LINK.format("/usr/libexec/hidden/python3.6", "/usr/bin/python3")),
     ("python3", "3.6.8", "13.el7", "", _LINK.format("/usr/libexec/hidden/python3.6", "/usr/bin/python3")),
     ("python3.11-numpy", "1.23.5", "1.el8", "Requires: python3.11", ""),
     ("ndctl", "78", "2.el8", "Requires: daxctl = 78", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import pty
 import pwd
 import re
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 from ssh_hosts import SshHost, SshHosts, why_not
+
+from provision.hosts.journal import cluster_lock
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
@@ -175,7 +178,7 @@ def test_a_user_with_sudo_gets_a_line_of_sudoers_that_the_plan_shows(site: Site)
     site.adopt("--accept-new", "--yes")
     assert line in host.enter("cat", "/etc/sudoers.d/oeprov-deploy")
     assert host.enter("stat", "-c", "%a %U", "/etc/sudoers.d/oeprov-deploy") == "440 root\n"
-    assert host.enter("find", "/etc/sudoers.d", "-name", "*.new") == ""
+    assert host.enter("find", "/etc/sudoers.d", "-name", "*.new*") == ""
     assert "nothing to do" in site.adopt("--yes")
     site.oeprov("plan", expect=2)
 
@@ -347,6 +350,44 @@ def test_one_machine_under_two_names_is_refused(site: Site) -> None:
     )
     said = site.adopt("--yes", expect=1)
     assert f"twin: is the same machine as {host.name} ({host.name}, machine-id " in said
+    said = site.oeprov("plan", expect=1)
+    assert f"twin: is the same machine as {host.name} ({host.name}, boot " in said
+    assert "give it one name and put that in all its groups" in said
+
+
+def test_the_controller_is_refused(site: Site) -> None:
+    host = site.hosts[0]
+    host.enter("hostname", platform.node())
+    said = site.adopt("--accept-new", "--yes", expect=1, OEPROV_PASSWORD=OTHER)
+    assert f"{host.name}: is this machine, the controller: set ansible_connection: local for it" in said
+    assert not host.enter("find", "/root", "-name", "authorized_keys")
+    assert not site.known_hosts.exists()
+
+
+def test_two_controllers_at_once_leave_both_keys_and_one_waits_its_turn(site: Site) -> None:
+    host = site.hosts[0]
+    site.write({"ansible_user": "deploy", "ansible_become": True, "ansible_password": SECRET})
+    other = site.directory / "other"
+    other.mkdir()
+    key = other / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    text = site.path.read_text().replace(str(site.key), str(key))
+    (other / "inventory.yml").write_text(text.replace(str(site.known_hosts), str(other / "known")))
+    argv = [sys.executable, "-m", "provision.cli", "adopt", "--accept-new", "--yes"]
+    both = [
+        subprocess.Popen(argv, cwd=path, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        for path in (site.directory, other)
+    ]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    found = host.enter("cat", "/home/deploy/.ssh/authorized_keys")
+    assert sorted(found.splitlines()) == sorted(
+        path.with_suffix(".pub").read_text().strip() for path in (site.key, key)
+    )
+    assert host.enter("ls", "/etc/sudoers.d").split() == ["oeprov-deploy"]
+    with cluster_lock(site.directory / ".oeprov", "inventory"):
+        said = site.adopt("--yes", expect=1)
+    assert "cluster inventory is being changed by pid " in said
+    assert "wait for it or stop it" in said
 
 
 def test_a_vaulted_password_and_one_that_is_typed(site: Site) -> None:
@@ -370,6 +411,7 @@ def test_a_vaulted_password_and_one_that_is_typed(site: Site) -> None:
     said = ""
     for question, answer in (
         ("Are these the keys of your hosts?", "y"),
+        ("Password of root: ", "mistyped"),
         ("Password of root: ", OTHER),
         ("Apply these steps?", "y"),
     ):
@@ -377,6 +419,7 @@ def test_a_vaulted_password_and_one_that_is_typed(site: Site) -> None:
         os.write(ours, answer.encode() + b"\n")
     said += _read_until(ours, "adopted")
     assert process.wait(timeout=60) == 0
+    assert site.refused(host) == 1
     assert OTHER not in said
     site.oeprov("plan", expect=2)
 
@@ -415,6 +458,9 @@ def test_what_an_administrator_forbids_is_named(site: Site) -> None:
     host.enter("sh", "-c", "echo 'deploy ALL=(ALL:ALL) PASSWD: ALL' >/etc/sudoers.d/zz")
     said = site.adopt("--accept-new", "--yes", expect=1)
     assert "a later line there overrules /etc/sudoers.d/oeprov-deploy" in said
+    host.enter("sh", "-c", "echo 'Defaults requiretty' >/etc/sudoers.d/zz; rm /etc/sudoers.d/oeprov-*")
+    said = site.adopt("--accept-new", "--yes", expect=1)
+    assert "sudo there wants a terminal: remove requiretty from its sudoers, or log in as root once" in said
     host.enter("sh", "-c", "rm /etc/sudoers.d/*; sed -i /includedir/d /etc/sudoers")
     said = site.adopt("--accept-new", "--yes", expect=1)
     assert "/etc/sudoers does not read /etc/sudoers.d: add the line @includedir" in said
@@ -425,6 +471,14 @@ _APT = """\
 #!/bin/sh
 case "$*" in *install*python3*) mv /usr/bin/hidden /usr/bin/python3 ;; esac
 """
+
+
+def test_a_broken_link_is_named_by_other_commands_too(site: Site) -> None:
+    host = site.hosts[0]
+    site.adopt("--accept-new", "--yes", OEPROV_PASSWORD=OTHER)
+    host.enter("ln", "-sf", "nowhere", "/usr/bin/python3")
+    said = site.oeprov("bootstrap", "--yes", expect=1)
+    assert f"{host.name}: a Python there is a broken link (/usr/bin/python3 -> nowhere): remove or" in said
 
 
 def test_a_host_without_python_gets_one_and_a_broken_link_is_named(site: Site) -> None:

@@ -1,8 +1,10 @@
 """EL hosts: real dnf, rpm and rpmdb with packages that stand for EL's (see el_host.py)."""
 
+import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,6 +21,7 @@ from el_host import FABRICS, KERNEL, REPOSITORY, ElHost
 from other_pythons import find_python
 from sample_wheel import wheel
 
+from provision.artifacts.bundle import FORMAT, MANIFEST
 from provision.cluster import share
 from provision.node import family_el7
 
@@ -329,6 +332,26 @@ def test_a_package_whose_script_fails_is_not_taken_for_installed(rocky: ElHost) 
     assert "not installed" in rocky.run("rpm -q broken || true")
 
 
+def test_a_locked_dnf_is_waited_for_within_bounds_and_its_holder_named(rocky: ElHost) -> None:
+    code = (
+        "from node import packages, repositories\nfrom node.command import System\n"
+        "from node.state import OsInfo\n"
+        "packages.UPDATE_PAUSE = 0.0\n"
+        "os = OsInfo('rocky', '8.10', 'rhel', package_manager='dnf')\n"
+        f"use = repositories.use(os, {{'archive': '{ARCHIVE}'}}, [])\n"
+        "print(packages.apply(System(), 'dnf', ['ndctl'], use))\n"
+    )
+    lock = "/var/lib/dnf/rpmdb_lock.pid"
+    pid = rocky.run(
+        f"mkdir -p /var/lib/dnf; sleep 1000 </dev/null >/dev/null 2>&1 & echo $! | tee {lock}"
+    ).strip()
+    said = on_node(rocky, code, check=False)
+    assert f"dnf is locked by process {pid}: wait for it to end, and run this again" in said
+    assert "not installed" in rocky.run("rpm -q ndctl || true")
+    rocky.run(f"kill {pid}")
+    assert "ndctl" in on_node(rocky, code)
+
+
 def test_centos_7_says_what_it_cannot_do_and_what_would_work(centos: ElHost, tmp_path: Path) -> None:
     # This host's python3 is Debian's, 3.11; CentOS 7's would be refused: cases/os-centos7-server.json.
     variables = {"kernel_archive_url": ARCHIVE}
@@ -385,6 +408,39 @@ def test_a_host_without_a_network_is_set_up_from_a_bundle_made_on_another(
     )
     on_node(rocky, code)
     assert rocky.run("rpm -q kernel-lt").strip() == f"kernel-lt-{KERNEL}.noarch"
+
+
+@needs_3_6
+@pytest.mark.parametrize("python", [PYTHON_3_6, None], ids=["3.6", "none"])
+def test_adopt_installs_a_python_from_a_bundle(rocky: ElHost, tmp_path: Path, python: Path | None) -> None:
+    """The host has no repository that it could reach, and Python 3.6 or none."""
+    assert PYTHON_3_6
+    packages = tmp_path / "all/packages/rocky-8-x86_64"
+    shutil.copytree(f"{rocky.directory}/upper{REPOSITORY}", packages)
+    sums = {
+        path.relative_to(tmp_path / "all").as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in packages.rglob("*")
+        if path.is_file()
+    }
+    manifest = tmp_path / "all" / MANIFEST
+    manifest.write_text(json.dumps({"format": FORMAT, "files": sums}))
+    rocky.stock_python(python, PYTHON_3_6)
+    rocky.run(f": >/etc/resolv.conf; rm -r {REPOSITORY}")
+    nothing = "There are no enabled repositories"
+    assert nothing in oeprov(tmp_path, rocky, {}, "adopt", "--yes", expect=1)
+    shown = oeprov(tmp_path, rocky, {}, "adopt", "--bundle", "all", "--yes", expect=0)
+    assert "✓ server: install python3.11 for Ansible" in shown
+    assert ("✓ server: install python36 " in shown) == (python is None)
+    assert "3.6." in rocky.run("python3 --version")
+    assert "3.11." in rocky.run("oeprov-python3 --version")
+    assert "nothing to do" in oeprov(tmp_path, rocky, {}, "adopt", "--yes", expect=0)
+
+    other = {key.replace("rocky-8", "rocky-9"): value for key, value in sums.items()}
+    packages.rename(packages.with_name("rocky-9-x86_64"))
+    manifest.write_text(json.dumps({"format": FORMAT, "files": other}))
+    rocky.run("rm /usr/local/bin/oeprov-python3")
+    lacks = oeprov(tmp_path, rocky, {}, "adopt", "--bundle", "all", "--yes", expect=1)
+    assert "has nothing for rocky-8-x86_64, only for rocky-9-x86_64; nothing was changed" in lacks
 
 
 def test_the_fabric_manager_follows_the_driver(rocky: ElHost) -> None:

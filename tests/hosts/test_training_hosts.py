@@ -130,14 +130,19 @@ LOCAL_WORKER = (
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    layer = runtime_layer(tmp_path_factory.mktemp("layer"))
+    layer = with_systemd(runtime_layer(tmp_path_factory.mktemp("layer")))
+    with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer) as found:
+        yield found
+
+
+def with_systemd(layer: Path) -> Path:
+    """The layer with a stand-in for systemd."""
     for name in ("systemctl", "journalctl"):
         path = layer / "usr" / "bin" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "systemd_standin.py", path)
         path.chmod(0o755)
-    with SshHosts(tmp_path_factory.mktemp("hosts"), 2, layer=layer) as found:
-        yield found
+    return layer
 
 
 def runtime_layer(layer: Path) -> Path:
@@ -161,6 +166,7 @@ class Cluster:
         self.state_dir = directory / "state"
         self.venv = make_environment(directory / "venv", worker=worker)
         self.more: dict[str, str] = {}
+        self.text = INVENTORY
         self.worker = LOCAL_WORKER.format(venv=self.venv)
         self.servers: list[SshHost] = list(hosts)
         self.states: dict[str, State] = {}
@@ -172,7 +178,7 @@ class Cluster:
             for host in self.servers
         ]
         path = self.directory / "inventory.yml"
-        text = INVENTORY.format(
+        text = self.text.format(
             known_hosts=self.hosts.known_hosts,
             key=self.hosts.key,
             servers="\n        ".join(lines),

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ssh_server import serving
 from provision.cluster.errors import ConvergeError, HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import FirstLogin, Host
 from provision.converge import adoption_plan
-from provision.hosts import carrier, first_login, host_keys, password_login, remote
+from provision.hosts import carrier, fanout, first_login, host_keys, password_login, remote
 from provision.hosts.first_login import Facts
 from provision.hosts.passwords import BECOME, LOGIN, Password, PasswordRefused, Passwords
 from provision.inventory.loader import load
@@ -210,6 +211,26 @@ def test_a_password_is_not_tried_again_once_it_was_refused(host: Host) -> None:
     assert "secret" not in repr(password)
 
 
+def test_a_password_is_tried_on_one_host_first_and_then_on_all_at_once(host: Host) -> None:
+    password = Password("OEPROV_PASSWORD", "root", "secret")
+    hosts = {f"h{number}": replace(host, name=f"h{number}") for number in range(4)}
+    first: list[str] = []
+    together = threading.Barrier(3)
+
+    def use(name: str) -> None:
+        if not first:
+            first.append(name)
+            return
+        assert password.is_proven
+        together.wait(timeout=30)
+        raise PasswordRefused(name, "no")
+
+    found = fanout.on_hosts(hosts, lambda host, _: password.attempt(host, lambda _: use(host.name)))
+    assert [str(error) for error in found.values() if error] == [
+        f"{name}: no" for name in hosts if name != first[0]
+    ]
+
+
 def test_sources_of_passwords(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     passwords = Passwords()
     monkeypatch.setenv(LOGIN, "from the environment")
@@ -340,10 +361,32 @@ def test_the_first_python_waits_for_apt_too(host: Host, here: Here, monkeypatch:
     assert [words[-1] for words in here.programs.calls("apt-get")] == [*["update"] * 3, "python3"]
     (here.programs.directory / "left").write_text("1000000")
     (found,) = carrier.carry_out({"ps-1": host}, {"ps-1": step}, {}, lambda *_: None)
-    assert "It is held by process 812 (unattended-upgr)" in found.message
+    assert "apt-get is locked by process 812 (unattended-upgr): wait for it to end" in found.message
     assert (
         len(here.programs.calls("apt-get")) == 4 + packages.UPDATE_TRIES + 1
     )  # and an installation from the cached index
+
+
+DNF = APT.replace(
+    "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 812 (unattended-upgr)",
+    "Error: metadata already locked by 812",
+).replace("sys.exit(100)", "sys.exit(200)")
+
+
+def test_the_first_python_waits_for_dnf(host: Host, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "UPDATE_PAUSE", 0.0)
+    monkeypatch.setattr(remote, "run", lambda host, line, given, *_, **__: here.run(line, given, 60))
+    here.programs.add("dnf", DNF)
+    here.programs.add("python3")
+    host = replace(host, become=False)
+    step = adoption_plan.python_part(host, ROOT._replace(os=ROCKY, pythons=MappingProxyType({}))).before[0]
+    (here.programs.directory / "left").write_text("2")
+    (found,) = carrier.carry_out({"ps-1": host}, {"ps-1": step}, {}, lambda *_: None)
+    assert (found.ok, len(here.programs.calls("dnf"))) == (True, 3)
+    (here.programs.directory / "left").write_text("1000000")
+    (found,) = carrier.carry_out({"ps-1": host}, {"ps-1": step}, {}, lambda *_: None)
+    assert found.message == "dnf is locked by process 812: wait for it to end, and run this again"
+    assert len(here.programs.calls("dnf")) == 3 + packages.UPDATE_TRIES
 
 
 def test_a_failing_apt_is_not_tried_again(host: Host, here: Here) -> None:

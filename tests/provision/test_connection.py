@@ -1,12 +1,14 @@
 """Ansible's connection variables: what ssh is given for them, and which are refused."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from provision.cluster.errors import InventoryError
+from provision.cluster.errors import HostError, InventoryError
 from provision.cluster.inventory import FirstLogin, Host
-from provision.hosts import playbook, remote
+from provision.hosts import askpass, playbook, remote
+from provision.hosts.passwords import PasswordRefused
 from provision.hosts.remote import argv
 from provision.hosts.stop_request import StopRequest
 from provision.inventory.connection import ssh_arguments
@@ -123,6 +125,31 @@ def test_passwords_are_for_the_first_login_and_stay_out_of_all_texts(tmp_path: P
 )
 def test_values_that_change_nothing_are_no_error(tmp_path: Path, line: str) -> None:
     assert one_host(tmp_path, line).ssh_arguments == ()
+
+
+def test_why_a_host_that_takes_no_keys_refused_its_password(tmp_path: Path) -> None:
+    host = one_host(tmp_path, "oeprov_connection: password", "ansible_user: me")
+    assert argv(host)[0] == str(askpass.SSH)
+    assert os.access(askpass.SSH, os.X_OK)
+    assert os.access(askpass.SSH.with_name("askpass.sh"), os.X_OK)
+    for methods, kind, words in (
+        ("publickey,password", PasswordRefused, "a port 22 refused the password of me: it is wrong; nothing"),
+        (
+            "keyboard-interactive",
+            HostError,
+            "keyboard-interactive only: set PasswordAuthentication yes for its",
+        ),
+        (
+            "publickey",
+            HostError,
+            "takes no passwords (it takes publickey): remove oeprov_connection: password",
+        ),
+    ):
+        found = remote.failure(host, f"me@a: Permission denied ({methods}).", 10)
+        assert type(found) is kind
+        assert words in found.reason
+    with pytest.raises(InventoryError, match="oeprov_connection: ansible_connection is local"):
+        one_host(tmp_path, "oeprov_connection: password", "ansible_connection: local")
 
 
 def test_a_host_that_reads_slowly_gets_all_of_its_input(

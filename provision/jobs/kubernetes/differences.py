@@ -37,6 +37,7 @@ def _all_but(model: type[Settings], *names: str) -> Iterable[str]:
 # Variables that concern no job on Kubernetes, and what they are for.
 NO_MEANING: dict[str, str] = {
     "oeprov_cluster": "it names the cluster for this machine",
+    "oeprov_connection": "it is for SSH to hosts",
     "training_tls": "connections are always encrypted there; off is refused",
     "kubernetes_context": "it says which cluster launch-training asks; manifests go where kubectl sends them",
     **dict.fromkeys(_all_but(settings.RolloutSettings), _HOSTS),
