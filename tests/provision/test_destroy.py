@@ -81,7 +81,6 @@ def test_cxl_memory_stays_a_node_until_the_next_boot() -> None:
     assert make_plan(state._replace(files={}), desired("cxl")).notes == []
 
 
-
 def ids(plan: Plan) -> list[str]:
     return [step.id for step in plan.steps]
 

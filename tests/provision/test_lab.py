@@ -210,7 +210,6 @@ def test_the_first_boot_of_an_image_may_take_as_long_as_any(
     assert allowed == [BOOT_SECONDS] * 2
 
 
-
 class TestLabels:
     HEAD = struct.Struct("<16s3sBIQQQQIHHQ")
 
