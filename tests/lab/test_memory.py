@@ -91,13 +91,16 @@ def test_servers_on_fsdax_beside_their_module(sockets: Trainer, before: str) -> 
     sockets.say("jobs", "rm", sockets.job.id, "--yes", "--consent", sockets.job.id)
 
 
-def test_servers_on_memory_nodes(sockets: Trainer) -> None:
+def test_the_modules_become_memory_nodes(sockets: Trainer) -> None:
     sockets.oeprov(
         "pmem-mode", "system-ram", "--yes", *sockets.consents("pmem-mode", "system-ram", *NODE), *NODE
     )
     sockets.set(pmem_mode="system-ram")
     assert sockets.on("lab-1", "cat /etc/oeprov/memory.env") == "MEMKIND_DAX_KMEM_NODES=2,3\n"
     assert sockets.on("lab-1", "cat /sys/devices/system/node/node[23]/cpulist").strip() == ""
+
+
+def test_servers_on_memory_nodes_beside_their_socket(sockets: Trainer) -> None:
     sockets.oeprov("launch-training", "--detach")
     sockets.until(far)
     for number in (0, 1):
