@@ -229,8 +229,8 @@ class ServerSettings(Settings):
     )
     cpus: Literal["auto", "all"] = Field(
         default="auto",
-        description="CPUs that a server may use. auto: with several NUMA nodes, those of the node that has "
-        "its persistent memory; all: any.",
+        description="CPUs that a server may use. auto: with several sockets, those beside its memory, and in "
+        "mode system-ram only the memory nodes there, if the host's servers can share them evenly; all: any.",
     )
     metrics_port: Port = Field(
         default=0,

@@ -17,7 +17,7 @@ from provision.cluster.settings import Kind
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import containers, gpus, script, units
 from provision.jobs.request import Request
-from provision.jobs.storage import POOLS, cpu_count, cpus_of, dram_bytes, place_of
+from provision.jobs.storage import POOLS, cpu_count, cpus_of, dram_bytes, memory_bytes, nodes_of, place_of
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, Job, ProcessSpec
 from provision.jobs.units import Place, on_host
 from provision.node import numa
@@ -130,6 +130,10 @@ def place_servers(
             place_of(host, state, wanted, job.id, f"server-{len(processes) + number}", number)
             for number in range(counts[host.name])
         ]
+        places = [
+            replace(where, nodes=nodes_of(host, state, where, number, len(places)))
+            for number, where in enumerate(places)
+        ]
         places = [replace(where, cpus=cpus_of(host, state, where)) for where in places]
         for number, where in enumerate(places):
             spec = _server(job, host, wanted, tls, len(processes), total, number, places, state)
@@ -193,7 +197,8 @@ def _server(
     size = server.storage_size
     if where.storage == "pmem_memkind" and where.bound and state and not size:
         # The system ends a process that touches more than a node has; so the server refuses before.
-        size = sum(node.size for node in numa.cpuless(state)) // 16 * 15 // beside
+        sharing = sum(other.nodes == where.nodes for other in places)
+        size = memory_bytes(state, where) // 16 * 15 // sharing
     if size:
         options["storage-size"] = size
     if server.metrics_port:

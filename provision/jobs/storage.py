@@ -11,7 +11,7 @@ from provision.cluster.inventory import Host
 from provision.jobs.request import Request
 from provision.jobs.units import Place, on_host
 from provision.node import numa, tiering
-from provision.node.state import State
+from provision.node.state import NumaNode, State
 
 POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows persist
 MODES = {
@@ -49,11 +49,42 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     return Place(storage=storage, path=f"{mount}/oeprov/{job}/{name}", mount=mount)
 
 
+def nodes_of(host: Host, state: State | None, where: Place, number: int, count: int) -> tuple[int, ...]:
+    """The memory nodes of server ``number`` of ``count`` on a host: those beside one socket.
+
+    Empty for all of the host's, if the servers could not share the memory evenly: one that gets too little
+    would be killed.
+    """
+    if not where.bound or state is None or host.server.cpus == "all":
+        return ()
+    sockets: dict[tuple[int, ...], list[NumaNode]] = {}
+    for node in _memory_nodes(state):
+        sockets.setdefault(tuple(numa.cpus_near(state, node.id)), []).append(node)
+    sizes = {sum(node.size for node in nodes) for nodes in sockets.values()}
+    if () in sockets or len(sockets) < 2 or count % len(sockets) or len(sizes) > 1:
+        return ()
+    return tuple(node.id for node in list(sockets.values())[number % len(sockets)])
+
+
+def memory_bytes(state: State, where: Place) -> int:
+    """Bytes of the memory nodes of a server."""
+    return sum(node.size for node in _memory_nodes(state) if not where.nodes or node.id in where.nodes)
+
+
+def _memory_nodes(state: State) -> list[NumaNode]:
+    """The nodes that bootstrap entered for servers, or without an entry, all without CPUs."""
+    text = state.files.get(numa.ENVIRONMENT, "").partition("=")[2]
+    entered = numa.parse_list(text) if text.strip() else []
+    return [node for node in numa.cpuless(state) if not entered or node.id in entered]
+
+
 def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
-    """The CPUs near a server's persistent memory; empty for all CPUs of the host."""
+    """The CPUs near a server's memory; empty for all CPUs of the host."""
     if host.server.cpus == "all" or state is None or not on_host(host):
         return ()
-    nodes = [node.id for node in numa.cpuless(state)] if where.bound else []
+    nodes = [node.id for node in _memory_nodes(state)] if where.bound else []
+    if where.nodes:
+        nodes = list(where.nodes)
     if where.mount:
         nodes = [numa.node_of_mount(state, where.mount)]
     near = [numa.cpus_near(state, node) for node in nodes]

@@ -42,13 +42,15 @@ class Place:
 
     ``path`` is its own directory below ``mount`` (fsdax). ``bound``: on the memory nodes of MEMORY_FILE
     (system-ram), with memkind only rows, else all memory of the server; ``devices`` are the dax devices that
-    bring these nodes online. ``tiered``: the kernel chooses the node of each page.
+    bring these nodes online. ``nodes``: those that are the server's; empty: all. ``tiered``: the kernel
+    chooses the node of each page.
     """
 
     storage: str = "dram"
     path: str = ""
     mount: str = ""
     bound: bool = False
+    nodes: tuple[int, ...] = ()
     tiered: bool = False
     devices: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()  # CPUs that the server may use, near its memory; empty: any
@@ -84,8 +86,9 @@ def server_unit(job: str, name: str, argv: Sequence[str], place: Place) -> str:
             f'[ $n -lt {ONLINE_SECONDS} ] || {{ echo "error: memory nodes ${NODES} are not online" >&2; '
             "exit 1; }; sleep 1; done"
         )
+        own = f"Environment={NODES}={','.join(map(str, place.nodes))}"
         service += [
-            f"EnvironmentFile={MEMORY_FILE}",
+            own if place.nodes else f"EnvironmentFile={MEMORY_FILE}",
             f"ExecStartPre=/bin/sh -c {quote(waiting, command=True)}",
             f"TimeoutStartSec={ONLINE_SECONDS + 60}",
         ]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from provision.cluster.errors import LabError
 from provision.lab import machine, programs
+from provision.lab.node import BOOT_SECONDS
 
 SUITE = "bookworm"
 # Its kernel (6.3 or newer) and its tool `cxl` know volatile CXL memory, and its QEMU emulates it.
@@ -220,6 +221,7 @@ def _install_grub(work: Path) -> None:
     console = work / "first-boot.log"
     arguments = "root=/dev/vda2 rw console=ttyS0 quiet init=/usr/local/sbin/lab-first-boot panic=-1"
     argv = machine.direct_boot(work / "vmlinuz", work / "initrd", disk, arguments, console)
-    machine.run_to_end(argv, seconds=300)
+    ended = machine.run_to_end(argv, seconds=BOOT_SECONDS)
     if "lab: disk is bootable" not in console.read_text(errors="replace"):
-        raise LabError(f"the boot loader could not be installed on the image; see {console}")
+        why = "" if ended else f": no end within {BOOT_SECONDS} s"
+        raise LabError(f"the boot loader could not be installed on the image{why}; see {console}")

@@ -5,6 +5,7 @@ from typing import Dict, Optional
 from . import (
     ansible_python,
     bootloader,
+    cxl,
     daxctl,
     directory,
     foreign,
@@ -41,6 +42,7 @@ for _part in (
     gpufabric,
     mount,
     ndctl,
+    cxl,
     daxctl,
     numa,
     tiering,

@@ -1,7 +1,7 @@
 """Turn dax devices into memory nodes (KMEM DAX) and back, now and at every boot."""
 
 import re
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from . import devices, numa, owned
 from .command import CommandError, System
@@ -50,8 +50,22 @@ def online_commands(name: str, movable: bool, offline_first: bool) -> List[List[
     return ([["daxctl", "offline-memory", name]] if offline_first else []) + [online]
 
 
-def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
+def _region(command: List[str], name: str) -> List[str]:
+    """Lines of ``UNIT`` that make the region of a device; the kernel's drivers follow a little later."""
+    device = f"/sys/bus/dax/devices/{name}"
+    script = (
+        f"tries=0; until [ -e {device} ] || {' '.join(command)}; do "
+        # The kernel may not have found the expander yet.
+        "tries=$((tries + 1)); [ $tries -lt 30 ] || exit 1; sleep 1; done; "
+        f"udevadm settle --timeout=60 --exit-if-exists={device}"
+    ).replace("$", "$$")
+    return [f"ExecStart=/bin/sh -c '{script}'"]
+
+
+def unit_text(uuids: List[str], names: List[str], movable: bool, region: Optional[List[str]] = None) -> str:
     """Text of ``UNIT``, which makes dax devices memory nodes at boot: namespaces by UUID, others by name.
+
+    ``region`` is the command that makes the region of the only device first, if nothing else does.
 
     daxctl has a service for this since v72, but not for CXL, and Debian 12's udev rule passes an option that
     daxctl lacks; so every host gets this unit. It fails if memory is not online in the wanted zone then.
@@ -102,6 +116,7 @@ def unit_text(uuids: List[str], names: List[str], movable: bool) -> str:
             "RemainAfterExit=yes",
             # The kernel retries a block with pinned pages until a signal comes.
             "TimeoutStartSec=600",
+            *(_region(region, names[0]) if region else []),
             f"ExecStart=/bin/sh -c '{script}'",
             "ExecStopPost=-/bin/sh -c 'udevadm control --start-exec-queue'",
             "",
@@ -244,7 +259,7 @@ def _keep_system_ram(system: System, args: Dict[str, Any]) -> Applied:
             raise CommandError(f"{name} has no namespace with a UUID that could be kept")
         else:
             names.append(name)
-    text = unit_text(uuids, names, args["movable"])
+    text = unit_text(uuids, names, args["movable"], args.get("region"))
     changed = system.write(UNIT, text)
     if changed:
         system.check(["systemctl", "daemon-reload"])

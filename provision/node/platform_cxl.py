@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import numa, system_ram
+from . import cxl, numa, system_ram
 from .command import System
 from .directory import human
 from .platform_base import GIB, MIB, UBUNTU, KernelOption, Platform
@@ -21,15 +21,17 @@ class _Cxl(Platform):
     regions = ("pmem", "volatile", "ram")
     no_region = (
         "there is no region of CXL memory",
-        "`cxl list -M` shows whether the expander is seen; `cxl create-region` makes a region of it",
+        "`cxl list -M` shows whether the expander is seen; `oeprov bootstrap` makes a region of a single one",
     )
     refusals = {"memory": "CXL memory has no memory mode; use system-ram"}
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
-        return state._replace(numa=numa.tell_apart(system, state.numa))
+        return state._replace(numa=numa.tell_apart(system, state.numa), cxl=cxl.observe(system))
 
     def plan(self, state: State, desired: Desired) -> Part:
         if desired.pmem_mode == "system-ram" and not self.handed_out(state, desired):
+            if not state.dax and not state.regions and not cxl.why_not(state):
+                return system_ram.plan_region(state, desired, cxl.create(state))
             return system_ram.plan_devices(state, desired, self.explain_absence(state, desired))
         return super().plan(state, desired)
 
@@ -41,7 +43,10 @@ class _Cxl(Platform):
     def explain_absence(self, state: State, desired: Desired) -> str:
         if any(region.type == "ram" for region in state.regions):
             return super().explain_absence(state, desired)
-        why = "there is no CXL region; create one with `cxl create-region` (it needs to know the decoder)"
+        why = f"there is no CXL region, and oeprov makes none: {cxl.why_not(state)}"
+        if desired.pmem_mode == "fsdax":
+            why = "there is no persistent CXL region"
+        why += "; create one with `cxl create-region`"
         return why + "".join(_not_taken(state, node, desired) for node in numa.cpuless(state))
 
     def fresh(self, desired: Desired) -> State:

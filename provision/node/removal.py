@@ -15,6 +15,7 @@ from . import (
     bootentry,
     bootloader,
     build,
+    daxctl,
     devices,
     filesystem,
     gpucheck,
@@ -231,6 +232,13 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
             doomed.append(step._replace(destroys=[name] + data))
         else:
             notes.append(_left(desired, f"{item.dev} ({item.mode}) and what is on it", [name] + data))
+    # CXL memory has no namespace.
+    of_namespaces = [item.chardev for item in state.namespaces]
+    notes += [
+        f"{dax.chardev} stays a memory node until the next boot"
+        for dax in state.dax
+        if dax.mode == "system-ram" and dax.chardev not in of_namespaces and daxctl.UNIT in state.files
+    ]
     where = [entry.where for entry in state.fstab if mount.entered_by_us(entry, desired)]
     if where:
         steps.append(

@@ -205,6 +205,13 @@ class Tiering(NamedTuple):
     tiers: Dict[str, List[int]] = {}  # name of a tier -> its nodes
 
 
+class CxlBus(NamedTuple):
+    """What a region of volatile CXL memory can be made of."""
+
+    expanders: Dict[str, int] = {}  # device with volatile memory -> bytes
+    decoders: Dict[str, str] = {}  # root decoder that takes it -> name of the next region
+
+
 class Module(NamedTuple):
     """One persistent memory module as the kernel shows it; ``flags`` are faults (``modules.WORDS``)."""
 
@@ -321,6 +328,7 @@ class State(NamedTuple):
     ranges: List[MemoryRange] = []
     memory: MemoryPolicy = MemoryPolicy()
     tiering: Tiering = Tiering()  # observed for mode tiered only
+    cxl: CxlBus = CxlBus()  # observed on kind cxl only
     dimms: Dimms = Dimms()
     modules: List[Module] = []
     directories: List[Directory] = []

@@ -1,8 +1,8 @@
 """Mode system-ram: namespaces and CXL devices as memory nodes without CPUs, and back."""
 
-from typing import List
+from typing import List, Optional
 
-from . import daxctl, families, mount, ndctl, numa
+from . import cxl, daxctl, families, mount, ndctl, numa
 from .directory import human
 from .state import DaxDevice, Namespace, NumaNode, State
 from .step import Desired, Part, Step
@@ -151,13 +151,16 @@ def _online(dax: DaxDevice, desired: Desired) -> List[Step]:
     ]
 
 
-def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str]) -> List[Step]:
+def _persist(
+    state: State, desired: Desired, uuids: List[str], devices: List[str], region: List[str]
+) -> List[Step]:
     """Keep the mode across boots; an empty UUID is not known yet.
 
-    ``devices`` are all dax devices; the first ``len(uuids)`` of them belong to namespaces.
+    ``devices`` are all dax devices; the first ``len(uuids)`` of them belong to namespaces. ``region`` is the
+    command that makes a CXL region, [] without one or if something else makes it.
     """
     shown = [uuid or "<uuid of the namespace>" for uuid in uuids]
-    text = daxctl.unit_text(shown, devices[len(uuids) :], desired.pmem_movable)
+    text = daxctl.unit_text(shown, devices[len(uuids) :], desired.pmem_movable, region)
     enabled = daxctl.ENABLED in state.files
     if all(uuids) and state.files.get(daxctl.UNIT) == text and enabled:
         return []
@@ -168,7 +171,10 @@ def _persist(state: State, desired: Desired, uuids: List[str], devices: List[str
             why="without it the mode is lost at the next boot",
             commands=[["write", daxctl.UNIT, text], ["systemctl", "enable", daxctl.UNIT_NAME]],
             action="keep_system_ram",
-            args={"devices": devices, "movable": desired.pmem_movable},
+            args=dict(
+                {"devices": devices, "movable": desired.pmem_movable},
+                **({"region": region} if region else {}),
+            ),
         )
     ]
 
@@ -289,6 +295,14 @@ def plan_devices(state: State, desired: Desired, absent: str) -> Part:
     return _finish(state, desired, steps, uuids, names, nodes, size, problems)
 
 
+def plan_region(state: State, desired: Desired, create: Step) -> Part:
+    """Make a volatile CXL region, and its device a memory node."""
+    (name,) = [cxl.dax_device(region) for region in state.cxl.decoders.values()]
+    (size,) = state.cxl.expanders.values()
+    steps = [create, _to_system_ram(name, desired, "the region is new", [])]
+    return _finish(state, desired, steps, [], [name], [], size, [], create.commands[0])
+
+
 def _finish(
     state: State,
     desired: Desired,
@@ -298,10 +312,15 @@ def _finish(
     nodes: List[int],
     size: int,
     problems: List[str],
+    region: Optional[List[str]] = None,
 ) -> Part:
     """Put the hot-plug policy before the steps, and the unit and memkind's nodes behind them."""
     adding = any(step.action in ("reconfigure_dax", "create_namespace") for step in steps)
-    steps = steps + _persist(state, desired, uuids, names) + numa.plan_memkind(state, nodes, names)
+    if region is None:
+        # The unit that made the region goes on making it, if this is still its device.
+        made = cxl.made_by(state.files.get(daxctl.UNIT, ""))
+        region = cxl.create_command(*made) if made and not uuids and len(names) == 1 else []
+    steps = steps + _persist(state, desired, uuids, names, region) + numa.plan_memkind(state, nodes, names)
     policy = _policy(state)
     part = policy._replace(
         after=policy.after + steps,

@@ -18,7 +18,7 @@ from provision.converge import fresh
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.jobs.store import JobState
-from provision.node import bootloader, gpucheck, process, removal, repositories, tiering
+from provision.node import bootloader, daxctl, gpucheck, process, removal, repositories, tiering
 from provision.node.apply import apply
 from provision.node.command import CommandError, System
 from provision.node.observe import observe
@@ -69,6 +69,16 @@ def used(**parts: Any) -> State:
         runtime=Runtime("/opt/oeprov/venv", exists=True, made=True, oeprov="0.1.0"),
     )
     return state._replace(**parts)
+
+
+def test_cxl_memory_stays_a_node_until_the_next_boot() -> None:
+    state = fresh.state(desired("cxl"))._replace(
+        assumed=False, files={daxctl.UNIT: daxctl.unit_text([], ["dax0.0"], True), daxctl.ENABLED: ""}
+    )
+    plan = make_plan(state, desired("cxl"))
+    assert "system-ram-forget" in [step.id for step in plan.steps]
+    assert "dax0.0 stays a memory node until the next boot" in plan.notes
+    assert make_plan(state._replace(files={}), desired("cxl")).notes == []
 
 
 def ids(plan: Plan) -> list[str]:

@@ -18,6 +18,7 @@ from provision.lab import Lab, emulator, image, labels, machine, programs
 from provision.lab import lab as lab_module
 from provision.lab import node as node_module
 from provision.lab.machine import Machine
+from provision.lab.node import BOOT_SECONDS
 from provision.node import ipmctl as node_ipmctl
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -194,6 +195,19 @@ class TestAccelerator:
         monkeypatch.setattr(machine, "version", lambda: (9, 0, 0))
         self.probe(tmp_path)
         assert len(seen) == 2, "another QEMU is tried again"
+
+
+def test_the_first_boot_of_an_image_may_take_as_long_as_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[float] = []
+    monkeypatch.setattr(machine, "run_to_end", lambda _, seconds: bool(allowed.append(seconds)))
+    (tmp_path / "first-boot.log").write_text("Installing for i386-pc platform.\n")
+    with pytest.raises(LabError, match=f"no end within {BOOT_SECONDS} s"):
+        image._install_grub(tmp_path)
+    (tmp_path / "first-boot.log").write_text("lab: disk is bootable\n")
+    image._install_grub(tmp_path)
+    assert allowed == [BOOT_SECONDS] * 2
 
 
 class TestLabels:

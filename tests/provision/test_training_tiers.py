@@ -224,6 +224,51 @@ def test_memory_nodes_of_one_socket(tmp_path: Path) -> None:
     assert bound(placed) == [("", "", "12")]
 
 
+ALL_NODES = "EnvironmentFile=/etc/oeprov/memory.env"
+ONE_EACH = ["Environment=MEMKIND_DAX_KMEM_NODES=2", "Environment=MEMKIND_DAX_KMEM_NODES=3"]
+
+
+def memory_of(placed: Placement) -> list[str]:
+    """Of each server, the line of its unit that names its memory nodes."""
+    return [
+        "".join(line for line in unit["text"].splitlines() if line in (ALL_NODES, *ONE_EACH))
+        for unit in placed.hosts["pm-1"]["units"]
+    ]
+
+
+CPUS_EACH = [
+    ("0-3,8-9", "CPUAffinity=0 1 2 3 8 9", "6"),
+    ("4-7,10-11", "CPUAffinity=4 5 6 7 10 11", "6"),
+]
+
+
+@pytest.mark.parametrize("storage", ["dram", "pmem_memkind"])
+def test_servers_share_the_memory_nodes_of_two_sockets(tmp_path: Path, storage: str) -> None:
+    two = inventory(tmp_path, "system-ram", "parameter_server_count: 2")
+    placed = place(two, FAR_OF_BOTH, tmp_path, storage=storage)
+    assert (memory_of(placed), bound(placed)) == (ONE_EACH, CPUS_EACH)
+    if storage == "pmem_memkind":
+        sizes = [item.argv[item.argv.index("--storage-size") + 1] for item in placed.processes[:2]]
+        assert sizes == [str(240 * GIB)] * 2
+    four = inventory(tmp_path, "system-ram", "parameter_server_count: 4")
+    assert memory_of(place(four, FAR_OF_BOTH, tmp_path, storage=storage)) == ONE_EACH * 2
+
+
+def test_servers_that_cannot_share_evenly_have_all_memory_nodes(tmp_path: Path) -> None:
+    """A server whose node is full is killed."""
+    uneven = FAR_OF_BOTH._replace(numa=[*FAR_OF_BOTH.numa[:3], FAR_OF_BOTH.numa[3]._replace(size=GIB)])
+    one_entered = FAR_OF_BOTH._replace(files={numa.ENVIRONMENT: numa.environment_text([3])})
+    for more, state in (
+        ("parameter_server_count: 1", FAR_OF_BOTH),
+        ("parameter_server_count: 3", FAR_OF_BOTH),
+        ("parameter_server_count: 2", uneven),
+        ("parameter_server_count: 2", one_entered),
+        ("parameter_server_count: 2, parameter_server_cpus: all", FAR_OF_BOTH),
+    ):
+        placed = place(inventory(tmp_path, "system-ram", more), state, tmp_path)
+        assert set(memory_of(placed)) == {ALL_NODES}
+
+
 @pytest.mark.parametrize(
     "state",
     [
