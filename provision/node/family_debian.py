@@ -35,6 +35,7 @@ FAMILY = Family(
         "containers": "docker.io",
         "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
         "libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev",
+        "build-io_uring": "liburing-dev",
     },
     kernels={"distribution": KernelSource("linux-image-{architecture}", ["linux-image-{release}"])},
     # In non-free, as all that it needs; the open modules are the default of later branches only.

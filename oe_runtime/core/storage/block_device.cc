@@ -17,11 +17,14 @@
 #include "oe_runtime/core/storage/pread_queue.h"
 #include "oe_runtime/core/storage/read_counts.h"
 #include "oe_runtime/core/storage/striped_files.h"
+#include "oe_runtime/core/storage/uring_reader.h"
 
 namespace oe {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr uint32_t kMostDepth = 4096;
 
 bool IsFull(int error) { return error == ENOSPC || error == EDQUOT; }
 
@@ -90,9 +93,15 @@ class FileDevice final : public BlockDevice {
         files_(std::move(files), spec.stripe_bytes),
         not_direct_(not_direct),
         size_(size),
-        preads_(&files_, spec.pread_threads, &reads_) {}
+        preads_(&files_, spec.pread_threads, &reads_) {
+    if (spec.method == ReadMethod::kPreads || !not_direct_.empty()) return;
+    uring_ = std::make_unique<UringReader>(&files_, spec.depth, &reads_);
+  }
 
-  std::unique_ptr<ReadQueue> NewQueue() override { return preads_.NewQueue(); }
+  std::unique_ptr<ReadQueue> NewQueue() override {
+    if (uring_ != nullptr && uring_->works()) return uring_->NewQueue();
+    return preads_.NewQueue();
+  }
 
   void Write(uint64_t offset, const std::byte* data, size_t bytes) override {
     RequireBlocks(offset, bytes);
@@ -165,8 +174,11 @@ class FileDevice final : public BlockDevice {
   }
 
   std::string description() const override {
-    if (!not_direct_.empty()) return "preads through the page cache: " + not_direct_ + " has no direct I/O";
-    return "preads";
+    if (!not_direct_.empty()) return "preads through the page cache: no direct I/O for " + not_direct_;
+    if (uring_ == nullptr) return "preads";
+    if (!uring_->works()) return "preads: " + uring_->why_not();
+    if (uring_->registers_buffers()) return "io_uring";
+    return "io_uring without registered buffers: the limit of locked memory (ulimit -l) is too small";
   }
 
   BlockDeviceStats stats() const override {
@@ -219,6 +231,7 @@ class FileDevice final : public BlockDevice {
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> flushes_{0};
   PreadPool preads_;
+  std::unique_ptr<UringReader> uring_;
 };
 
 }  // namespace
