@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,17 +15,15 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/file.h"
+#include "oe_runtime/core/storage/block_reads.h"
 #include "oe_runtime/core/storage/pread_queue.h"
-#include "oe_runtime/core/storage/read_counts.h"
 #include "oe_runtime/core/storage/striped_files.h"
-#include "oe_runtime/core/storage/uring_reader.h"
+#include "oe_runtime/core/storage/uring_queue.h"
 
 namespace oe {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr uint32_t kMostDepth = 4096;
 
 bool IsFull(int error) { return error == ENOSPC || error == EDQUOT; }
 
@@ -93,14 +92,22 @@ class FileDevice final : public BlockDevice {
         files_(std::move(files), spec.stripe_bytes),
         not_direct_(not_direct),
         size_(size),
-        preads_(&files_, spec.pread_threads, &reads_) {
-    if (spec.method == ReadMethod::kPreads || !not_direct_.empty()) return;
-    uring_ = std::make_unique<UringReader>(&files_, spec.depth, &reads_);
+        wants_uring_(spec.method == ReadMethod::kBest && not_direct.empty()),
+        preads_(PreadPool::Shared()) {
+    if (wants_uring_) why_preads_ = UringSupport(&registers_buffers_);
+    uring_works_ = wants_uring_ && why_preads_.empty();
   }
 
   std::unique_ptr<ReadQueue> NewQueue() override {
-    if (uring_ != nullptr && uring_->works()) return uring_->NewQueue();
-    return preads_.NewQueue();
+    if (!uring_works_) return preads_->NewQueue(&files_, &reads_);
+    std::string why_not;
+    std::unique_ptr<ReadQueue> queue = NewUringQueue(&files_, &reads_, &why_not);
+    if (queue != nullptr) return queue;
+    {
+      const std::lock_guard<std::mutex> lock(why_mutex_);
+      why_preads_ = why_not;
+    }
+    return preads_->NewQueue(&files_, &reads_);
   }
 
   void Write(uint64_t offset, const std::byte* data, size_t bytes) override {
@@ -175,9 +182,11 @@ class FileDevice final : public BlockDevice {
 
   std::string description() const override {
     if (!not_direct_.empty()) return "preads through the page cache: no direct I/O for " + not_direct_;
-    if (uring_ == nullptr) return "preads";
-    if (!uring_->works()) return "preads: " + uring_->why_not();
-    if (uring_->registers_buffers()) return "io_uring";
+    if (!wants_uring_) return "preads";
+    const std::lock_guard<std::mutex> lock(why_mutex_);
+    if (!uring_works_) return "preads: " + why_preads_;
+    if (!why_preads_.empty()) return "io_uring, some threads preads: " + why_preads_;
+    if (registers_buffers_) return "io_uring";
     return "io_uring without registered buffers: the limit of locked memory (ulimit -l) is too small";
   }
 
@@ -230,11 +239,20 @@ class FileDevice final : public BlockDevice {
   std::atomic<uint64_t> writes_{0};
   std::atomic<uint64_t> written_{0};
   std::atomic<uint64_t> flushes_{0};
-  PreadPool preads_;
-  std::unique_ptr<UringReader> uring_;
+  const bool wants_uring_;
+  bool uring_works_ = false;
+  bool registers_buffers_ = false;
+  mutable std::mutex why_mutex_;
+  std::string why_preads_;
+  const std::shared_ptr<PreadPool> preads_;
 };
 
 }  // namespace
+
+uint32_t BlockChecksum(const std::byte* block) {
+  const auto sum = static_cast<uint32_t>(XXH3_64bits(block, kBlockBytes));
+  return sum == 0 ? 1 : sum;
+}
 
 std::unique_ptr<BlockDevice> OpenBlockDevice(const BlockDeviceSpec& spec) {
   if (spec.files.empty()) throw SpecError("a storage device needs a file");
@@ -242,8 +260,6 @@ std::unique_ptr<BlockDevice> OpenBlockDevice(const BlockDeviceSpec& spec) {
     throw SpecError("the stripes of a storage device are " + std::to_string(spec.stripe_bytes) +
                     " bytes; give a multiple of " + std::to_string(kBlockBytes));
   }
-  if (spec.depth == 0 || spec.pread_threads == 0)
-    throw SpecError("a storage device needs a depth and threads");
   std::vector<File> files;
   std::string not_direct;
   uint64_t least = UINT64_MAX;

@@ -18,13 +18,19 @@ struct BlockRead {
   uint64_t offset = 0;
   std::byte* into = nullptr;
   uint32_t bytes = 0;
+  // BlockChecksum() of the block, if this is a read of one block or of a piece; 0: not compared.
+  uint32_t expected = 0;
   // When it is done: 0 if all bytes are there, EIO and the like for a device that fails, ENODATA past the
-  // end of the device, EINVAL for another shape.
+  // end of the device, EBADMSG for another checksum, EINVAL for another shape. A piece is copied only if it
+  // is 0.
   int error = 0;
 };
 
-// Reads of one thread: the one that calls Submit() first. Reads and writes of the same blocks at once have no
-// order: the caller waits for one before it begins the other.
+// Of a block of kBlockBytes; never 0.
+uint32_t BlockChecksum(const std::byte* block);
+
+// Reads of the thread that made it; cheap to make, for each request anew. Reads and writes of the same blocks
+// at once have no order: the caller waits for one before it begins the other.
 class ReadQueue {
  public:
   static constexpr uint64_t kEverything = UINT64_MAX;
@@ -36,7 +42,7 @@ class ReadQueue {
   virtual uint64_t Submit(BlockRead* reads, size_t count) = 0;
   // Returns when the reads of all submissions up to `ticket` are done.
   virtual void Wait(uint64_t ticket = kEverything) = 0;
-  // Begins reads that exceeded the device's depth before. Does not wait; true if all reads are done.
+  // Begins reads that exceeded the depth before. Does not wait; true if all reads are done.
   virtual bool Poll() = 0;
 };
 
@@ -56,7 +62,7 @@ class BlockDevice {
  public:
   virtual ~BlockDevice() = default;
 
-  // For one thread; ends before the device. Throws StorageError.
+  // For this thread, and within its life and the device's. Throws StorageError.
   virtual std::unique_ptr<ReadQueue> NewQueue() = 0;
 
   // Whole blocks below size(); reads that begin after its return find them. `data` that is not aligned to
@@ -89,10 +95,11 @@ struct BlockDeviceSpec {
   // the same ones in the same order.
   std::vector<std::string> files;
   uint64_t stripe_bytes = uint64_t{8} << 20;  // a multiple of kBlockBytes
-  uint32_t depth = 128;                       // reads of a queue that the device has at once
-  uint32_t pread_threads = 32;                // without io_uring, of all queues
   ReadMethod method = ReadMethod::kBest;
 };
+
+// Reads that one thread has in flight at most, all its queues together.
+constexpr uint32_t kReadDepth = 128;
 
 // Files of directories. Throws SpecError, or StorageError for files that cannot be opened.
 std::unique_ptr<BlockDevice> OpenBlockDevice(const BlockDeviceSpec& spec);

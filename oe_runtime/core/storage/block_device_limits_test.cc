@@ -23,7 +23,7 @@
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/storage/block_device.h"
-#include "oe_runtime/core/storage/uring_reader.h"
+#include "oe_runtime/core/storage/uring_queue.h"
 
 namespace oe {
 namespace {
@@ -135,15 +135,13 @@ class BlockDeviceLimitsTest : public testing::Test {
 TEST_F(BlockDeviceLimitsTest, UringIsUsedWhereTheKernelHasIt) {
   const auto device = Open();
   if (device->description().find("direct I/O") != std::string::npos) GTEST_SKIP() << device->description();
-  EXPECT_EQ(device->description().substr(0, 8),
-            UringReader::is_built() && KernelHasUring() ? "io_uring" : "preads: ");
+  EXPECT_EQ(device->description().substr(0, 8), HasLiburing() && KernelHasUring() ? "io_uring" : "preads: ");
 }
 
 TEST_F(BlockDeviceLimitsTest, PreadsServeWhereUringIsForbidden) {
   for (const Forbidden& forbidden : std::vector<Forbidden>{{__NR_io_uring_setup, EPERM},
                                                            {__NR_io_uring_setup, ENOSYS},
                                                            {__NR_io_uring_enter, EPERM},
-                                                           {__NR_io_uring_register, EPERM},
                                                            {__NR_io_uring_setup, ENOMEM}}) {
     SKIP_WITHOUT_FILTER(RunWithout({forbidden}, [&] {
       const auto device = Open();
@@ -166,7 +164,7 @@ TEST_F(BlockDeviceLimitsTest, ThePageCacheServesWhereDirectReadsAreForbidden) {
 }
 
 TEST_F(BlockDeviceLimitsTest, BuffersAreNotRegisteredWithoutLockedMemory) {
-  if (!UringReader::is_built() || !KernelHasUring()) GTEST_SKIP() << "no io_uring here";
+  if (!HasLiburing() || !KernelHasUring()) GTEST_SKIP() << "no io_uring here";
   std::string how;
   std::thread([&] {
     // Who may lock any memory has no limit.

@@ -58,7 +58,6 @@ TEST_P(BlockDeviceTest, BlocksAndPiecesAreReadAsWritten) {
   for (const size_t files : {1, 3}) {
     BlockDeviceSpec spec = Spec(files);
     spec.stripe_bytes = 4 * kBlockBytes;
-    spec.depth = 8;  // less than a submission
     const auto device = OpenBlockDevice(spec);
     device->Grow(48 * kBlockBytes);
     ASSERT_EQ(device->size(), 48 * kBlockBytes);
@@ -129,6 +128,61 @@ TEST_P(BlockDeviceTest, AQueueEndsAfterItsReads) {
   for (size_t at = 0; at < reads.size(); ++at) reads[at] = {at * 16, &rows[at * 16], 16};
   device->NewQueue()->Submit(reads.data(), reads.size());
   for (const BlockRead& read : reads) ASSERT_TRUE(IsRight(read));
+}
+
+TEST_P(BlockDeviceTest, QueuesOfOneThreadMayTakeTurns) {
+  const auto device = OpenBlockDevice(Spec());
+  BlockDeviceSpec spec = Spec();
+  spec.files[0] += "-other";
+  const auto other = OpenBlockDevice(spec);
+  for (const auto& one : {device.get(), other.get()}) {
+    one->Grow(64 * kBlockBytes);
+    Fill(one);
+  }
+  const auto first = device->NewQueue();
+  const auto second = other->NewQueue();
+  std::vector<std::byte> rows(size_t{1000} * 8);
+  std::vector<BlockRead> reads(1000);
+  for (size_t at = 0; at < reads.size(); ++at) reads[at] = {at * 8, &rows[at * 8], 8};
+  // The first has all that may be in flight, and goes on when it is waited for.
+  first->Submit(reads.data(), 500);
+  second->Submit(reads.data() + 500, 500);
+  second->Wait();
+  for (size_t at = 500; at < 1000; ++at) ASSERT_TRUE(IsRight(reads[at])) << at;
+  first->Wait();
+  for (size_t at = 0; at < 500; ++at) ASSERT_TRUE(IsRight(reads[at])) << at;
+  EXPECT_EQ(device->stats().reads, 500U);
+  EXPECT_EQ(other->stats().reads, 500U);
+}
+
+TEST_P(BlockDeviceTest, ABlockWithAnotherChecksumIsAnError) {
+  const auto device = OpenBlockDevice(Spec());
+  device->Grow(4 * kBlockBytes);
+  Fill(device.get());
+  const BlockBuffer blocks(2 * kBlockBytes);
+  std::byte row[16] = {};
+  BlockRead whole{kBlockBytes, blocks.data(), kBlockBytes};
+  const auto queue = device->NewQueue();
+  queue->Submit(&whole, 1);
+  queue->Wait();
+  const uint32_t sum = BlockChecksum(blocks.data());
+  EXPECT_NE(sum, 0U);
+  std::vector<BlockRead> reads = {
+      {kBlockBytes + 100, row, 16, sum},     {kBlockBytes, blocks.data(), kBlockBytes, sum},
+      {kBlockBytes + 100, row, 16, sum ^ 1}, {kBlockBytes, blocks.data(), kBlockBytes, sum ^ 1},
+      {2 * kBlockBytes + 100, row, 16, sum}, {0, blocks.data(), 2 * kBlockBytes, sum},
+  };
+  std::vector<int> errors;
+  for (BlockRead& read : reads) {
+    std::fill_n(row, 16, std::byte{0});
+    queue->Submit(&read, 1);
+    queue->Wait();
+    errors.push_back(read.error);
+    if (read.into == row) {
+      EXPECT_EQ(row[0] == ByteAt(read.offset), read.error == 0);
+    }
+  }
+  EXPECT_EQ(errors, (std::vector<int>{0, 0, EBADMSG, EBADMSG, EBADMSG, EINVAL}));
 }
 
 TEST_P(BlockDeviceTest, ErrorsAreThoseOfTheirReads) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <system_error>
 
 #include "oe_runtime/core/common/error.h"
@@ -35,6 +34,8 @@ struct PreadPool::Submission {
   // A thread takes this many at once: few enough that all threads have work.
   static constexpr size_t kTaken = 4;
 
+  const StripedFiles* files = nullptr;
+  ReadCounts* counts = nullptr;
   BlockRead* reads = nullptr;
   size_t count = 0;
   size_t next = 0;  // which nobody has taken; under the pool's mutex
@@ -47,13 +48,16 @@ struct PreadPool::Submission {
 
 class PreadPool::Queue final : public ReadQueue {
  public:
-  explicit Queue(PreadPool* pool) : pool_(pool) {}
+  Queue(PreadPool* pool, const StripedFiles* files, ReadCounts* counts)
+      : pool_(pool), files_(files), counts_(counts) {}
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
   ~Queue() override { Queue::Wait(kEverything); }
 
   uint64_t Submit(BlockRead* reads, size_t count) override {
     auto submission = std::make_shared<Submission>();
+    submission->files = files_;
+    submission->counts = counts_;
     submission->reads = reads;
     submission->count = count;
     submission->left = count;
@@ -79,12 +83,20 @@ class PreadPool::Queue final : public ReadQueue {
 
  private:
   PreadPool* const pool_;
+  const StripedFiles* const files_;
+  ReadCounts* const counts_;
   std::deque<std::shared_ptr<Submission>> open_;  // the last ones of all submissions
   uint64_t last_ = 0;
 };
 
-PreadPool::PreadPool(const StripedFiles* files, uint32_t threads, ReadCounts* counts)
-    : files_(files), most_threads_(threads), counts_(counts) {}
+std::shared_ptr<PreadPool> PreadPool::Shared() {
+  static std::mutex mutex;
+  static std::weak_ptr<PreadPool> shared;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<PreadPool> pool = shared.lock();
+  if (pool == nullptr) shared = pool = std::make_shared<PreadPool>();
+  return pool;
+}
 
 PreadPool::~PreadPool() {
   {
@@ -95,14 +107,16 @@ PreadPool::~PreadPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::unique_ptr<ReadQueue> PreadPool::NewQueue() { return std::make_unique<Queue>(this); }
+std::unique_ptr<ReadQueue> PreadPool::NewQueue(const StripedFiles* files, ReadCounts* counts) {
+  return std::make_unique<Queue>(this, files, counts);
+}
 
 void PreadPool::Add(const std::shared_ptr<Submission>& submission) {
   const size_t wanted = (submission->count + Submission::kTaken - 1) / Submission::kTaken;
   size_t woken = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    while (threads_.size() < std::min<size_t>(most_threads_, wanted)) {
+    while (threads_.size() < std::min<size_t>(kMostThreads, wanted)) {
       try {
         threads_.emplace_back([this] { Work(); });
       } catch (const std::system_error& error) {
@@ -137,12 +151,13 @@ void PreadPool::Work() {
       uint64_t bytes = 0;
       if (shape == ReadShape::kBlocks) {
         bytes = read.bytes;
-        read.error = ReadWhole(*files_, read.offset, read.into, bytes);
+        read.error = ReadWhole(*submission->files, read.offset, read.into, bytes);
+        if (read.error == 0) read.error = Deliver(read, shape, read.into);
       } else if (shape == ReadShape::kPiece) {
         bytes = kBlockBytes;
-        const uint64_t from = read.offset % kBlockBytes;
-        read.error = ReadWhole(*files_, read.offset - from, buffer.data(), bytes);
-        if (read.error == 0) std::memcpy(read.into, buffer.data() + from, read.bytes);
+        const uint64_t block = read.offset / kBlockBytes * kBlockBytes;
+        read.error = ReadWhole(*submission->files, block, buffer.data(), bytes);
+        if (read.error == 0) read.error = Deliver(read, shape, buffer.data());
       } else {
         read.error = EINVAL;
       }
@@ -150,7 +165,7 @@ void PreadPool::Work() {
       stats.read_bytes += bytes;
       stats.read_errors += read.error == 0 ? 0 : 1;
     }
-    counts_->Add(stats);
+    submission->counts->Add(stats);
     if (submission->left.fetch_sub(last - first, std::memory_order_acq_rel) == last - first) {
       const std::lock_guard<std::mutex> done_lock(submission->mutex);
       submission->done.notify_all();

@@ -9,32 +9,34 @@
 #include <vector>
 
 #include "oe_runtime/core/storage/block_device.h"
-#include "oe_runtime/core/storage/read_counts.h"
+#include "oe_runtime/core/storage/block_reads.h"
 #include "oe_runtime/core/storage/striped_files.h"
 
 namespace oe {
 
-// Threads that read with pread, each one block or run of blocks at a time: a device without io_uring. The
-// threads start with the first read.
+// Threads that read with pread, for devices without io_uring. They start with the first reads.
 class PreadPool {
  public:
-  PreadPool(const StripedFiles* files, uint32_t threads, ReadCounts* counts);
+  // The one of all devices that are open now.
+  static std::shared_ptr<PreadPool> Shared();
+
+  PreadPool() = default;
   ~PreadPool();
   PreadPool(const PreadPool&) = delete;
   PreadPool& operator=(const PreadPool&) = delete;
 
-  std::unique_ptr<ReadQueue> NewQueue();
+  // The files and counts outlive the queue.
+  std::unique_ptr<ReadQueue> NewQueue(const StripedFiles* files, ReadCounts* counts);
 
  private:
+  static constexpr uint32_t kMostThreads = 32;
+
   class Queue;
   struct Submission;
 
   void Add(const std::shared_ptr<Submission>& submission);
   void Work();
 
-  const StripedFiles* const files_;
-  const uint32_t most_threads_;
-  ReadCounts* const counts_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Submission>> submissions_;  // those with reads that nobody has begun

@@ -15,7 +15,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/storage/block_device.h"
-#include "oe_runtime/core/storage/read_counts.h"
+#include "oe_runtime/core/storage/block_reads.h"
 
 namespace oe {
 
@@ -218,10 +218,11 @@ class SimulatedBlockDevice final : public BlockDevice {
     ++stats_.reads;
     read->error = ErrorOf(*read);
     if (read->error == 0) {
-      std::memcpy(read->into, &seen_[read->offset], read->bytes);
-    } else {
-      ++stats_.read_errors;
+      const ReadShape shape = ShapeOf(*read);
+      if (shape == ReadShape::kBlocks) std::memcpy(read->into, &seen_[read->offset], read->bytes);
+      read->error = Deliver(*read, shape, &seen_[read->offset / kBlockBytes * kBlockBytes]);
     }
+    if (read->error != 0) ++stats_.read_errors;
     stats_.read_bytes += (read->bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   }
 

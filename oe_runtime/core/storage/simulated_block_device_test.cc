@@ -179,6 +179,24 @@ TEST(SimulatedBlockDeviceTest, ReadsHappenAtAnyTimeBeforeTheyAreWaitedFor) {
   EXPECT_EQ(seen, (std::set<int>{0, 5}));
 }
 
+TEST(SimulatedBlockDeviceTest, AFlippedBitIsAnotherChecksum) {
+  SimulatedBlockDevice device(1);
+  device.Grow(2 * kBlockBytes);
+  device.Write(0, Blocks(2, 5).data(), 2 * kBlockBytes);
+  const auto queue = device.NewQueue();
+  const auto error_of = [&](uint64_t offset) {
+    std::byte byte{};
+    BlockRead read{offset, &byte, 1, BlockChecksum(Blocks(1, 5).data())};
+    queue->Submit(&read, 1);
+    queue->Wait();
+    return read.error;
+  };
+  EXPECT_EQ(error_of(kBlockBytes), 0);
+  device.Flip(kBlockBytes + 3000, 2);
+  EXPECT_EQ(error_of(kBlockBytes), EBADMSG);
+  EXPECT_EQ(error_of(0), 0);
+}
+
 TEST(SimulatedBlockDeviceTest, AFullDeviceSaysSo) {
   SimulatedBlockDevice device(1);
   device.capacity = 2 * kBlockBytes;

@@ -1,11 +1,15 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 
 #include "oe_runtime/core/storage/block_device.h"
 
 namespace oe {
+
+// What the implementations of ReadQueue share.
 
 // Of all queues of a device.
 struct ReadCounts {
@@ -27,8 +31,18 @@ inline ReadShape ShapeOf(const BlockRead& read) {
   const uint64_t from = read.offset % kBlockBytes;
   const bool aligned = reinterpret_cast<uintptr_t>(read.into) % kBlockBytes == 0;
   if (read.bytes == 0 || read.into == nullptr) return ReadShape::kRefused;
-  if (from == 0 && read.bytes % kBlockBytes == 0 && aligned) return ReadShape::kBlocks;
+  if (from == 0 && read.bytes % kBlockBytes == 0 && aligned) {
+    const bool checkable = read.expected == 0 || read.bytes == kBlockBytes;
+    return checkable ? ReadShape::kBlocks : ReadShape::kRefused;
+  }
   return from + read.bytes <= kBlockBytes ? ReadShape::kPiece : ReadShape::kRefused;
+}
+
+// Compares the checksum, if one is expected, and copies a piece from its block. 0, or the error.
+inline int Deliver(const BlockRead& read, ReadShape shape, const std::byte* block) {
+  if (read.expected != 0 && BlockChecksum(block) != read.expected) return EBADMSG;
+  if (shape == ReadShape::kPiece) std::memcpy(read.into, block + read.offset % kBlockBytes, read.bytes);
+  return 0;
 }
 
 }  // namespace oe
