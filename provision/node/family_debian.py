@@ -18,6 +18,7 @@ FAMILY = Family(
         "cxl": "cxl",
         "ipmctl": "ipmctl",
         "numactl": "numactl",
+        "nvme": "nvme-cli",
         "ext4": "e2fsprogs",
         "xfs": "xfsprogs",
         "venv": "python3-venv",

@@ -42,6 +42,7 @@ NO_MEANING: dict[str, str] = {
     **dict.fromkeys(_all_but(settings.RolloutSettings), _HOSTS),
     **dict.fromkeys(_all_but(settings.KernelSettings), _HOSTS),
     **dict.fromkeys(_all_but(settings.PmemSettings, "mode", "mount_prefix"), _HOSTS),
+    **dict.fromkeys(_all_but(settings.SsdSettings), _HOSTS),
     **dict.fromkeys(_all_but(settings.GpuSettings), _HOSTS),
     **dict.fromkeys(_all_but(RuntimeSettings, "flavor"), _IMAGES),
     **dict.fromkeys(_all_but(ContainerSettings), "it is for --on docker and --on podman"),
