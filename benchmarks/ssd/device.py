@@ -146,10 +146,10 @@ def main() -> None:
     print(where, table, sep="\n\n")
     if options.save:
         about = (
-            f"{options.rounds} rounds of {options.seconds:g} s for each line, in turns, a file of {options.gib} "
-            f"GiB. Each of our reads copies a row of 512 bytes out of its block; a batch has {READS:,} reads. "
-            "The share is the median of each round's ratio to fio's rate in the same round. CPU is that of "
-            "all threads, without interrupts."
+            f"{options.rounds} rounds of {options.seconds:g} s for each line, in turns, a file of "
+            f"{options.gib} GiB. Each of our reads copies a row of 512 bytes out of its block; a batch has "
+            f"{READS:,} reads. The share is the median of each round's ratio to fio's rate in the same "
+            "round. CPU is that of all threads, without interrupts."
         )
         RESULTS.write_text(f"# Random reads of 4 KiB\n\n{where}\n\n{about}\n\n{table}")
 
