@@ -3,7 +3,6 @@
 import sys
 
 import keras
-import tensorflow as tf
 
 import oe_runtime.job as job
 import oe_runtime.keras as embed
@@ -16,7 +15,11 @@ dim, cap, batch_size, epochs = map(int, sys.argv[1:])
 keras.utils.set_random_seed(0)
 schema = CRITEO.limited(cap)
 sizes = [one.rows for one in schema.categories]
-model = models.build("deepfm", sizes, dim, schema=schema, seed=0)
+numbers = [keras.Input((1,), name=one.name) for one in schema.numbers]
+ids = [keras.Input((1,), dtype="int64", name=one.name) for one in schema.categories]
+deepfm = models.build("deepfm", sizes, dim, schema=schema, seed=0)
+columns = {one.name: one for one in numbers + ids}
+model = keras.Model(columns, deepfm([keras.layers.Concatenate()(numbers), *ids]))
 model = embed.distributed_model(model, job.client(), sparse_as_dense_size=2)
 model.compile(
     embed.distributed_optimizer(keras.optimizers.Adagrad(0.01)),
@@ -25,12 +28,5 @@ model.compile(
     jit_compile=False,
 )
 
-
-def inputs(features: dict[str, tf.Tensor], labels: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-    """The built-in model's inputs: all numbers, and the ids of each category."""
-    return (features["numbers"], *tf.split(features["ids"], len(sizes), axis=1)), labels
-
-
-data = dataset(schema, job.data, batch_size, grouped=True)
 callbacks = [embed.JobCallback(job)]
-model.fit(data.map(inputs).prefetch(2), epochs=epochs, verbose=0, callbacks=callbacks)
+model.fit(dataset(schema, job.data, batch_size), epochs=epochs, verbose=0, callbacks=callbacks)

@@ -136,12 +136,14 @@ def dataset(
     rows = Rows(schema, paths, batch_size, **options)
     import tensorflow as tf
 
-    def made(first: int) -> Any:
-        data = tf.data.Dataset.from_generator(
-            lambda: rows.batches(first), output_signature=rows.signature(tf)
-        )
-        return data.prefetch(2)
-
-    data = made(start)
-    data.after = lambda batches: made(start + batches)  # a pass without its first batches, for oe_runtime.job
+    data = tf.data.Dataset.from_generator(lambda: rows.batches(start), output_signature=rows.signature(tf))
+    data = data.prefetch(2)
+    # For oe_runtime.job: a pass without its first batches, and without tf.data, whose generators take as long
+    # as the reading.
+    data.batches_after = lambda batches: _tensors(rows.batches(start + batches), tf)
     return data
+
+
+def _tensors(batches: Iterator[tuple[Any, ...]], tf: Any) -> Iterator[Any]:
+    for batch in batches:
+        yield tf.nest.map_structure(tf.convert_to_tensor, batch)

@@ -15,10 +15,14 @@ from tensorflow.python.data.ops import dataset_ops  # the base of unary datasets
 
 
 class EpochDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]
-    """The same dataset; an iterator is made of it where its first batch is read, once per epoch."""
+    """The same dataset; an iterator is made of it where its first batch is read, once per epoch.
+
+    Those of `oe_runtime.data.dataset`, as it is, come without tf.data, and passed batches are not read.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self._batches_after = getattr(dataset, "batches_after", None)
         self._early: tuple[Any, list[Any]] | None = None  # of before the first epoch
         self._passed = 0  # batches that the next epoch need not read
         self.training = False
@@ -26,12 +30,12 @@ class EpochDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[
 
     def skip_epochs(self, epochs: int) -> None:
         """Draw the seeds of epochs that are not read."""
-        for _ in range(epochs):
+        for _ in range(0 if self._batches_after else epochs):
             iter(self._dataset)
 
     def pass_batches(self, batches: int) -> None:
         """Let the next epoch repeat its first unread batch in place of `batches` that nobody looks at."""
-        self._passed = batches if hasattr(self._dataset, "after") else 0
+        self._passed = batches if self._batches_after else 0
 
     def __iter__(self) -> Iterator[Any]:
         return _Batches(self)
@@ -51,11 +55,14 @@ class EpochDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[
 
     def _next(self) -> tuple[Any, list[Any]]:
         passed, self._passed = self._passed, 0
-        if passed:
-            iterator = iter(self._dataset.after(passed))
-            if (batch := next(iterator, None)) is not None:
-                return iterator, [batch] * (passed + 1)
-        return iter(self._dataset), []
+        if self._batches_after is None:
+            return iter(self._dataset), []
+        iterator = self._batches_after(passed)
+        if not passed:
+            return iterator, []
+        if (batch := next(iterator, None)) is not None:
+            return iterator, [batch] * (passed + 1)
+        return self._batches_after(0), []
 
 
 class _Batches:

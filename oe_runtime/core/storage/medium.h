@@ -45,6 +45,10 @@ class Medium {
   virtual size_t SizeOf(const std::string& name) const = 0;
   // Maps a region that exists and has bytes. Throws StorageError.
   virtual Region Open(const std::string& name) = 0;
+  // Says that a part of a region is read from its first byte to its last in a moment, or, without `in_order`,
+  // as it is at first, here and there: what lies beside is then not read too, where memory is a cache of a
+  // file.
+  virtual void Advise(const void* /*data*/, size_t /*size*/, bool /*in_order*/) noexcept {}
   // Unmaps it.
   virtual void Close(const Region& region) noexcept = 0;
   // Throws StorageError unless the next process finds the region under its name.

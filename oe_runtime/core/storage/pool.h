@@ -182,6 +182,7 @@ class Pool {
 
   // Recovery (pool_recovery.cc).
   void AssignBlocks(std::vector<Scan>* scans, std::vector<SlotBlock>* free_blocks) const;
+  void AdviseMetas(bool in_order) const noexcept;
   void ReserveAgain();
   void ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const;
 

@@ -80,6 +80,13 @@ void Pool::AssignBlocks(std::vector<Scan>* scans, std::vector<SlotBlock>* free_b
   }
 }
 
+// Of all segments: a scan reads all of it, and nothing else does.
+void Pool::AdviseMetas(bool in_order) const noexcept {
+  for (const Segment& segment : segments_) {
+    medium_->Advise(segment.region.data, segment.header.rows_offset, in_order);
+  }
+}
+
 void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const {
   scan->slots = std::make_unique<SlotStore>(const_cast<Pool*>(this), layout_, epoch + 1, spec_.cache);
   SlotStore& slots = *scan->slots;
@@ -181,6 +188,8 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
   const KeptCheckpoint chosen = kept.empty() ? KeptCheckpoint{} : kept.back();
 
   // Read everything; nothing is changed yet.
+  const std::unique_ptr<Pool, void (*)(Pool*)> advice(this, [](Pool* pool) { pool->AdviseMetas(false); });
+  AdviseMetas(true);
   std::vector<Scan> scans(spec_.shards);
   std::vector<SlotBlock> free_blocks;
   AssignBlocks(&scans, &free_blocks);

@@ -10,6 +10,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -35,14 +38,17 @@ std::vector<std::string> FilesIn(const std::string& directory) {
 // Rows of one size in a storage of any kind.
 class Rows {
  public:
-  Rows(Storage* storage, const std::string& table, size_t row_bytes, const std::string& more = "") {
+  static PoolSpec Spec(const std::string& table, size_t row_bytes, const std::string& more = "") {
     PoolSpec spec;
     spec.table = table;
     spec.identity = R"({"table": {"name": ")" + table + '"' + more + "}}";
     spec.row_bytes = row_bytes;
     spec.shard_of = [](Key) { return 0U; };
+    return spec;
+  }
+  Rows(Storage* storage, const std::string& table, size_t row_bytes, const std::string& more = "") {
     bool opened = true;
-    pool_ = storage->NewPool(spec, false, &opened);
+    pool_ = storage->NewPool(Spec(table, row_bytes, more), false, &opened);
     EXPECT_FALSE(opened);
     if (pool_) {
       store_ = pool_->shard(0);
@@ -59,6 +65,7 @@ class Rows {
     return store_->row(store_->Add(store_->size()));
   }
   RowStore* operator->() { return store_; }
+  Pool* pool() { return pool_.get(); }
   uint64_t bytes() const { return pool_ ? pool_->bytes() : arena_->bytes(); }
 
  private:
@@ -293,6 +300,42 @@ TEST(PmemStorageTest, AFullDeviceIsAnErrorAndNotASignal) {
       << message;
   EXPECT_EQ(FilesIn(directory.path()).size(), 4U) << "the file that failed was left";
   EXPECT_NE(large.Add(), nullptr);
+}
+
+// Mapped pool files by whether a page fault reads only its own page ("rr" in the kernel's flags).
+std::map<bool, int> MappedPoolFiles(const std::string& directory) {
+  std::map<bool, int> found;
+  std::ifstream maps("/proc/self/smaps");
+  bool of_pool = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(directory) != std::string::npos) of_pool = true;
+    if (line.compare(0, 8, "VmFlags:") != 0) continue;
+    if (of_pool) ++found[line.find(" rr") != std::string::npos];
+    of_pool = false;
+  }
+  return found;
+}
+
+TEST(PmemStorageTest, AFaultReadsNothingAroundARow) {
+  const TestDirectory directory;
+  StorageSpec spec{"pmem_libpmem", directory.path(), 0, true};
+  {
+    const auto storage = Storage::Open(spec);
+    if (storage->is_pmem()) GTEST_SKIP() << "the directory is persistent memory: nothing is read around";
+    Rows rows(storage.get(), "t", 1000);
+    (void)rows.Add();
+    EXPECT_EQ(MappedPoolFiles(directory.path()), (std::map<bool, int>{{true, 2}}));
+    rows.pool()->Checkpoint(1, 1);
+    rows.pool()->WaitDurable();
+  }
+  const auto storage = Storage::Open(spec);
+  PoolSpec wanted = Rows::Spec("t", 1000);
+  bool opened = false;
+  const auto pool = storage->NewPool(wanted, false, &opened);
+  ASSERT_TRUE(opened);
+  const auto index = NewHashIndex();
+  EXPECT_EQ(pool->Recover(std::nullopt, {index.get()}).rows, 1U);
+  EXPECT_EQ(MappedPoolFiles(directory.path()), (std::map<bool, int>{{true, 2}}));
 }
 
 TEST(PmemStorageTest, SaysWhatIsWrongWithThePath) {

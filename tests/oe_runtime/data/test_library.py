@@ -1,7 +1,10 @@
 """The reader as a library: rows by column for `fit`, for one of several workers, from any batch on."""
 
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
+from types import GeneratorType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +77,24 @@ def test_fit_takes_it(rows: Path) -> None:
     rest = dataset(SCHEMA, rows, 10, start=8)
     assert sum(len(labels) for _, labels, _ in rest) == 23
     assert sum(1 for _ in rest.concatenate(data)) == 14
+
+
+def test_a_job_reads_it_without_tf_data(rows: Path) -> None:
+    pytest.importorskip("tensorflow")
+    from oe_runtime.job.keras_data import EpochDataset
+
+    def prices(batches: Iterable[Any]) -> list[list[float]]:
+        return [features["price"][:, 0].numpy().tolist() for features, _, _ in batches]
+
+    data = dataset(SCHEMA, rows, 10, start=2)
+    epoch = EpochDataset(data)
+    epoch.training = True
+    assert isinstance(epoch.begin()[0], GeneratorType)
+    whole = prices(data)
+    assert prices(epoch) == whole
+    epoch.pass_batches(4)
+    assert prices(epoch) == [whole[4]] * 4 + whole[4:]
+    assert prices(epoch) == whole
 
 
 def test_what_is_wrong_is_said(rows: Path) -> None:
