@@ -16,6 +16,7 @@ from provision.cluster.settings import (
 )
 from provision.inventory.loader import host_of
 from provision.jobs import readiness
+from provision.jobs.kubernetes import plan
 from provision.jobs.request import Request
 from provision.jobs.storage import place_of
 from provision.node.state import Mount, State
@@ -119,3 +120,15 @@ def test_a_host_that_is_not_ready_is_told_to_bootstrap(tmp_path: Path) -> None:
     assert readiness.differences(inventory, asked()) == []
     said = readiness.why_not(inventory, asked(), Plan("h", problems=["a drive is gone"]), [], State())
     assert said == f"host h is not ready: a drive is gone; run: oeprov bootstrap -i {tmp_path}/c.yml"
+
+
+def test_on_kubernetes_each_server_has_a_drive_of_its_own(tmp_path: Path) -> None:
+    two = host(tmp_path, NVME)
+    volumes = plan._local(KubernetesSettings(), [two], [2], 2)
+    assert volumes == (("h", "/mnt/ssd0"), ("h", "/data/rows"))
+    with pytest.raises(
+        TrainingError, match="needs a drive of its own, and ssd_devices names 2"
+    ):
+        plan._local(KubernetesSettings(), [two], [3], 3)
+    both = host(tmp_path, {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "ssd_devices": [NAME]})
+    assert plan._local(KubernetesSettings(), [both], [1], 1) == (("h", "/mnt/pmem0"),)
