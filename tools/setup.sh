@@ -16,7 +16,8 @@ python=${PYTHON:-python3}
 
 packages=(
   python3 python3-venv python3-dev build-essential pkg-config cmake ninja-build
-  openssh-client libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev libgtest-dev
+  openssh-client libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev
+  liburing-dev libgtest-dev
 )
 [ "$profile" != lint ] || packages+=(git)
 # For the dashboard's tests in a real browser, which are skipped elsewhere: Ubuntu's chromium is a snap.

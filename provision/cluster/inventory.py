@@ -23,6 +23,7 @@ from provision.cluster.settings import (
     PmemSettings,
     RolloutSettings,
     ServerSettings,
+    SsdSettings,
     WorkerSettings,
 )
 from provision.cluster.training_settings import TrainingSettings
@@ -80,6 +81,7 @@ class Host:
     groups: tuple[str, ...]
     kind: Kind
     pmem: PmemSettings
+    ssd: SsdSettings
     kernel: KernelSettings
     runtime: RuntimeSettings
     gpu: GpuSettings
@@ -109,7 +111,7 @@ class Host:
     def variables(self) -> dict[str, Any]:
         """All settings by variable name, final values, JSON types."""
         flat: dict[str, Any] = {"oeprov_kind": self.kind.value}
-        for part in (self.kernel, self.pmem, self.runtime, self.gpu, self.server, self.worker):
+        for part in (self.kernel, self.pmem, self.ssd, self.runtime, self.gpu, self.server, self.worker):
             flat.update(part.flat())
         return flat
 

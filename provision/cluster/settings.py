@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from provision.cluster.container_settings import ContainerSettings
 from provision.cluster.kubernetes_settings import KubernetesSettings
@@ -174,6 +174,36 @@ class PmemSettings(Settings):
     )
 
 
+class SsdSettings(Settings):
+    """NVMe drives for rows."""
+
+    prefix: ClassVar[str] = "ssd_"
+    devices: list[Annotated[Text, Field(pattern=r"^/[^\s:]+$")]] = Field(
+        default=[],
+        description="Drives for rows: paths in /dev/disk/by-id, on which oeprov makes file systems, or "
+        "directories that are there already. Servers take turns on them. With storage pmem_libpmem and "
+        "dram_pmem, unless pmem_mode is fsdax.",
+    )
+    mount_prefix: Text = Field(
+        default="/mnt/ssd",
+        pattern=r"^/[^\s]*$",
+        description="How the drives' mount points begin; the place in ssd_devices follows, from 0 on.",
+    )
+    filesystem: Literal["ext4", "xfs"] = Field(default="ext4", description="File system to make on drives.")
+
+    @field_validator("devices")
+    @classmethod
+    def _stable(cls, devices: list[str]) -> list[str]:
+        for device in devices:
+            if device.startswith("/dev/") and not device.startswith("/dev/disk/by-id/"):
+                raise ValueError(
+                    f"{device} may be another drive after a reboot: name it by /dev/disk/by-id/…"
+                )
+        if len(set(devices)) < len(devices):
+            raise ValueError("a drive or directory is named twice")
+        return devices
+
+
 class GpuSettings(Settings):
     """The GPU driver."""
 
@@ -273,6 +303,7 @@ HOST_MODELS: tuple[type[Settings], ...] = (
     OeprovSettings,
     KernelSettings,
     PmemSettings,
+    SsdSettings,
     RuntimeSettings,
     GpuSettings,
     ServerSettings,

@@ -22,7 +22,7 @@ from provision.artifacts.bundle import Bundle
 from provision.cluster.errors import ConvergeError, InventoryError
 from provision.cluster.host_names import alike, fold
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.settings import GpuSettings, KernelSettings
+from provision.cluster.settings import GpuSettings, KernelSettings, SsdSettings
 from provision.cluster.state_directory import state_flag
 from provision.converge import outlook, planview, rolling
 from provision.converge.rolling import Failures, Rollout, some
@@ -185,7 +185,7 @@ def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
             directory = str((state_dir / "pmem0").absolute())
         pmem = host.pmem.model_copy(update={"mode": mode, "directory": directory})
         # Kernel arguments stay, except those that the mode itself needs.
-        hosts[name] = replace(host, pmem=pmem, kernel=KernelSettings(), gpu=GpuSettings())
+        hosts[name] = replace(host, pmem=pmem, ssd=SsdSettings(), kernel=KernelSettings(), gpu=GpuSettings())
     return replace(inventory, hosts=hosts)
 
 

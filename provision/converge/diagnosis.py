@@ -17,6 +17,15 @@ from provision.node.step import Desired, Plan
 MOST_SKEW = 2.0  # seconds; beyond it, logs of hosts cannot be compared and certificates may be refused
 _HUGE_SHARE = 0.1
 _FULL_SHARE = 0.03
+_WORN = 80  # percent of a drive's rated writes
+_WARNINGS = {
+    0: "few spare blocks are left",
+    1: "it is too hot or too cold",
+    2: "it is no longer reliable",
+    3: "it takes no writes any more",
+    4: "its backup of volatile memory failed",
+    5: "its persistent memory is read-only",
+}  # bits of NVMe's critical warning
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
         yield from _tiering(state, desired)
     if platform.managed:
         yield from _kernel(state)
+    yield from _drives(health)
     yield from _servers(health)
     if desired.parameter_server and platform.managed and health.firewall:
         yield from _firewall(health)
@@ -183,6 +193,42 @@ def _tiering(state: State, desired: Desired) -> Iterator[Finding]:
             f"`systemctl restart {tiering.UNIT_NAME}` sets it, and `journalctl -u {tiering.UNIT_NAME}` says "
             "why a boot did not; if it changes again, look for it in /etc/sysctl.d and in tuned's profile",
         )
+
+
+def _drives(health: Health) -> Iterator[Finding]:
+    for item in health.drives:
+        if item.error:
+            yield Finding(
+                f"the wear of drive {item.device} is not known: {item.error}",
+                "run oeprov as root there; `oeprov bootstrap` installs nvme-cli",
+            )
+        words = [text for bit, text in _WARNINGS.items() if item.warnings >> bit & 1]
+        if words:
+            yield Finding(
+                f"drive {item.device} warns: {', '.join(words)}",
+                "let the job write its checkpoints to files (training_checkpoint_rows: files), then replace "
+                f"the drive; `nvme smart-log /dev/{item.device}` says more",
+            )
+        if item.used >= _WORN:
+            yield Finding(
+                f"drive {item.device} has used {item.used} % of the writes that it is rated for",
+                "plan its replacement; a larger parameter_server_storage_cache writes less",
+            )
+        if item.media_errors:
+            yield Finding(
+                f"drive {item.device} could not read or write {item.media_errors} time(s)",
+                f"`nvme error-log /dev/{item.device}` says where; replace it if the number grows",
+            )
+
+
+def wear_of(health: Health) -> list[str]:
+    """One line per drive: wear, temperature, spare, and what was written."""
+    return [
+        f"drive {item.device}: {item.used} % of its rated writes used ({human(item.written)} written), "
+        f"{item.spare} % of its spare blocks left (warns below {item.spare_least} %), {item.celsius} °C"
+        for item in health.drives
+        if not item.error
+    ]
 
 
 def _kernel(state: State) -> Iterator[Finding]:

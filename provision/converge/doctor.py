@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from rich.markup import escape
@@ -12,7 +12,7 @@ from rich.markup import escape
 from provision.cluster.errors import HostError
 from provision.cluster.host_names import alike
 from provision.cluster.inventory import Host, Inventory
-from provision.converge.diagnosis import Finding, diagnose
+from provision.converge.diagnosis import Finding, diagnose, wear_of
 from provision.converge.planview import name_hosts
 from provision.hosts import fanout, observe, payload
 from provision.hosts.fanout import Cut
@@ -22,7 +22,15 @@ from provision.node import families
 from provision.node.health import Health
 
 
-def examine(host: Host, cut: Cut, *, reached: bool) -> list[Finding]:
+@dataclass(frozen=True)
+class Examined:
+    """What is wrong on a host, and one line on each of its drives."""
+
+    findings: list[Finding]
+    drives: list[str] = field(default_factory=list)
+
+
+def examine(host: Host, cut: Cut, *, reached: bool) -> Examined:
     """What is wrong on one host; HostError when it cannot be observed.
 
     ``reached``: workers on other hosts connect to its servers.
@@ -44,12 +52,14 @@ def examine(host: Host, cut: Cut, *, reached: bool) -> list[Finding]:
     name = family.time_service if family else ""
     health = health._replace(services={key: value for key, value in health.services.items() if key == name})
     health = health if reached else health._replace(firewall="")
-    return diagnose(state, desired, plan_host(host, state), health, skew)
+    found = diagnose(state, desired, plan_host(host, state), health, skew)
+    return Examined(found, wear_of(health))
 
 
 def run(inventory: Inventory, *, as_json: bool = False) -> int:
     """Print what is wrong on each host; 0 when nothing is, 1 else."""
     found: dict[str, list[Finding]] = {}
+    drives: dict[str, list[str]] = {}
     workers = set(inventory.workers)
     seen = fanout.on_hosts(
         inventory.hosts, lambda host, cut: examine(host, cut, reached=bool(workers - {host.name}))
@@ -58,18 +68,23 @@ def run(inventory: Inventory, *, as_json: bool = False) -> int:
         if isinstance(item, HostError):
             found[name] = [Finding(item.reason, "nothing else could be observed")]
         else:
-            found[name] = item
+            found[name] = item.findings
+            drives[name] = item.drives
     wrong = any(found.values())
     if as_json:
         listed = {name: [asdict(item) for item in items] for name, items in found.items()}
-        print(json.dumps({"cluster": inventory.cluster, "wrong": wrong, "hosts": listed}))
+        worn = {name: lines for name, lines in drives.items() if lines}
+        print(json.dumps({"cluster": inventory.cluster, "wrong": wrong, "hosts": listed, "drives": worn}))
         return int(wrong)
     console = make_console()
-    for items, hosts in alike((name, tuple(items)) for name, items in found.items()).items():
+    said_of = ((name, (tuple(items), tuple(drives.get(name, ())))) for name, items in found.items())
+    for (items, lines), hosts in alike(said_of).items():
         mark = "[red]✗[/]" if items else "[green]✓[/]"
         said = f"{len(items)} problem(s)" if items else "nothing wrong"
         say(console, f"{mark} [bold]{escape(name_hosts(hosts))}[/]: {said}")
         for finding in items:
             say(console, f"  - {escape(finding.what)}")
             say(console, f"    [dim]→[/] {escape(finding.do)}")
+        for line in lines:
+            say(console, f"  [dim]{escape(line)}[/]")
     return int(wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.node import families, platforms
+from provision.node import drives, families, platforms
 from provision.node.family import Family
 from provision.node.state import Bootloader, KernelState, MemoryPolicy, OsInfo, State
 from provision.node.step import Desired
@@ -49,7 +49,8 @@ def state(desired: Desired, os: OsInfo | None = None) -> State:
     platform = platforms.get(desired.kind)
     base = platform.fresh(desired)
     base = base._replace(
-        runtime=base.runtime._replace(venv=desired.runtime_venv, missing=desired.runtime_requirements)
+        drives=drives.fresh(desired),
+        runtime=base.runtime._replace(venv=desired.runtime_venv, missing=desired.runtime_requirements),
     )
     if not platform.managed:
         return base

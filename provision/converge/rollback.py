@@ -11,7 +11,7 @@ from pathlib import Path
 
 from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import Inventory
-from provision.cluster.settings import GpuSettings
+from provision.cluster.settings import GpuSettings, SsdSettings
 from provision.converge import changes
 from provision.converge.changes import Consent
 from provision.hosts import history
@@ -40,7 +40,7 @@ def kernel(
             )
         host = inventory.hosts[name]
         settings = host.kernel.model_copy(update={"version": release, "source": "distribution"})
-        hosts[name] = replace(host, kernel=settings, gpu=GpuSettings())
+        hosts[name] = replace(host, kernel=settings, ssd=SsdSettings(), gpu=GpuSettings())
     if not hosts:
         return _report_nothing(state_dir, "kernel", as_json)
     code = changes.kernel_only(

@@ -30,12 +30,13 @@ from provision.cluster.settings import (
     PmemSettings,
     RolloutSettings,
     ServerSettings,
+    SsdSettings,
     WorkerSettings,
 )
 from provision.cluster.training_settings import TrainingSettings
 from provision.inventory.connection import KEYS, first_login, refusals, ssh_arguments
 from provision.inventory.file import RawHost, RawInventory, read
-from provision.node import platforms
+from provision.node import drives, platforms
 
 
 def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oeprov")) -> Inventory:
@@ -166,6 +167,11 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         )
     if pmem.memmap and not platform.takes_memmap:
         problems.at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
+    names = parts[SsdSettings].devices
+    if platform.needs_drives and not names:
+        problems.at(raw, "ssd_devices", f"kind {kind.value} keeps rows on drives: name them")
+    if not platform.managed and any(map(drives.is_drive, names)):
+        problems.at(raw, "ssd_devices", "on kind local oeprov makes no file systems: name a directory")
     if len(problems.lines) > found:
         return None
     variables = raw.variables
@@ -200,6 +206,7 @@ def _python(variables: Mapping[str, Any]) -> str:
 _FIELD: dict[type[Any], str] = {
     KernelSettings: "kernel",
     PmemSettings: "pmem",
+    SsdSettings: "ssd",
     RuntimeSettings: "runtime",
     GpuSettings: "gpu",
     ServerSettings: "server",

@@ -158,10 +158,11 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
         storage, here = storage_of(host, wanted), not units.on_host(host)
         if here and storage != "dram":
             path = storage_directory(host, storage)
+            setting = "ssd_devices" if host.ssd.devices else "pmem_directory"
             if not os.path.isdir(path):
-                raise TrainingError(f"host {host.name}: pmem_directory {path} is not a directory")
+                raise TrainingError(f"host {host.name}: {setting} {path} is not a directory")
             if not os.access(path, os.W_OK | os.X_OK):
-                raise TrainingError(f"host {host.name}: pmem_directory {path} is not writable by this user")
+                raise TrainingError(f"host {host.name}: {setting} {path} is not writable by this user")
         if host.server.port:
             _check_ports(host, wanted.servers or host.server.count, probe=here)
 

@@ -56,9 +56,10 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
 
 def check_connection(host: Host) -> None:
     """Refuse a server's host whose memory its connection cannot use."""
-    if not on_host(host) and host.platform.managed and host.pmem.mode != "none":
+    keeps = "memory is" if host.pmem.mode != "none" else "drives are" if host.ssd.devices else ""
+    if not on_host(host) and host.platform.managed and keeps:
         raise TrainingError(
-            f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its memory is "
+            f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its {keeps} "
             "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
         )
 
@@ -77,6 +78,7 @@ def restored(values: Mapping[str, Any]) -> Host:
     }
     found.update(
         pmem=settings.PmemSettings(),
+        ssd=settings.SsdSettings(),
         kernel=settings.KernelSettings(),
         runtime=RuntimeSettings(),
         gpu=settings.GpuSettings(),

@@ -37,6 +37,8 @@ def _mode(host: Host, wanted: Request) -> str:
         # On system-ram, servers with storage dram have all their memory on memory nodes: see ``place_of``.
         dram = host.pmem.mode if host.pmem.mode in MEMORY_NODES else "none"
         mode = MODES.get(storage_of(host, wanted), dram)
+        if mode == "fsdax" and host.ssd.devices:
+            mode = host.pmem.mode  # rows are on drives, unless persistent memory has a file system
     return host.pmem.mode if host.platform.refuse(mode) else mode
 
 
@@ -59,7 +61,7 @@ def why_not(
         )
     advice = f"run: {switch if other else bootstrap}"
     found = host.platform.find_mode(state) if state is not None else ""
-    if not host.platform.managed or storage not in MODES or found == mode:
+    if not host.platform.managed or storage not in MODES or found == mode or host.ssd.devices:
         return message + advice
     fits = next((name for name, needs in MODES.items() if needs == found), "dram")
     needs = f"storage {storage} needs pmem_mode {mode}, found {found or 'none'}: "

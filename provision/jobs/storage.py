@@ -10,7 +10,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
 from provision.jobs.request import Request
 from provision.jobs.units import Place, on_host
-from provision.node import numa, tiering
+from provision.node import drives, numa, tiering
 from provision.node.state import NumaNode, State
 
 POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows persist
@@ -26,27 +26,37 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     storage = storage_of(host, wanted)
     if not on_host(host):
         path = "" if storage == "dram" else storage_directory(host, storage)
+        mount = path
         if storage in POOLS:  # a directory of this job: those of others are neither used nor removed
             path = str(Path(path) / job / name)
-        return Place(storage=storage, path=path, mount=host.pmem.directory if path else "")
+        return Place(storage=storage, path=path, mount=mount)
     if storage == "pmem_memkind":
         _check_memory_nodes(host, state)
     if storage not in POOLS:
         bound = host.pmem.mode == "system-ram"
         devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
         return Place(storage=storage, bound=bound, tiered=host.pmem.mode == tiering.MODE, devices=devices)
-    if host.pmem.mode != "fsdax":
+    if host.pmem.mode == "fsdax":
+        places = mounts_of(host, state)
+        missing = f"{host.pmem.mount_prefix}0"
+    elif host.ssd.devices:
+        places = drives_of(host, state)
+        missing = ", ".join(drives.place(host.desired(), name) for name in host.ssd.devices)
+    else:
         raise TrainingError(
-            f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}; "
-            "use --storage dram"
+            f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}, or a drive "
+            "in ssd_devices; use --storage dram"
         )
-    mounts = mounts_of(host, state)
-    if not mounts:
-        raise TrainingError(
-            f"host {host.name}: nothing is mounted at {host.pmem.mount_prefix}0; run: oeprov bootstrap"
-        )
-    mount = mounts[number % len(mounts)]
-    return Place(storage=storage, path=f"{mount}/oeprov/{job}/{name}", mount=mount)
+    if not places:
+        raise TrainingError(f"host {host.name}: nothing is mounted at {missing}; run: oeprov bootstrap")
+    where = places[number % len(places)]
+    return Place(storage=storage, path=f"{where}/oeprov/{job}/{name}", mount=_mount_under(where, state))
+
+
+def _mount_under(where: str, state: State | None) -> str:
+    """The mount point that a directory is on, which its server starts; empty: the root's."""
+    above = [item.where for item in state.mounts if drives.is_below(where, item.where)] if state else []
+    return max((item for item in above if item != "/"), key=len, default="")
 
 
 def nodes_of(host: Host, state: State | None, where: Place, number: int, count: int) -> tuple[int, ...]:
@@ -121,8 +131,18 @@ def mounts_of(host: Host, state: State | None) -> list[str]:
     return [found[number] for number in sorted(found)]
 
 
+def drives_of(host: Host, state: State | None) -> list[str]:
+    """Directories of ``ssd_devices`` in its order: mount points of drives that are there, and others."""
+    mounted = {item.where for item in state.mounts} if state else set()
+    desired = host.desired()
+    places = {name: drives.place(desired, name) for name in host.ssd.devices}
+    return [where for name, where in places.items() if where in mounted or not drives.is_drive(name)]
+
+
 def storage_directory(host: Host, storage: str) -> str:
-    """The directory for rows of servers of this machine, in persistent memory or in its stand-in."""
+    """The directory for rows of servers of this machine: on a drive, or a stand-in for persistent memory."""
+    if host.ssd.devices:
+        return host.ssd.devices[0]
     if not host.pmem.directory:
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "

@@ -114,6 +114,8 @@ def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, g
     family, names = families.find(os_info), families.names(os_info, "build")
     if family is None or not names or not os_info.package_manager:
         raise CommandError(f"the runtime cannot be built on {families.title(os_info)}")
+    # Without it, and on EL, whose liburing is no archive, the core reads NVMe by preads.
+    names = names + families.names(os_info, "build-io_uring")
     use = repositories.use(os_info, given, family.comes_from.get("build", []))
     install_packages(system, os_info.package_manager, names, use)
     environment = {"PATH": family.compilers + ":" + os.environ.get("PATH", "")} if family.compilers else {}

@@ -62,15 +62,39 @@ def why_data(state: State, found: FileSystem) -> str:
 
 def is_vacant(state: State, device: str, item: Optional[Namespace]) -> bool:
     """Nothing was written to the device since oeprov made it or was allowed to erase it."""
-    words = [owned.vacant(device, item.uuid if item else "")]
-    words += [owned.making(item.dev, item.mode)] if item else []
+    if item:
+        words = [owned.vacant(device, item.uuid), owned.making(item.dev, item.mode)]
+    elif not _is_drive(device):
+        words = [owned.vacant(device)]
+    else:
+        known = next((drive.identity for drive in state.drives if drive.device == device), "")
+        words = [owned.vacant(device, known)] if known else []
     return any(word in state.owned for word in words)
 
 
 def vacant_word(system: System, device: str) -> str:
     """The word of the registry (``owned``) for a device."""
     item = namespace_on(State(namespaces=devices.namespaces(system)), device)
+    if item is None and _is_drive(device):
+        # The next boot may give the name to another drive.
+        known = identity(system, device)
+        return owned.vacant(device, known) if known else ""
     return owned.vacant(device, item.uuid if item else "")
+
+
+def _is_drive(device: str) -> bool:
+    return not device.startswith("pmem")
+
+
+def identity(system: System, device: str) -> str:
+    """What the kernel knows a drive's hardware by, in one word; empty if it knows nothing."""
+    base = f"/sys/class/block/{device}"
+    whole = base + "/.." if system.exists(base + "/partition") else base
+    for name in ("wwid", "device/wwid", "serial", "device/serial", "loop/backing_file"):
+        text = "_".join(system.read(f"{whole}/{name}").split())
+        if text:
+            return text
+    return ""
 
 
 def lost_with_power(state: State, found: FileSystem) -> str:

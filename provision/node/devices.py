@@ -46,8 +46,12 @@ def is_memmap(argument: str) -> bool:
 
 def is_on(source: str, device: str) -> bool:
     """The path (a mount's source) is the block device or one of its partitions."""
+    if not source.startswith("/dev/" + device):
+        return False
     rest = source[len("/dev/" + device) :]
-    return source.startswith("/dev/" + device) and (not rest or (rest[0] == "p" and rest[1:].isdigit()))
+    # sda1, but pmem0p1 and nvme0n1p1.
+    number = rest[1:] if device[-1:].isdigit() and rest.startswith("p") else rest
+    return not rest or (number.isdigit() and (number != rest or not device[-1:].isdigit()))
 
 
 def _node(text: str) -> int:

@@ -18,6 +18,7 @@ FAMILY = Family(
         "cxl": "cxl",
         "ipmctl": "ipmctl",
         "numactl": "numactl",
+        "nvme": "nvme-cli",
         "ext4": "e2fsprogs",
         "xfs": "xfsprogs",
         "venv": "python3-venv",
@@ -35,6 +36,7 @@ FAMILY = Family(
         "containers": "docker.io",
         "build": "build-essential pkg-config cmake ninja-build python3-dev python3-venv "
         "libpmem-dev libasio-dev libssl-dev libzstd-dev nlohmann-json3-dev libxxhash-dev",
+        "build-io_uring": "liburing-dev",
     },
     kernels={"distribution": KernelSource("linux-image-{architecture}", ["linux-image-{release}"])},
     # In non-free, as all that it needs; the open modules are the default of later branches only.

@@ -53,6 +53,7 @@ FAMILY = Family(
         "numactl": "numactl",
         "ext4": "e2fsprogs",
         "xfs": "xfsprogs",
+        "nvme": "nvme-cli",
         "venv": "python3.11",  # python3 is 3.6
         "numpy": "python3.11-numpy",
         "libstdc++": "libstdc++",

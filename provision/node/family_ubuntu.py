@@ -49,5 +49,10 @@ FAMILY = family_debian.FAMILY._replace(
         "26.04": Fresh("7.0.0-14-generic", "3.14.3", CXL_OPTIONS),
     },
     auto_online="online",
-    lacks={"20.04": ["cxl"], "22.04": ["cxl"], "24.04": ["tbb"], "26.04": ["memkind", "ipmctl", "tbb"]},
+    lacks={
+        "20.04": ["cxl", "build-io_uring"],
+        "22.04": ["cxl"],
+        "24.04": ["tbb"],
+        "26.04": ["memkind", "ipmctl", "tbb"],
+    },
 )

@@ -1,4 +1,4 @@
-"""What a block device of persistent memory holds, and file systems on it that DAX can use."""
+"""What a block device holds (persistent memory's, a drive's), and file systems on it."""
 
 import errno
 import os
@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Optional
 from . import content, devices, fstab, owned
 from .command import CommandError, System
 from .directory import human
-from .state import FileSystem, KernelState, Namespace, State
-from .step import Action, Applied, Desired, Step
+from .state import Drive, FileSystem, KernelState, Namespace, State
+from .step import Action, Applied, Step
 
 MKFS_TIMEOUT = 1800.0  # seconds; a terabyte takes a while
 _NOTHING_FOUND = 2  # exit status of blkid
@@ -98,12 +98,12 @@ def data_on(state: State, device: str) -> List[str]:
     return [consent_name(found)]
 
 
-def is_usable(state: State, desired: Desired, device: str, at_home: bool) -> bool:
+def is_usable(state: State, kind: str, device: str, at_home: bool) -> bool:
     """The device holds a file system that can be used as it is: ours, or one mounted in our place."""
     found = recognised(state, device)
     return (
         found is not None
-        and found.type == desired.pmem_filesystem
+        and found.type == kind
         and found.block_size in (0, state.memory.page_size)
         and (found.uuid in state.owned or at_home)
     )
@@ -125,11 +125,11 @@ def _kernel_before_6(state: State) -> bool:
     return not major.isdigit() or int(major) < 6
 
 
-def make_step(state: State, desired: Desired, device: str, size: int, why: str, lost: List[str]) -> Step:
+def make_step(state: State, kind: str, device: str, size: int, why: str, lost: List[str]) -> Step:
     """The step that makes a file system; ``size`` in bytes, 0: unknown; ``lost``: what it overwrites."""
     args = {
         "device": device,
-        "type": desired.pmem_filesystem,
+        "type": kind,
         "block_size": state.memory.page_size,
         "reflink": not _kernel_before_6(state),
         "lose": lost,
@@ -137,7 +137,7 @@ def make_step(state: State, desired: Desired, device: str, size: int, why: str, 
     commands = [["wipefs", "-a", "/dev/" + device]] if lost else []
     return Step(
         id="mkfs-" + device,
-        what=f"make {desired.pmem_filesystem} on {sized(device, size)}",
+        what=f"make {kind} on {sized(device, size)}",
         why=why,
         destroys=lost,
         commands=commands + [mkfs_command(args, "<new>")],
@@ -168,7 +168,7 @@ def wipe(system: System, device: str, lose: List[str]) -> bool:
     if not data:
         return False
     # If this run is interrupted, the next one does not ask for consent again.
-    owned.change(system, [owned.vacant(device, item.uuid if item else "")], [])
+    owned.change(system, [content.vacant_word(system, device)], [])
     if found.type:
         system.check(["wipefs", "-q", "-a", "/dev/" + device])
         # The partitions of an erased table must disappear too.
@@ -187,18 +187,21 @@ def _read_state(system: System, found: FileSystem) -> State:
         filesystems=[found] + observe(system, others, []),
         fstab=fstab.parse(system.read(fstab.PATH)),
         owned=owned.observe(system),
+        drives=[Drive("", found.device, identity=content.identity(system, found.device))],
         kernel=KernelState(cmdline=system.read("/proc/cmdline").split()),
     )
 
 
 def _unsound(found: FileSystem, where: str) -> List[str]:
-    """Why a device must not be written; ``where`` is its namespace."""
+    """Why a device must not be written; ``where`` is its namespace, or the device itself."""
     if found.type == UNREADABLE:
         what = f"{found.error}; its content is unknown"
     elif found.bad_blocks:
         what = f"/dev/{found.device} has {found.bad_blocks} blocks of 512 bytes that cannot be read"
     else:
         return []
+    if where == found.device:
+        return [f"{what}, so nothing is made there: replace the drive, or take it out of ssd_devices"]
     cure = "mend that"
     if found.bad_blocks or os.strerror(errno.EIO) in found.error:
         cure = (

@@ -18,7 +18,7 @@ def plan(state: State, desired: Desired, absent: str) -> Part:
         where = desired.pmem_mount_prefix + str(number)
         number += 1
         after.append(ndctl.create(state, desired, region, "fsdax", "the region has no namespace"))
-        after += mount.plan(state, desired, device, where, True, region.size)
+        after += mount.plan(state, mount.pmem_use(desired), device, where, True, region.size)
         location = ndctl.map_of(desired, "fsdax")
         notes += ndctl.map_notes(desired, region.dev, region.size, location, making=True)
         problems += mount.problems(state, device, where)
@@ -40,7 +40,7 @@ def use_namespaces(state: State, desired: Desired, items: List[Namespace]) -> Pa
             release = system_ram.release(state, item)
             part.after.extend(release.after + ndctl.convert(state, desired, item, "fsdax"))
             reboot_why = reboot_why or release.reboot_why
-        steps = mount.plan(state, desired, device, where, not ready, item.size)
+        steps = mount.plan(state, mount.pmem_use(desired), device, where, not ready, item.size)
         part.after.extend(steps)
         part.problems.extend(mount.problems(state, device, where))
         location = item.map if ready else ndctl.map_of(desired, "fsdax", item)

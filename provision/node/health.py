@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from . import devices, jobfiles, modules, platforms, port, systemd
+from . import devices, drives, jobfiles, modules, platforms, port, systemd, wear
 from .__main__ import MARKER
 from .command import CommandError, System
 from .observe import observe
@@ -35,6 +35,7 @@ class Health(NamedTuple):
     servers: Dict[str, str] = {}  # unit of a parameter server that should run -> how it ended
     firewall: str = ""  # the active one: firewalld or ufw
     lets_in: Dict[str, bool] = {}  # requested port -> the firewall lets it in
+    drives: List[wear.Wear] = []  # NVMe drives of ssd_devices
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -76,6 +77,7 @@ def observe_health(system: System, ports: List[int], services: List[str], places
 def _places(desired: Desired, state: State) -> List[str]:
     """Directories that oeprov and its jobs write to."""
     mounts = [item.where for item in state.mounts if item.where.startswith(desired.pmem_mount_prefix)]
+    mounts += [drives.place(desired, name) for name in desired.ssd_devices]
     system = ["/", "/boot", jobfiles.HOME] if platforms.get(desired.kind).managed else []
     return [path for path in [*system, desired.runtime_venv, desired.pmem_directory, *mounts] if path]
 
@@ -157,6 +159,7 @@ def main(wanted: Dict[str, Any]) -> None:
         desired = Desired.from_dict(wanted["desired"])
         state = observe(system, desired)
         health = observe_health(system, wanted["ports"], wanted["services"], _places(desired, state))
+        health = health._replace(drives=wear.observe(system, state))
         answer: Dict[str, Any] = {"state": state.to_dict(), "health": health.to_dict()}
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}

@@ -144,7 +144,7 @@ def _plan_fsdax(state: State, desired: Desired, words: List[str], value: str) ->
         for number in range(count):
             where = desired.pmem_mount_prefix + str(number)
             size = parse(value)[number][1]
-            after += mount.plan(state, desired, f"pmem{number}", where, True, size)
+            after += mount.plan(state, mount.pmem_use(desired), f"pmem{number}", where, True, size)
             # The range is a namespace without page structures of its own.
             notes += ndctl.map_notes(desired, f"pmem{number}", size, "mem", making=True)
     else:

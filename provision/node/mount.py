@@ -1,7 +1,7 @@
-"""Mount persistent memory now and, through /etc/fstab, after every boot."""
+"""Mount persistent memory and drives now and, through /etc/fstab, after every boot."""
 
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple
 
 from . import content, devices, filesystem, fstab, inuse, owned
 from .command import CommandError, System
@@ -10,6 +10,21 @@ from .step import Action, Applied, Desired, Step
 
 FSTAB = fstab.PATH
 _TIMEOUT = "x-systemd.device-timeout="
+_DAX = "dax"
+
+
+class Use(NamedTuple):
+    """How block devices of one sort are used; ``timeout``: seconds that a boot waits for one."""
+
+    prefix: str  # of the mount points; a number follows
+    filesystem: str
+    options: List[str]  # of the mount; that these are in effect is checked
+    timeout: int
+
+
+def pmem_use(desired: Desired) -> Use:
+    """How persistent memory is mounted."""
+    return Use(desired.pmem_mount_prefix, desired.pmem_filesystem, [_DAX], desired.pmem_device_timeout)
 
 
 def parse_mounts(text: str) -> List[Mount]:
@@ -27,31 +42,31 @@ def mounts_of(state: State, device: str) -> List[Mount]:
     return [item for item in state.mounts if devices.is_on(item.device, device)]
 
 
-def entry_ok(entry: FstabEntry, uuid: str, where: str, desired: Desired) -> bool:
-    """The entry has the UUID, DAX, and options that let a boot continue without the device."""
-    wanted = fstab_options(desired)
+def entry_ok(entry: FstabEntry, uuid: str, where: str, use: Use) -> bool:
+    """The entry has the UUID, our options, and those that let a boot continue without the device."""
+    wanted = fstab_options(use)
     return (
         entry.spec == "UUID=" + uuid
         and entry.where == where
-        and entry.type == desired.pmem_filesystem
+        and entry.type == use.filesystem
         and all(word in entry.options for word in wanted)
     )
 
 
-def fstab_options(desired: Desired) -> List[str]:
+def fstab_options(use: Use) -> List[str]:
     """Mount options for /etc/fstab."""
-    return ["dax", "nofail", f"{_TIMEOUT}{desired.pmem_device_timeout}s"]
+    return use.options + ["nofail", f"{_TIMEOUT}{use.timeout}s"]
 
 
-def is_place(where: str, desired: Desired) -> bool:
+def is_place(where: str, use: Use) -> bool:
     """The path is one of our mount points."""
-    return where.startswith(desired.pmem_mount_prefix) and where[len(desired.pmem_mount_prefix) :].isdigit()
+    return where.startswith(use.prefix) and where[len(use.prefix) :].isdigit()
 
 
-def entered_by_us(entry: FstabEntry, desired: Desired) -> bool:
+def entered_by_us(entry: FstabEntry, use: Use) -> bool:
     """The entry is at one of our mount points and has our options, whatever its timeout."""
     waits = any(word.startswith(_TIMEOUT) for word in entry.options)
-    return is_place(entry.where, desired) and waits and {"dax", "nofail"} <= set(entry.options)
+    return is_place(entry.where, use) and waits and {*use.options, "nofail"} <= set(entry.options)
 
 
 def entry_line(uuid: str, where: str, kind: str, options: List[str]) -> str:
@@ -102,8 +117,8 @@ def unmount_step(state: State, device: str) -> List[Step]:
 
 
 def forget_step(state: State, desired: Desired) -> List[Step]:
-    """The step that removes our mount points from /etc/fstab; none if there are none."""
-    entries = [item for item in state.fstab if is_place(item.where, desired)]
+    """The step that removes persistent memory's mount points from /etc/fstab; none if there are none."""
+    entries = [item for item in state.fstab if is_place(item.where, pmem_use(desired))]
     if not entries:
         return []
     where = list(dict.fromkeys(item.where for item in entries))
@@ -119,45 +134,49 @@ def forget_step(state: State, desired: Desired) -> List[Step]:
     ]
 
 
-def plan(state: State, desired: Desired, device: str, where: str, fresh: bool, size: int = 0) -> List[Step]:
-    """The steps from a block device of ``size`` bytes to a DAX mount that survives a reboot.
+def plan(state: State, use: Use, device: str, where: str, fresh: bool, size: int = 0) -> List[Step]:
+    """The steps from a block device of ``size`` bytes to a mount that survives a reboot.
 
     ``fresh``: the device does not exist yet or will be created again, so nothing on it can be kept.
     """
     steps: List[Step] = []
     mounts = [] if fresh else mounts_of(state, device)
-    at_home = any(item.where.startswith(desired.pmem_mount_prefix) for item in mounts)
-    keep = not fresh and filesystem.is_usable(state, desired, device, at_home)
+    at_home = any(item.where.startswith(use.prefix) for item in mounts)
+    keep = not fresh and filesystem.is_usable(state, use.filesystem, device, at_home)
     found = filesystem.recognised(state, device)
     if not keep:
         lost = [] if fresh else filesystem.data_on(state, device)
         steps += unmount_step(state, device) if mounts else []
-        why = _why_made(state, device, mounts) if not fresh else "the device is empty"
-        steps.append(filesystem.make_step(state, desired, device, size, why, lost))
+        why = _why_made(state, use, device, mounts) if not fresh else "the device is empty"
+        steps.append(filesystem.make_step(state, use.filesystem, device, size, why, lost))
         mounts = []
-    dax = len(mounts) == 1 and mounts[0].where == where and has_dax(mounts[0].options)
-    if mounts and not dax:
+    ready = len(mounts) == 1 and mounts[0].where == where and not lacking(mounts[0].options, use.options)
+    if mounts and not ready:
         steps += unmount_step(state, device)
-    steps += _fstab_steps(state, desired, device, where, found.uuid if keep and found else "")
-    if not dax:
-        options = fstab_options(desired)
+    steps += _fstab_steps(state, use, device, where, found.uuid if keep and found else "")
+    if not ready:
         why = "it is not mounted"
         if mounts:
-            why = "it is mounted elsewhere" if has_dax(mounts[0].options) else "it is mounted without DAX"
+            without = lacking(mounts[0].options, use.options)
+            why = f"it is mounted without {_shown(without)}" if without else "it is mounted elsewhere"
+        dax = _DAX in use.options
         steps.append(
             Step(
                 id="mount-" + device,
-                what=f"mount {device} at {where} with DAX",
-                why=why + "; that DAX is on is checked afterwards",
-                commands=[["mkdir", "-p", where], ["mount", "-o", options[0], "/dev/" + device, where]],
+                what=f"mount {device} at {where}" + (" with DAX" if dax else ""),
+                why=why + ("; that DAX is on is checked afterwards" if dax else ""),
+                commands=[
+                    ["mkdir", "-p", where],
+                    ["mount", "-o", ",".join(use.options), "/dev/" + device, where],
+                ],
                 action="mount",
-                args={"device": device, "where": where, "options": options[:1]},
+                args={"device": device, "where": where, "options": use.options},
             )
         )
     return steps
 
 
-def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
+def _why_made(state: State, use: Use, device: str, mounts: List[Mount]) -> str:
     """Why a file system is made on an existing device."""
     found = filesystem.observed(state, device)
     if found is None:
@@ -165,8 +184,11 @@ def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
     if found.type == filesystem.UNREADABLE:
         return "it cannot be read"
     if found.type:
-        return "it holds a file system that oeprov did not make or cannot use with DAX ({}{})".format(
-            found.type, ", mounted at " + mounts[0].where if mounts else ""
+        return "it holds {} that oeprov did not make or cannot use{} ({}{})".format(
+            "a file system" if _DAX in use.options else "something",
+            " with DAX" if _DAX in use.options else "",
+            found.type,
+            ", mounted at " + mounts[0].where if mounts else "",
         )
     gone = content.lost_with_power(state, found)
     if gone:
@@ -174,13 +196,13 @@ def _why_made(state: State, device: str, mounts: List[Mount]) -> str:
     return content.why_data(state, found) or "the device is empty"
 
 
-def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: str) -> List[Step]:
+def _fstab_steps(state: State, use: Use, device: str, where: str, uuid: str) -> List[Step]:
     """The step for the entry of a mount point; the UUID of a new file system is empty."""
     entries = [item for item in state.fstab if item.where == where]
-    if uuid and len(entries) == 1 and entry_ok(entries[0], uuid, where, desired):
+    if uuid and len(entries) == 1 and entry_ok(entries[0], uuid, where, use):
         return []
-    options = fstab_options(desired)
-    line = entry_line(uuid or f"<of {device}>", where, desired.pmem_filesystem, options)
+    options = fstab_options(use)
+    line = entry_line(uuid or f"<of {device}>", where, use.filesystem, options)
     return [
         Step(
             id="fstab-" + device,
@@ -192,28 +214,37 @@ def _fstab_steps(state: State, desired: Desired, device: str, where: str, uuid: 
                 "remove": [where],
                 "device": device,
                 "where": where,
-                "type": desired.pmem_filesystem,
+                "type": use.filesystem,
                 "options": options,
             },
         )
     ]
 
 
-def problems(state: State, device: str, where: str) -> List[str]:
-    """Why a device cannot be mounted at a mount point."""
+def problems(state: State, device: str, where: str, setting: str = "pmem_mount_prefix") -> List[str]:
+    """Why a device cannot be mounted at a mount point; ``setting`` chooses others."""
     others = [
         item.device for item in state.mounts if item.where == where and not devices.is_on(item.device, device)
     ]
     return [
-        f"{device} is to be mounted at {where}, where {other} is mounted; unmount that or set "
-        "pmem_mount_prefix"
+        f"{device} is to be mounted at {where}, where {other} is mounted; unmount that or set {setting}"
         for other in others
     ]
 
 
 def has_dax(options: List[str]) -> bool:
     """The options of the mount, as the kernel shows them, have DAX."""
-    return "dax" in options or "dax=always" in options
+    return _DAX in options or "dax=always" in options
+
+
+def lacking(options: List[str], wanted: List[str]) -> List[str]:
+    """What of ``wanted`` is not in effect."""
+    found = options + ([_DAX] if has_dax(options) else [])
+    return [word for word in wanted if word not in found]
+
+
+def _shown(words: List[str]) -> str:
+    return "DAX" if words == [_DAX] else ",".join(words)
 
 
 def _now(system: System, device: str) -> List[Mount]:
@@ -241,21 +272,21 @@ def _unmount(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _mount(system: System, args: Dict[str, Any]) -> Applied:
-    device, where = args["device"], args["where"]
+    device, where, options = args["device"], args["where"], args["options"]
     mounts = _now(system, device)
-    if [item.where for item in mounts if has_dax(item.options)] == [where]:
-        return Applied(False, f"{where} is mounted with DAX")
+    if [item.where for item in mounts if not lacking(item.options, options)] == [where]:
+        return Applied(False, f"{where} is mounted with {_shown(options)}")
     if mounts:
         raise CommandError(f"{device} is mounted at {mounts[0].where} already")
     try:
         os.makedirs(system.path(where), exist_ok=True)
     except OSError as error:
         raise CommandError(f"{where}: {error.strerror}")
-    system.check(["mount", "-o", ",".join(args["options"]), "/dev/" + device, where])
+    system.check(["mount", "-o", ",".join(options), "/dev/" + device, where])
     mounts = _now(system, device)
     if not mounts:
         raise CommandError(f"{device} was mounted at {where} and disappeared: see the journal")
-    if not has_dax(mounts[-1].options):
+    if _DAX in options and not has_dax(mounts[-1].options):
         # "DAX unsupported by block device. Turning off DAX." is no error for mount.
         system.run(["umount", where])
         raise CommandError(

@@ -11,6 +11,7 @@ from . import (
     build,
     daxctl,
     devices,
+    drives,
     families,
     filesystem,
     flavors,
@@ -25,7 +26,6 @@ from . import (
     packages,
     plan,
     platforms,
-    pmem,
     removal,
     repositories,
     tiering,
@@ -80,12 +80,16 @@ def observe(system: System, desired: Desired) -> State:
         runtime=flavors.get(desired).observe(system, os, desired),
     )
     platform = platforms.get(desired.kind)
+    state = state._replace(
+        drives=drives.observe(system, desired), uring_disabled=drives.observe_disabled(system, desired)
+    )
     if not platform.managed:
         # Nothing else of this machine is ours to change, so nothing else is observed.
         return _with_remains(system, desired, platform.observe(system, state, desired))
     trouble: List[str] = []
     namespaces = devices.namespaces(system)
     blocks = [item.blockdev for item in namespaces if item.blockdev]
+    blocks += [item.device for item in state.drives if item.device]
     loader = bootloader.observe(system)
     state = state._replace(
         kernel=kernel.observe(system, os, desired, loader),
@@ -109,7 +113,7 @@ def observe(system: System, desired: Desired) -> State:
     )
     state = _with_remains(system, desired, platform.observe(system, state, desired))
     # Looking for a mount's users takes long, so only mounts that the plan ends are looked at.
-    part = removal.plan(state, desired) if desired.remove else pmem.plan(state, desired)
+    part = removal.plan(state, desired) if desired.remove else plan.share(state, desired)
     users = {
         where: inuse.observe_users(system, where) for where in inuse.unmounted_by(part.before + part.after)
     }

@@ -4,7 +4,7 @@ import re
 import time
 from typing import Any, Dict, List
 
-from . import cuda, families, flavor_needs, platforms, repositories
+from . import cuda, drives, families, flavor_needs, platforms, repositories
 from .command import CommandError, Result, System
 from .state import OsInfo, State
 from .step import Action, Applied, Desired, Step
@@ -35,6 +35,8 @@ def _needs(desired: Desired) -> List[str]:
             needs.append(desired.pmem_filesystem)
         if desired.pmem_mode == "system-ram":
             needs.append("memkind")
+        if any(map(drives.is_drive, desired.ssd_devices)):
+            needs += ["nvme", desired.ssd_filesystem]
     return needs
 
 

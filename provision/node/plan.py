@@ -9,6 +9,7 @@ from typing import List
 from . import (
     ansible_python,
     bootloader,
+    drives,
     families,
     flavors,
     gpu,
@@ -21,7 +22,7 @@ from . import (
     removal,
 )
 from .state import State
-from .step import Desired, Part, Plan, Step
+from .step import Desired, Part, Plan, Step, join
 
 __all__ = ["Desired", "Plan", "Step", "make_plan"]
 
@@ -39,7 +40,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
         return Plan(desired.host, steps, state.digest(), notes, problems)
     if desired.remove:
         return _removal(state, desired)
-    part, flavor = pmem.plan(state, desired), flavors.get(desired)
+    part, flavor = share(state, desired), flavors.get(desired)
     managed = platforms.get(desired.kind).managed
     steps = ansible_python.plan(state, desired)
     steps += packages.plan(_with_packages(state, steps), desired)
@@ -66,6 +67,11 @@ def make_plan(state: State, desired: Desired) -> Plan:
     )
 
 
+def share(state: State, desired: Desired) -> Part:
+    """What persistent memory and drives need of a plan."""
+    return join(pmem.plan(state, desired), drives.plan(state, desired))
+
+
 def _with_packages(state: State, steps: List[Step]) -> State:
     """The state as it is after earlier steps that install packages."""
     names = [name for step in steps for name in step.args["names"]]
@@ -90,7 +96,9 @@ def _removal(state: State, desired: Desired) -> Plan:
 
 def _bare(desired: Desired) -> Desired:
     """Leave out what the inventory asks for: a removal installs nothing."""
-    return desired._replace(kernel_version="", kernel_arguments=[], gpu_driver="", pmem_mode="none")
+    return desired._replace(
+        kernel_version="", kernel_arguments=[], gpu_driver="", pmem_mode="none", ssd_devices=[]
+    )
 
 
 def _change(state: State, desired: Desired, part: Part) -> bootloader.Change:

@@ -54,6 +54,7 @@ class Platform:
     has_gpus = False
     memory = "persistent"  # the kind of memory, for messages
     packages: Tuple[str, ...] = ()  # needs beyond those of the mode, in the words of family.py
+    needs_drives = False  # rows are on ssd_devices
     handed_out_by_firmware = False  # the memory may be a node without CPUs from the start
     regions: Tuple[str, ...] = ()  # types of regions of which the memory consists; (): it has none
     no_region: Tuple[str, ...] = ()  # what `oeprov doctor` says without one, and its advice; (): the usual

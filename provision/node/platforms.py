@@ -8,6 +8,7 @@ from . import (
     platform_cxl,
     platform_gpu,
     platform_local,
+    platform_nvme,
     platform_re6p,
     platform_re7p,
 )
@@ -19,6 +20,7 @@ _MODULES: Dict[str, Any] = {
     "re7p": platform_re7p,
     "bare_metal_pmem": platform_bare_metal,
     "cxl": platform_cxl,
+    "nvme": platform_nvme,
     "gpu": platform_gpu,
     "cpu": platform_cpu,
     "local": platform_local,

@@ -17,6 +17,7 @@ from . import (
     build,
     daxctl,
     devices,
+    drives,
     filesystem,
     gpucheck,
     grubdefaults,
@@ -45,7 +46,7 @@ USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
 _OFFLINE = "memhp_default_state="
 _FILES = [repositories.YUM, repositories.APT, repositories.BUNDLE, kernel.FAILED, build.WHEELS]
-_FILES += [jobscript.SCRIPTS, jobscript.ENVIRONMENTS, ansible_python.PROGRAM]
+_FILES += [jobscript.SCRIPTS, jobscript.ENVIRONMENTS, ansible_python.PROGRAM, drives.RULES]
 # The link that enables the unit goes first: without the unit it would not be found.
 _FILES += [gpucheck.CHECKED, gpucheck.ENABLED, gpucheck.UNIT]
 
@@ -88,8 +89,9 @@ def _has_user() -> bool:
 
 def _pool_roots(desired: Desired, state: State) -> List[str]:
     if not platforms.get(desired.kind).managed:
-        return [desired.pmem_directory] if desired.pmem_directory else []
-    places = [item.where for item in state.mounts if mount.is_place(item.where, desired)]
+        return [path for path in [desired.pmem_directory, *desired.ssd_devices] if path]
+    places = [drives.place(desired, name) for name in desired.ssd_devices]
+    places += [item.where for item in state.mounts if mount.is_place(item.where, mount.pmem_use(desired))]
     return [os.path.join(where, "oeprov") for where in places]
 
 
@@ -119,16 +121,18 @@ def plan(state: State, desired: Desired) -> Part:
     memory, kept = _memory(state, desired)
     arguments = _arguments(state, desired)
     default = plan_grub_default(state, desired.remove_grub_default)
-    after = default.after + _files(state, desired, part, bool(kept.notes or arguments.notes))
+    drive = drives.plan_removal(state, desired)
+    left = bool(kept.notes or arguments.notes or drive.notes)
+    after = drive.after + default.after + _files(state, desired, part, left)
     if state.dimms.app_direct:
         kept.notes.append("left: the goal of the modules, App Direct; ipmctl changes it")
     return Part(
-        before=part.before + memory + kept.before + arguments.before,
+        before=part.before + drive.before + memory + kept.before + arguments.before,
         remove_arguments=arguments.remove_arguments,
         arguments_why=arguments.arguments_why,
         reboot_why=arguments.reboot_why,
         after=after,
-        notes=part.notes + kept.notes + arguments.notes + default.notes,
+        notes=part.notes + drive.notes + kept.notes + arguments.notes + default.notes,
         problems=problems + filesystem.problems(state, memory + kept.before + arguments.before),
     )
 
@@ -219,7 +223,8 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
         if release.reboot_why:
             notes.append(f"{release.reboot_why}: it stays system RAM until the next boot")
         if item.blockdev and all(
-            mount.is_place(found.where, desired) for found in mount.mounts_of(state, item.blockdev)
+            mount.is_place(found.where, mount.pmem_use(desired))
+            for found in mount.mounts_of(state, item.blockdev)
         ):
             why = "its data stays; the step fails if files are open"
             steps += [step._replace(why=why) for step in mount.unmount_step(state, item.blockdev)]
@@ -239,7 +244,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
         for dax in state.dax
         if dax.mode == "system-ram" and dax.chardev not in of_namespaces and daxctl.UNIT in state.files
     ]
-    where = [entry.where for entry in state.fstab if mount.entered_by_us(entry, desired)]
+    where = [entry.where for entry in state.fstab if mount.entered_by_us(entry, mount.pmem_use(desired))]
     if where:
         steps.append(
             Step(

@@ -243,6 +243,20 @@ class Directory(NamedTuple):
     blocked_by: str = ""  # the path that is a file, or is not writable
 
 
+class Drive(NamedTuple):
+    """What a name in ``ssd_devices`` leads to: a drive, or a directory that is there already."""
+
+    name: str
+    device: str = ""  # its name now, such as nvme0n1; empty: a directory, or there is none
+    size: int = 0
+    rotates: bool = False
+    scheduler: str = ""  # of its queue, the active one
+    identity: str = ""  # of the hardware, from the kernel; empty: unknown
+    used_by: List[str] = []  # swap, and devices that are built on it or on its partitions
+    directory: Directory = Directory("")
+    filesystem: str = ""  # type of the file system that the directory is on
+
+
 class Tools(NamedTuple):
     """Versions of external tools; empty: not installed."""
 
@@ -332,6 +346,8 @@ class State(NamedTuple):
     dimms: Dimms = Dimms()
     modules: List[Module] = []
     directories: List[Directory] = []
+    drives: List[Drive] = []  # in the order of ssd_devices
+    uring_disabled: str = ""  # kernel.io_uring_disabled; observed with ssd_devices only
     files: Dict[str, str] = {}  # text of configuration files of ours, by path; absent files are left out
     packages: Dict[str, str] = {}  # requested name -> installed version; empty: not installed
     tools: Tools = Tools()
@@ -373,6 +389,7 @@ class State(NamedTuple):
                 for item in self.filesystems
             ],
             directories=[directory._replace(free=0) for directory in self.directories],
+            drives=[item._replace(directory=item.directory._replace(free=0)) for item in self.drives],
         )
 
     def digest(self) -> str:

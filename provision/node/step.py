@@ -70,6 +70,9 @@ class Desired(NamedTuple):
     pmem_device_timeout: int = 90
     pmem_max_movable_ratio: float = 4.0
     pmem_dram_weight: int = 0  # see tiering.unit_text
+    ssd_devices: List[str] = []  # by-id paths, and directories
+    ssd_mount_prefix: str = "/mnt/ssd"
+    ssd_filesystem: str = "ext4"
     runtime_venv: str = ""
     runtime_python: str = "python3"
     runtime_extra: str = ""  # extra of the oeprov distribution, "" for none

@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import write_program
 from test_plan_cases import inputs
 
 from provision.cli.main import run
 from provision.cluster import share
 from provision.cluster.inventory import Host
 from provision.converge import doctor
-from provision.converge.diagnosis import Finding, diagnose
+from provision.converge.diagnosis import Finding, _drives, diagnose, wear_of
 from provision.hosts.fanout import Cut
-from provision.node import health, port
+from provision.node import health, port, wear
 from provision.node.command import System
 from provision.node.health import Health
 from provision.node.plan import make_plan
+from provision.node.state import Drive, State
+from provision.node.wear import Wear
 
 CASES = sorted(Path(__file__).parent.joinpath("doctor").glob("*.json"))
 
@@ -94,8 +97,11 @@ def test_the_command_says_what_is_wrong_and_changes_nothing(
 def test_hosts_with_the_same_findings_are_one_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def examine(host: Host, cut: Cut, *, reached: bool) -> list[Finding]:
-        return [Finding("no mount", "run oeprov bootstrap")] if host.name < "h03" else []
+    worn = ["drive nvme0n1: 3 % of its rated writes used"]
+
+    def examine(host: Host, cut: Cut, *, reached: bool) -> doctor.Examined:
+        wrong = [Finding("no mount", "run oeprov bootstrap")] if host.name < "h03" else []
+        return doctor.Examined(wrong, worn if host.name == "h08" else [])
 
     monkeypatch.setattr(doctor, "examine", examine)
     path = tmp_path / "inventory.yml"
@@ -110,5 +116,53 @@ def test_hosts_with_the_same_findings_are_one_block(
         "✗ h[01-02] (2 hosts): 1 problem(s)",
         "  - no mount",
         "    → run oeprov bootstrap",
-        "✓ h[03-08] (6 hosts): nothing wrong",
+        "✓ h[03-07] (5 hosts): nothing wrong",
+        "✓ h08: nothing wrong",
+        "  drive nvme0n1: 3 % of its rated writes used",
     ]
+
+
+# Of nvme-cli 2.3 and 1.16, in short.
+SMART = {
+    "critical_warning": 5,
+    "temperature": 341,
+    "avail_spare": 4,
+    "spare_thresh": 10,
+    "percent_used": 103,
+    "data_units_written": 2000000,
+    "media_errors": 7,
+}
+WEAR = Wear("nvme0n1", "", 5, 103, 4, 10, 68, 1_024_000_000_000, 7)
+
+
+def test_wear_is_read_from_nvme_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = {**SMART, "critical_warning": {"value": 5, "available_spare": 1}, "data_units_written": "2000000"}
+    newer["percentage_used"] = newer.pop("percent_used")
+    assert wear.parse("nvme0n1", SMART) == wear.parse("nvme0n1", newer) == WEAR
+    state = State(drives=[Drive("/dev/disk/by-id/a", "nvme0n1"), Drive("/b", "sda"), Drive("/data")])
+    program = tmp_path / "nvme"
+    write_program(program, f"print({json.dumps(SMART)!r})")
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert wear.observe(System(), state) == [WEAR]
+    write_program(program, "print('[]')")
+    assert "something else than expected" in wear.observe(System(), state)[0].error
+    program.unlink()
+    assert wear.observe(System(), state)[0].error.endswith("is not installed")
+
+
+def test_wear_is_shown_and_judged() -> None:
+    seen = Health(drives=[WEAR, Wear("nvme1n1", "`nvme` is not installed")])
+    assert Health.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+    assert wear_of(seen) == [
+        "drive nvme0n1: 103 % of its rated writes used (953.7 GiB written), 4 % of its spare blocks left "
+        "(warns below 10 %), 68 °C"
+    ]
+    said = [finding.what for finding in _drives(seen)]
+    assert said == [
+        "drive nvme0n1 warns: few spare blocks are left, it is no longer reliable",
+        "drive nvme0n1 has used 103 % of the writes that it is rated for",
+        "drive nvme0n1 could not read or write 7 time(s)",
+        "the wear of drive nvme1n1 is not known: `nvme` is not installed",
+    ]
+    healthy = WEAR._replace(warnings=0, used=79, media_errors=0)
+    assert list(_drives(Health(drives=[healthy]))) == []

@@ -29,6 +29,8 @@ OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "pmem_memmap": ("4G!4G", {"oeprov_kind": "re7p"}),
     "pmem_namespaces": (["namespace0.0"], {}),
     "pmem_mount_prefix": ("/mnt/other", {}),
+    "ssd_devices": (["/data"], {}),
+    "ssd_mount_prefix": ("/mnt/other", {}),
     "runtime_flavor": ("deeprec", {}),
     "runtime_index": ("https://mirror", {}),
     "runtime_tensorflow": ("2.4.1", {}),

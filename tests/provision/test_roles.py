@@ -78,6 +78,8 @@ def test_role_defaults_mean_what_the_inventory_means(kind: Kind, tmp_path: Path)
     bare: dict[str, Any] = {"oeprov_kind": kind.value}
     if kind is Kind.local:
         bare["ansible_connection"] = "local"
+    if kind is Kind.nvme:
+        bare["ssd_devices"] = ["/data"]
     spelled = dict(bare)
     for role in MODELS:
         spelled.update(role_file(role, "defaults/main.yml"))

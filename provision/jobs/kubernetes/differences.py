@@ -43,6 +43,7 @@ NO_MEANING: dict[str, str] = {
     **dict.fromkeys(_all_but(settings.RolloutSettings), _HOSTS),
     **dict.fromkeys(_all_but(settings.KernelSettings), _HOSTS),
     **dict.fromkeys(_all_but(settings.PmemSettings, "mode", "mount_prefix"), _HOSTS),
+    **dict.fromkeys(_all_but(settings.SsdSettings, "devices", "mount_prefix"), _HOSTS),
     **dict.fromkeys(_all_but(settings.GpuSettings), _HOSTS),
     **dict.fromkeys(_all_but(RuntimeSettings, "flavor"), _IMAGES),
     **dict.fromkeys(_all_but(ContainerSettings), "it is for --on docker and --on podman"),
@@ -68,6 +69,10 @@ def _by_settings(inventory: Inventory, wanted: Request, storage: str) -> dict[st
     if storage != "dram_pmem":
         found["parameter_server_storage_cache"] = f"it is for storage dram_pmem, and this is {storage}"
     if storage not in POOLS:
-        for key in ("kubernetes_storage_class", "kubernetes_storage_size"):
+        for key in ("kubernetes_storage_class", "kubernetes_storage_size", "ssd_devices", "ssd_mount_prefix"):
             found[key] = f"servers with storage {storage} have no volumes"
+    elif inventory.kubernetes.storage_class:
+        found.update(dict.fromkeys(("ssd_devices", "ssd_mount_prefix"), "a class makes the servers' volumes"))
+    elif all(inventory.hosts[name].pmem.mode == "fsdax" for name in inventory.parameter_servers):
+        found.update(dict.fromkeys(("ssd_devices", "ssd_mount_prefix"), "volumes are persistent memory"))
     return found

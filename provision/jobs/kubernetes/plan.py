@@ -22,6 +22,7 @@ from provision.jobs.kubernetes import differences, script
 from provision.jobs.kubernetes.script import PodScript
 from provision.jobs.request import LaunchOptions, Request, flag
 from provision.jobs.storage import POOLS, storage_of
+from provision.node import drives
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
@@ -201,10 +202,23 @@ def _local(
             "mount points: leave one of them out, or set kubernetes_storage_class"
         )
     return tuple(
-        (host.name, f"{host.pmem.mount_prefix}{number}")
+        (host.name, _volume(host, number))
         for host, count in zip(hosts, counts, strict=True)
         for number in range(count)
     )
+
+
+def _volume(host: Host, number: int) -> str:
+    """The mount point of a host's server: of its persistent memory, or one of ``ssd_devices``."""
+    names = host.ssd.devices
+    if host.pmem.mode == "fsdax" or not names:
+        return f"{host.pmem.mount_prefix}{number}"
+    if number >= len(names):
+        raise TrainingError(
+            f"host {host.name}: on Kubernetes each server needs a drive of its own, and ssd_devices names "
+            f"{len(names)}; name more, or set kubernetes_storage_class"
+        )
+    return drives.place(host.desired(), names[number])
 
 
 def with_form(inventory: Inventory, form: str | None) -> Inventory:

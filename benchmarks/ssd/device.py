@@ -1,0 +1,158 @@
+"""Random reads of 4 KiB from an NVMe: our reader and fio, in turns.
+
+    python benchmarks/ssd/device.py [--directory DIRECTORY] [--rounds 9] [--seconds 2] [--save]
+
+In each round fio reads at depth 128 with io_uring. Then ours reads batches of 4,160 rows of 512 bytes: with
+two batches in flight, then one batch after the other; then the same with preads. A round compares neighbours
+in time, since single runs stall on shared machines: the table has medians, and medians of each round's ratio
+to its fio. Needs fio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "ssd_device.md"
+BUILD = ROOT / "build" / "bench"
+PROGRAM = BUILD / "oe_runtime" / "core" / "ssd_device"
+READS = 4160  # distinct rows that the benchmark's skewed batches miss with 10 % cached
+
+# Reader, batches in flight, and what issue 22 asks: the rate against fio's, and CPU microseconds per read.
+CASES = {
+    "io_uring, two batches in flight": ("io_uring", 2, 0.90, 3.5),
+    "io_uring, isolated batches": ("io_uring", 1, 0.85, 3.5),
+    "preads, two batches in flight": ("preads", 2, None, 10.0),
+    "preads, isolated batches": ("preads", 1, None, 10.0),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Reads per second, and CPU microseconds per read."""
+
+    rate: float
+    cpu: float
+
+
+def _fio(file: Path, seconds: float) -> Run:
+    argv = [
+        "fio",
+        "--name=read",
+        f"--filename={file}",
+        "--readonly",
+        "--direct=1",
+        "--rw=randread",
+        "--bs=4k",
+    ]
+    argv += ["--ioengine=io_uring", "--iodepth=128", "--registerfiles", "--fixedbufs", "--time_based"]
+    argv += [f"--runtime={seconds}", "--norandommap", "--randrepeat=0", "--output-format=json"]
+    job = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout)["jobs"][0]
+    cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] * 1e3 / job["read"]["total_ios"]
+    return Run(job["read"]["iops"], cpu)
+
+
+def _ours(file: Path, reader: str, seconds: float, in_flight: int) -> Run:
+    argv = [str(PROGRAM), str(file), reader, str(seconds), str(in_flight), str(READS)]
+    out = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+    reads, wall, cpu = map(float, out.split())
+    return Run(reads / wall, cpu / reads * 1e6)
+
+
+def _build() -> None:
+    options = ("-DOE_BUILD_PYTHON=OFF", "-DOE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release")
+    subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, *options], check=True, stdout=sys.stderr)
+    subprocess.run(["cmake", "--build", BUILD, "--target", "ssd_device"], check=True, stdout=sys.stderr)
+
+
+def _where(directory: Path) -> str:
+    text = Path("/proc/cpuinfo").read_text()
+    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
+    device = subprocess.run(
+        ["df", "--output=source,fstype", str(directory)], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.split()
+    processor = names[0] if names else platform.machine()
+    return (
+        f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} × {processor}, "
+        f"Linux {platform.release()}, {device[-2]} ({device[-1]}), load {os.getloadavg()[0]:.1f}: "
+        f"`python benchmarks/ssd/device.py {shlex.join(sys.argv[1:])}`"
+    )
+
+
+def _table(fio: list[Run], runs: dict[str, list[Run]]) -> str:
+    lines = [
+        "| reader | reads per second | lowest to highest | of fio's rate | asked | CPU µs per read | asked |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    middle = statistics.median
+
+    def line(name: str, found: list[Run], share: str, asked: str, cpu: str) -> str:
+        rates = [run.rate / 1e3 for run in found]
+        return (
+            f"| {name} | {middle(rates):.1f} k | {min(rates):.1f} to {max(rates):.1f} k | {share} | "
+            f"{asked} | {middle(run.cpu for run in found):.2f} | {cpu} |"
+        )
+
+    lines.append(line("fio, io_uring, depth 128", fio, "", "", ""))
+    for name, found in runs.items():
+        _, _, asked, cpu = CASES[name]
+        share = middle(run.rate / beside.rate for run, beside in zip(found, fio, strict=True))
+        lines.append(
+            line(name, found, f"{share:.0%}", f"≥ {asked:.0%}" if asked else "", f"≤ {cpu:g}").replace(
+                "%", " %"
+            )
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run, print, and with --save keep the result."""
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/ssd/device.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--directory", type=Path, default=Path("/var/tmp"), help="on the drive")  # noqa: S108
+    parser.add_argument(
+        "--gib", type=int, default=8, help="size of the file, which is made if it is not there"
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=2, help="of each of a round's runs")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/ssd_device.md")
+    options = parser.parse_args()
+    _build()
+    file = options.directory / "ssd_device.blocks"
+    if not file.exists() or file.stat().st_size != options.gib << 30:
+        file.unlink(missing_ok=True)
+        subprocess.run([str(PROGRAM), str(file), "fill", str(options.gib)], check=True)
+    where = _where(options.directory)
+    fio: list[Run] = []
+    runs: dict[str, list[Run]] = {name: [] for name in CASES}
+    for _ in range(options.rounds):
+        fio.append(_fio(file, options.seconds))
+        for name, (reader, in_flight, _, _) in CASES.items():
+            runs[name].append(_ours(file, reader, options.seconds, in_flight))
+    table = _table(fio, runs)
+    print(where, table, sep="\n\n")
+    if options.save:
+        about = (
+            f"{options.rounds} rounds of {options.seconds:g} s for each line, in turns, a file of "
+            f"{options.gib} GiB. Each of our reads copies a row of 512 bytes out of its block; a batch has "
+            f"{READS:,} reads. The share is the median of each round's ratio to fio's rate in the same "
+            "round. CPU is that of all threads, without interrupts."
+        )
+        RESULTS.write_text(f"# Random reads of 4 KiB\n\n{where}\n\n{about}\n\n{table}")
+
+
+if __name__ == "__main__":
+    main()

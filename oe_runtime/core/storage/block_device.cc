@@ -1,0 +1,277 @@
+#include "oe_runtime/core/storage/block_device.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <utility>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/file.h"
+#include "oe_runtime/core/storage/block_reads.h"
+#include "oe_runtime/core/storage/pread_queue.h"
+#include "oe_runtime/core/storage/striped_files.h"
+#include "oe_runtime/core/storage/uring_queue.h"
+
+namespace oe {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool IsFull(int error) { return error == ENOSPC || error == EDQUOT; }
+
+[[noreturn]] void ThrowFor(const std::string& what, int error) {
+  if (IsFull(error)) throw StorageFull(what, error);
+  throw StorageError(what, error);
+}
+
+void SyncDirectoryOf(const std::string& path) {
+  fs::path directory = fs::path(path).parent_path();
+  if (directory.empty()) directory = ".";
+  const File opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened.ok() || ::fsync(opened.get()) != 0) {
+    throw StorageError("cannot sync the storage directory " + directory.string(), errno);
+  }
+}
+
+uint64_t SizeOf(const File& file, const std::string& path) {
+  struct stat there{};
+  if (::fstat(file.get(), &there) != 0) throw StorageError("cannot read the size of " + path, errno);
+  if (!S_ISREG(there.st_mode)) throw StorageError(path + " is not an ordinary file; give another path");
+  return static_cast<uint64_t>(there.st_size);
+}
+
+// Whether blocks can be read without the page cache. Some file systems refuse only the read, not the open.
+bool CanReadDirectly(const File& file, uint64_t size) {
+  const BlockBuffer block(kBlockBytes);
+  if (size < kBlockBytes) {
+    std::memset(block.data(), 0, kBlockBytes);
+    const bool written =
+        ::pwrite(file.get(), block.data(), kBlockBytes, 0) == static_cast<ssize_t>(kBlockBytes);
+    const int error = errno;
+    if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) return false;
+    return written || IsFull(error);
+  }
+  return ::pread(file.get(), block.data(), kBlockBytes, 0) >= 0 || errno != EINVAL;
+}
+
+struct Opened {
+  File file;
+  bool direct = false;
+};
+
+Opened OpenFile(const std::string& path) {
+  constexpr int kFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
+  Opened opened{File(::open(path.c_str(), kFlags)), false};
+  if (!opened.file.ok() && errno == ENOENT) {
+    opened.file = File(::open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0600));
+    if (opened.file.ok()) SyncDirectoryOf(path);
+  }
+  if (!opened.file.ok()) throw StorageError("cannot open the storage file " + path, errno);
+  const uint64_t size = SizeOf(opened.file, path);
+  File direct(::open(path.c_str(), kFlags | O_DIRECT));
+  if (direct.ok() && CanReadDirectly(direct, size)) return {std::move(direct), true};
+  // A read of one row must not bring in what lies around it.
+  (void)::posix_fadvise(opened.file.get(), 0, 0, POSIX_FADV_RANDOM);
+  return opened;
+}
+
+class FileDevice final : public BlockDevice {
+ public:
+  FileDevice(const BlockDeviceSpec& spec, std::vector<File> files, uint64_t size,
+             const std::string& not_direct)
+      : names_(spec.files),
+        stripe_bytes_(spec.files.size() == 1 ? kBlockBytes : spec.stripe_bytes),
+        files_(std::move(files), spec.stripe_bytes),
+        not_direct_(not_direct),
+        size_(size),
+        wants_uring_(spec.method == ReadMethod::kBest && not_direct.empty()),
+        preads_(PreadPool::Shared()) {
+    if (wants_uring_) why_preads_ = UringSupport(&registers_buffers_);
+    uring_works_ = wants_uring_ && why_preads_.empty();
+  }
+
+  std::unique_ptr<ReadQueue> NewQueue() override {
+    if (!uring_works_) return preads_->NewQueue(&files_, &reads_);
+    std::string why_not;
+    std::unique_ptr<ReadQueue> queue = NewUringQueue(&files_, &reads_, &why_not);
+    if (queue != nullptr) return queue;
+    {
+      const std::lock_guard<std::mutex> lock(why_mutex_);
+      why_preads_ = why_not;
+    }
+    return preads_->NewQueue(&files_, &reads_);
+  }
+
+  void Write(uint64_t offset, const std::byte* data, size_t bytes) override {
+    RequireBlocks(offset, bytes);
+    RequireFlushed();
+    if (offset + bytes > size()) throw StorageError("a write past the end of " + names_.front());
+    BlockBuffer copy;
+    if (reinterpret_cast<uintptr_t>(data) % kBlockBytes != 0) {
+      copy = BlockBuffer(bytes);
+      std::memcpy(copy.data(), data, bytes);
+      data = copy.data();
+    }
+    writes_.fetch_add(1, std::memory_order_relaxed);
+    while (bytes > 0) {
+      const StripedFiles::Piece piece = files_.Locate(offset);
+      const ssize_t put = ::pwrite(files_.descriptor(piece.file), data,
+                                   std::min<uint64_t>(bytes, piece.bytes), static_cast<off_t>(piece.offset));
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) ThrowFor("cannot write to the storage file " + names_[piece.file], put < 0 ? errno : EIO);
+      written_.fetch_add(static_cast<uint64_t>(put), std::memory_order_relaxed);
+      data += put;
+      offset += static_cast<uint64_t>(put);
+      bytes -= static_cast<size_t>(put);
+    }
+  }
+
+  void Flush() override {
+    RequireFlushed();
+    flushes_.fetch_add(1, std::memory_order_relaxed);
+    for (size_t file = 0; file < files_.count(); ++file) {
+      if (::fdatasync(files_.descriptor(file)) == 0) continue;
+      const int error = errno;
+      flush_error_.store(error);
+      RequireFlushed();
+    }
+  }
+
+  uint64_t size() const override { return size_.load(std::memory_order_acquire); }
+
+  void Grow(uint64_t bytes) override {
+    const std::lock_guard<std::mutex> lock(grow_mutex_);
+    RequireFlushed();
+    const uint64_t before = size();
+    if (bytes <= before) return;
+    const uint64_t row = stripe_bytes_ * files_.count();
+    const uint64_t after = (bytes + row - 1) / row * row;
+    for (size_t file = 0; file < files_.count(); ++file) {
+      const int error = Reserve(files_.descriptor(file), after / files_.count());
+      if (error == 0) continue;
+      for (size_t grown = 0; grown <= file; ++grown) {
+        (void)::ftruncate(files_.descriptor(grown), static_cast<off_t>(before / files_.count()));
+      }
+      ThrowFor("cannot get " + std::to_string((after - before) / files_.count()) +
+                   " bytes for the storage file " + names_[file],
+               error);
+    }
+    size_.store(after, std::memory_order_release);
+  }
+
+  void Discard(uint64_t offset, uint64_t bytes) override {
+    RequireBlocks(offset, bytes);
+    const uint64_t end = std::min(offset + bytes, size());
+    while (offset < end) {
+      const StripedFiles::Piece piece = files_.Locate(offset);
+      const uint64_t there = std::min(end - offset, piece.bytes);
+      // What cannot be punched is kept: nobody reads it.
+      (void)::fallocate(files_.descriptor(piece.file), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                        static_cast<off_t>(piece.offset), static_cast<off_t>(there));
+      offset += there;
+    }
+  }
+
+  std::string description() const override {
+    if (!not_direct_.empty()) return "preads through the page cache: no direct I/O for " + not_direct_;
+    if (!wants_uring_) return "preads";
+    const std::lock_guard<std::mutex> lock(why_mutex_);
+    if (!uring_works_) return "preads: " + why_preads_;
+    if (!why_preads_.empty()) return "io_uring, some threads preads: " + why_preads_;
+    if (registers_buffers_) return "io_uring";
+    return "io_uring without registered buffers: the limit of locked memory (ulimit -l) is too small";
+  }
+
+  BlockDeviceStats stats() const override {
+    BlockDeviceStats stats;
+    stats.reads = reads_.reads.load(std::memory_order_relaxed);
+    stats.read_bytes = reads_.bytes.load(std::memory_order_relaxed);
+    stats.read_errors = reads_.errors.load(std::memory_order_relaxed);
+    stats.writes = writes_.load(std::memory_order_relaxed);
+    stats.written_bytes = written_.load(std::memory_order_relaxed);
+    stats.flushes = flushes_.load(std::memory_order_relaxed);
+    return stats;
+  }
+
+ private:
+  static void RequireBlocks(uint64_t offset, uint64_t bytes) {
+    if (offset % kBlockBytes != 0 || bytes % kBlockBytes != 0) {
+      throw StorageError("a write or discard of a part of a block", EINVAL);
+    }
+  }
+
+  void RequireFlushed() const {
+    const int error = flush_error_.load();
+    if (error == 0) return;
+    throw StorageError(
+        "a flush of the storage device of " + names_.front() +
+            " failed, and what it holds since the last checkpoint is unknown; check the device, then "
+            "start again with recovery",
+        error);
+  }
+
+  // Gives a file its size and its blocks, so that a full device is an error now. 0, or the errno.
+  static int Reserve(int descriptor, uint64_t bytes) {
+    int result = 0;
+    do {
+      result = ::fallocate(descriptor, 0, 0, static_cast<off_t>(bytes));
+    } while (result != 0 && errno == EINTR);
+    if (result != 0 && errno == EOPNOTSUPP) result = ::ftruncate(descriptor, static_cast<off_t>(bytes));
+    return result == 0 ? 0 : errno;
+  }
+
+  const std::vector<std::string> names_;
+  const uint64_t stripe_bytes_;
+  StripedFiles files_;
+  const std::string not_direct_;  // a file that is read through the page cache
+  std::atomic<uint64_t> size_;
+  std::mutex grow_mutex_;
+  std::atomic<int> flush_error_{0};
+  ReadCounts reads_;
+  std::atomic<uint64_t> writes_{0};
+  std::atomic<uint64_t> written_{0};
+  std::atomic<uint64_t> flushes_{0};
+  const bool wants_uring_;
+  bool uring_works_ = false;
+  bool registers_buffers_ = false;
+  mutable std::mutex why_mutex_;
+  std::string why_preads_;
+  const std::shared_ptr<PreadPool> preads_;
+};
+
+}  // namespace
+
+uint32_t BlockChecksum(const std::byte* block) {
+  const auto sum = static_cast<uint32_t>(XXH3_64bits(block, kBlockBytes));
+  return sum == 0 ? 1 : sum;
+}
+
+std::unique_ptr<BlockDevice> OpenBlockDevice(const BlockDeviceSpec& spec) {
+  if (spec.files.empty()) throw SpecError("a storage device needs a file");
+  if (spec.stripe_bytes == 0 || spec.stripe_bytes % kBlockBytes != 0) {
+    throw SpecError("the stripes of a storage device are " + std::to_string(spec.stripe_bytes) +
+                    " bytes; give a multiple of " + std::to_string(kBlockBytes));
+  }
+  std::vector<File> files;
+  std::string not_direct;
+  uint64_t least = UINT64_MAX;
+  for (const std::string& path : spec.files) {
+    Opened opened = OpenFile(path);
+    if (!opened.direct && not_direct.empty()) not_direct = path;
+    least = std::min(least, SizeOf(opened.file, path));
+    files.push_back(std::move(opened.file));
+  }
+  const uint64_t unit = spec.files.size() == 1 ? kBlockBytes : spec.stripe_bytes;
+  const uint64_t size = least / unit * unit * files.size();
+  return std::make_unique<FileDevice>(spec, std::move(files), size, not_direct);
+}
+
+}  // namespace oe

@@ -1,0 +1,132 @@
+"""ssd_devices in an inventory, and where servers then keep their rows."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.cluster.errors import InventoryError, TrainingError
+from provision.cluster.inventory import Host, Inventory
+from provision.cluster.settings import (
+    ContainerSettings,
+    KubernetesSettings,
+    RolloutSettings,
+    TrainingSettings,
+)
+from provision.inventory.loader import host_of
+from provision.jobs import readiness
+from provision.jobs.kubernetes import plan
+from provision.jobs.request import Request
+from provision.jobs.storage import place_of
+from provision.node.state import Mount, State
+from provision.node.step import Plan
+
+NAME = "/dev/disk/by-id/nvme-VENDOR_1"
+NVME = {"oeprov_kind": "nvme", "parameter_server_storage": "dram_pmem", "ssd_devices": [NAME, "/data/rows"]}
+
+
+def asked(storage: str = "") -> Request:
+    return Request(
+        training=TrainingSettings(), storage=storage, storage_cache=0, servers=0, workers=0, name=""
+    )
+
+
+def host(tmp_path: Path, variables: dict[str, Any]) -> Host:
+    return host_of("h", ["parameter_servers"], variables, state_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"oeprov_kind": "nvme"}, "ssd_devices: kind nvme keeps rows on drives: name them"),
+        (
+            {"oeprov_kind": "cpu", "ssd_devices": ["/dev/nvme0n1"]},
+            "/dev/nvme0n1 may be another drive after a reboot: name it by /dev/disk/by-id/",
+        ),
+        ({"oeprov_kind": "cpu", "ssd_devices": ["rows"]}, "found 'rows'; it must match"),
+        ({"oeprov_kind": "cpu", "ssd_devices": ["/a", "/a"]}, "a drive or directory is named twice"),
+        (
+            {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": [NAME]},
+            "ssd_devices: on kind local oeprov makes no file systems: name a directory",
+        ),
+    ],
+)
+def test_names_that_cannot_work_are_refused(variables: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match=re.escape(why)):
+        host(tmp_path, variables)
+
+
+MOUNTED = State(mounts=[Mount("/dev/nvme0n1", "/mnt/ssd0", "ext4"), Mount("/dev/b", "/data", "xfs")])
+
+
+def test_servers_take_turns_on_drives_and_directories(tmp_path: Path) -> None:
+    places = [
+        place_of(host(tmp_path, NVME), MOUNTED, asked(), "job", f"server-{number}", number)
+        for number in range(3)
+    ]
+    assert [(item.path, item.mount) for item in places] == [
+        ("/mnt/ssd0/oeprov/job/server-0", "/mnt/ssd0"),
+        ("/data/rows/oeprov/job/server-1", "/data"),  # its mount point is what the unit waits for
+        ("/mnt/ssd0/oeprov/job/server-2", "/mnt/ssd0"),
+    ]
+    root = MOUNTED._replace(mounts=[Mount("/dev/a", "/", "ext4")])
+    only = host(tmp_path, {**NVME, "ssd_devices": ["/data/rows"]})
+    assert place_of(only, root, asked(), "job", "server-0", 0).mount == ""
+
+
+def test_a_drive_that_is_not_mounted_is_named(tmp_path: Path) -> None:
+    one = host(tmp_path, {**NVME, "ssd_devices": [NAME]})
+    with pytest.raises(TrainingError, match="nothing is mounted at /mnt/ssd0; run: oeprov bootstrap"):
+        place_of(one, State(), asked(), "job", "server-0", 0)
+
+
+def test_without_drives_both_ways_are_named(tmp_path: Path) -> None:
+    cpu = host(tmp_path, {"oeprov_kind": "cpu", "parameter_server_storage": "dram_pmem"})
+    with pytest.raises(TrainingError, match="needs pmem_mode fsdax, found none, or a drive in ssd_devices"):
+        place_of(cpu, State(), asked(), "job", "server-0", 0)
+
+
+def test_persistent_memory_comes_first(tmp_path: Path) -> None:
+    both = host(
+        tmp_path,
+        {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "ssd_devices": [NAME]},
+    )
+    state = MOUNTED._replace(mounts=[*MOUNTED.mounts, Mount("/dev/pmem0", "/mnt/pmem0", "ext4", ["dax"])])
+    assert place_of(both, state, asked(), "job", "server-0", 0).mount == "/mnt/pmem0"
+
+
+def test_a_local_job_uses_the_directory(tmp_path: Path) -> None:
+    local = {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": [str(tmp_path)]}
+    place = place_of(host(tmp_path, local), None, asked("dram_pmem"), "job", "server-0", 0)
+    assert (place.path, place.mount) == (f"{tmp_path}/job/server-0", str(tmp_path))
+
+
+def test_a_host_that_is_not_ready_is_told_to_bootstrap(tmp_path: Path) -> None:
+    # A machine with modules whose rows are to be on drives: its persistent memory is left alone.
+    metal = host(tmp_path, {**NVME, "oeprov_kind": "bare_metal_pmem", "pmem_mode": "none"})
+    inventory = Inventory(
+        tmp_path / "c.yml",
+        "c",
+        {"h": metal},
+        ["h"],
+        [],
+        RolloutSettings(),
+        TrainingSettings(),
+        ContainerSettings(),
+        KubernetesSettings(),
+    )
+    assert readiness.needed(inventory, asked()).hosts["h"].pmem.mode == "none"
+    assert readiness.differences(inventory, asked()) == []
+    said = readiness.why_not(inventory, asked(), Plan("h", problems=["a drive is gone"]), [], State())
+    assert said == f"host h is not ready: a drive is gone; run: oeprov bootstrap -i {tmp_path}/c.yml"
+
+
+def test_on_kubernetes_each_server_has_a_drive_of_its_own(tmp_path: Path) -> None:
+    two = host(tmp_path, NVME)
+    volumes = plan._local(KubernetesSettings(), [two], [2], 2)
+    assert volumes == (("h", "/mnt/ssd0"), ("h", "/data/rows"))
+    with pytest.raises(TrainingError, match="needs a drive of its own, and ssd_devices names 2"):
+        plan._local(KubernetesSettings(), [two], [3], 3)
+    both = host(tmp_path, {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "ssd_devices": [NAME]})
+    assert plan._local(KubernetesSettings(), [both], [1], 1) == (("h", "/mnt/pmem0"),)
