@@ -869,7 +869,7 @@ def test_a_fetch_that_is_cut_leaves_nothing(
 
     def cut(archive: Any, name: str, *more: Any) -> None:
         if name == "export/variables/v":
-            cluster.tell(two, "pkill -KILL -f '[i]mport gc, json, marshal'")
+            cluster.tell(two, "pkill -KILL -f '[i]mport gc, os'")
         extract(archive, name, *more)
 
     cluster.tell(two, f"head -c 20000000 /dev/zero >/var/lib/oeprov/jobs/{job.id}/run/export/variables/v")
