@@ -147,7 +147,12 @@ def test_memkind_takes_the_nodes_of_the_host(tmp_path: Path) -> None:
     ("kind", "mode", "storage", "words"),
     [
         ("cpu", "none", "pmem_memkind", "found none; use --storage dram"),
-        ("cpu", "none", "pmem_libpmem", "needs pmem_mode fsdax, found none; use --storage dram"),
+        (
+            "cpu",
+            "none",
+            "pmem_libpmem",
+            "needs pmem_mode fsdax, found none, or a drive in ssd_devices; use --storage dram",
+        ),
     ],
 )
 def test_a_host_that_cannot(tmp_path: Path, kind: str, mode: str, storage: str, words: str) -> None:
