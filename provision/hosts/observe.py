@@ -66,7 +66,7 @@ def answer(host: str, text: str) -> dict[str, Any]:
 
 def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be observed; in the inventory's order."""
-    # Fill the caches of both once, before all threads do it together.
+    # Fill the caches of settings and payload once, before all threads do it together.
     payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict(), payload.BYTECODE)
     return _without_twins(inventory, fanout.on_hosts(inventory.hosts, observe_host))
 

@@ -87,9 +87,10 @@ def password(host: Host) -> Password:
 def has_password(host: Host) -> bool:
     """Whether the password of a host that takes no keys is known."""
     try:
-        return bool(password(host))
+        password(host)
     except HostError:
         return False
+    return True
 
 
 def environment(host: Host) -> dict[str, str]:
@@ -197,18 +198,18 @@ def _exchange(
                 raise HostError(host.name, "was not waited for: a stop request")
             if cut.why:  # ssh was killed; a jump host's ssh may still hold the pipe of errors
                 break
-            announced = _BEGUN.search(read[errors])
-            if callable(given) and (announced or time.monotonic() >= silent):
-                given = given(announced[1].decode("ascii", "replace") if announced else "")
-                left = memoryview(given)
-                selector.register(process.stdin.fileno(), selectors.EVENT_WRITE)
-            remains = deadline - time.monotonic()
-            if remains <= 0:
+            now = time.monotonic()
+            if callable(given):
+                announced = _BEGUN.search(read[errors])
+                if announced or now >= silent:
+                    given = given(announced[1].decode("ascii", "replace") if announced else "")
+                    left = memoryview(given)
+                    selector.register(process.stdin.fileno(), selectors.EVENT_WRITE)
+            if now >= deadline:
                 how_far = _stage(*map(bytes, read.values()))
                 raise HostError(host.name, f"did not answer within {timeout:g} s{how_far}")
-            remains = remains if stop is None else min(remains, TICK)
-            remains = min(remains, max(0.0, silent - time.monotonic())) if callable(given) else remains
-            for key, _ in selector.select(remains):
+            remains = (min(deadline, silent) if callable(given) else deadline) - now
+            for key, _ in selector.select(remains if stop is None else min(remains, TICK)):
                 if key.fd in read:
                     piece = os.read(key.fd, 1 << 16)
                     read[key.fd] += piece

@@ -62,28 +62,22 @@ def why_data(state: State, found: FileSystem) -> str:
 
 def is_vacant(state: State, device: str, item: Optional[Namespace]) -> bool:
     """Nothing was written to the device since oeprov made it or was allowed to erase it."""
-    if item:
-        words = [owned.vacant(device, item.uuid), owned.making(item.dev, item.mode)]
-    elif not _is_drive(device):
-        words = [owned.vacant(device)]
-    else:
-        known = next((drive.identity for drive in state.drives if drive.device == device), "")
-        words = [owned.vacant(device, known)] if known else []
-    return any(word in state.owned for word in words)
+    known = next((drive.identity for drive in state.drives if drive.device == device), "")
+    words = [_word(device, item, known)] + ([owned.making(item.dev, item.mode)] if item else [])
+    return any(word and word in state.owned for word in words)
 
 
 def vacant_word(system: System, device: str) -> str:
-    """The word of the registry (``owned``) for a device."""
+    """The word of the registry (``owned``) for a device; empty for a drive of which nothing is known."""
     item = namespace_on(State(namespaces=devices.namespaces(system)), device)
-    if item is None and _is_drive(device):
-        # The next boot may give the name to another drive.
-        known = identity(system, device)
-        return owned.vacant(device, known) if known else ""
-    return owned.vacant(device, item.uuid if item else "")
+    return _word(device, item, identity(system, device))
 
 
-def _is_drive(device: str) -> bool:
-    return not device.startswith("pmem")
+def _word(device: str, item: Optional[Namespace], known: str) -> str:
+    """The same; ``known`` is a drive's identity, since the next boot may give the name to another one."""
+    if item or device.startswith("pmem"):
+        return owned.vacant(device, item.uuid if item else "")
+    return owned.vacant(device, known) if known else ""
 
 
 def identity(system: System, device: str) -> str:

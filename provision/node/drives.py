@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 from . import content, devices, directory, filesystem, fstab, mount
 from .command import CommandError, System
 from .state import Directory, Drive, State
-from .step import Action, Applied, Desired, Part, Step
+from .step import Action, Applied, Desired, Part, Step, note_left
 
 DEVICE_TIMEOUT = 90  # seconds that a boot waits for a drive
 OPTIONS = ["noatime", "discard"]  # freed segments are megabytes, so discarding them at once costs little
@@ -215,8 +215,7 @@ def plan_removal(state: State, desired: Desired) -> Part:
     for seen in state.drives:
         if not is_drive(seen.name) or not is_ours(state, desired, seen):
             continue
-        why = "its data stays; the step fails if files are open"
-        part.before.extend(step._replace(why=why) for step in mount.unmount_step(state, seen.device))
+        part.before.extend(mount.unmount_for_good(state, seen.device))
         lost = filesystem.data_on(state, seen.device)
         if lost and all(name in desired.remove_objects for name in lost):
             part.after.append(
@@ -232,22 +231,8 @@ def plan_removal(state: State, desired: Desired) -> Part:
                 )
             )
         elif lost:
-            flags = " ".join(f"--consent {desired.host}:{name}" for name in lost)
-            part.notes.append(
-                f"left: {seen.device} ({seen.name}) and what is on it; to lose that too, add: {flags}"
-            )
-    where = [item.where for item in state.fstab if mount.entered_by_us(item, use(desired))]
-    if where:
-        part.before.append(
-            Step(
-                id="fstab-forget-drives",
-                what=f"remove {', '.join(where)} from {mount.FSTAB}",
-                why="oeprov entered it there",
-                commands=[["edit", mount.FSTAB] + ["-" + item for item in where], ["rmdir"] + where],
-                action="edit_fstab",
-                args={"remove": where, "empty": where},
-            )
-        )
+            part.notes.append(note_left(desired, f"{seen.device} ({seen.name}) and what is on it", lost))
+    part.before.extend(mount.forget_for_good(state, use(desired), "fstab-forget-drives"))
     return part
 
 

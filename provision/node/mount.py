@@ -116,6 +116,29 @@ def unmount_step(state: State, device: str) -> List[Step]:
     ]
 
 
+def unmount_for_good(state: State, device: str) -> List[Step]:
+    """The step that ends the mounts of a device when oeprov is removed; none if there are none."""
+    why = "its data stays; the step fails if files are open"
+    return [step._replace(why=why) for step in unmount_step(state, device)]
+
+
+def forget_for_good(state: State, use: Use, name: str) -> List[Step]:
+    """The step that removes our entries from /etc/fstab, and their mount points; none if there are none."""
+    where = [item.where for item in state.fstab if entered_by_us(item, use)]
+    if not where:
+        return []
+    return [
+        Step(
+            id=name,
+            what=f"remove {', '.join(where)} from {FSTAB}",
+            why="oeprov entered it there",
+            commands=[["edit", FSTAB] + ["-" + item for item in where], ["rmdir"] + where],
+            action="edit_fstab",
+            args={"remove": where, "empty": where},
+        )
+    ]
+
+
 def forget_step(state: State, desired: Desired) -> List[Step]:
     """The step that removes persistent memory's mount points from /etc/fstab; none if there are none."""
     entries = [item for item in state.fstab if is_place(item.where, pmem_use(desired))]

@@ -40,7 +40,7 @@ from . import (
 from .command import CommandError, System
 from .grubdefaults import DEFAULTS
 from .state import JobFiles, Namespace, Remains, State
-from .step import Action, Applied, Desired, Part, Step
+from .step import Action, Applied, Desired, Part, Step, note_left
 
 USER = "oeprov"
 _SERVER = re.compile(r"server-\d+")
@@ -137,11 +137,6 @@ def plan(state: State, desired: Desired) -> Part:
     )
 
 
-def _left(desired: Desired, what: str, names: List[str]) -> str:
-    flags = " ".join(f"--consent {desired.host}:{name}" for name in names)
-    return f"left: {what}; to lose that too, add: {flags}"
-
-
 def _jobs(state: State, desired: Desired) -> Part:
     steps, notes = [], []
     for item in state.remains.jobs:
@@ -168,7 +163,7 @@ def _jobs(state: State, desired: Desired) -> Part:
         # On a user's own machine jobs are in the user's directory.
         mine = paths if platforms.get(desired.kind).managed else item.pools
         if words and name not in desired.remove_objects:
-            notes.append(_left(desired, f"job {item.job} ({words})", [name]))
+            notes.append(note_left(desired, f"job {item.job} ({words})", [name]))
             continue
         steps.append(
             Step(
@@ -226,8 +221,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
             mount.is_place(found.where, mount.pmem_use(desired))
             for found in mount.mounts_of(state, item.blockdev)
         ):
-            why = "its data stays; the step fails if files are open"
-            steps += [step._replace(why=why) for step in mount.unmount_step(state, item.blockdev)]
+            steps += mount.unmount_for_good(state, item.blockdev)
         if item.mode == "raw" and not item.labels:
             continue  # the memory as delivered
         name = "{}/{}".format(item.dev, item.uuid or item.raw_uuid or "no-uuid")
@@ -236,7 +230,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
             step = ndctl.destroy(state, item, "oeprov made it, and it was named")
             doomed.append(step._replace(destroys=[name] + data))
         else:
-            notes.append(_left(desired, f"{item.dev} ({item.mode}) and what is on it", [name] + data))
+            notes.append(note_left(desired, f"{item.dev} ({item.mode}) and what is on it", [name] + data))
     # CXL memory has no namespace.
     of_namespaces = [item.chardev for item in state.namespaces]
     notes += [
@@ -244,18 +238,7 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
         for dax in state.dax
         if dax.mode == "system-ram" and dax.chardev not in of_namespaces and daxctl.UNIT in state.files
     ]
-    where = [entry.where for entry in state.fstab if mount.entered_by_us(entry, mount.pmem_use(desired))]
-    if where:
-        steps.append(
-            Step(
-                id="fstab-forget",
-                what=f"remove {', '.join(where)} from {mount.FSTAB}",
-                why="oeprov entered it there",
-                commands=[["edit", mount.FSTAB] + ["-" + item for item in where], ["rmdir"] + where],
-                action="edit_fstab",
-                args={"remove": where, "empty": where},
-            )
-        )
+    steps += mount.forget_for_good(state, mount.pmem_use(desired), "fstab-forget")
     steps += system_ram.forget(state)
     return steps, Part(before=doomed, notes=notes)
 
@@ -289,7 +272,7 @@ def _arguments(state: State, desired: Desired) -> Part:
         if all(name in desired.remove_objects for name in lost):
             part = Part(before=memmap.leave(state, desired, "the range becomes ordinary memory"))
         else:
-            part = Part(notes=[_left(desired, "memmap= and what lies on its range", lost)])
+            part = Part(notes=[note_left(desired, "memmap= and what lies on its range", lost)])
             added = [word for word in added if not devices.is_memmap(word) and word != memmap.NOKASLR]
     running = [word for word in added if word in state.kernel.cmdline]
     return part._replace(

@@ -138,6 +138,12 @@ def join(first: Part, second: Part) -> Part:
     )
 
 
+def note_left(desired: Desired, what: str, names: List[str]) -> str:
+    """The note on what a removal leaves; ``names``: what to consent to, to lose it too."""
+    flags = " ".join(f"--consent {desired.host}:{name}" for name in names)
+    return f"left: {what}; to lose that too, add: {flags}"
+
+
 class Plan(NamedTuple):
     """The steps for one host, in order, bound to the state they were made from by its digest.
 
