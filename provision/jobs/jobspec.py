@@ -22,7 +22,7 @@ from provision.inventory import vault
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
-from provision.jobs.storage import storage_directory, storage_of
+from provision.jobs.storage import storage_directories, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -157,12 +157,12 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
         host = inventory.hosts[name]
         storage, here = storage_of(host, wanted), not units.on_host(host)
         if here and storage != "dram":
-            path = storage_directory(host, storage)
             setting = "ssd_devices" if host.ssd.devices else "pmem_directory"
-            if not os.path.isdir(path):
-                raise TrainingError(f"host {host.name}: {setting} {path} is not a directory")
-            if not os.access(path, os.W_OK | os.X_OK):
-                raise TrainingError(f"host {host.name}: {setting} {path} is not writable by this user")
+            for path in storage_directories(host, storage):
+                if not os.path.isdir(path):
+                    raise TrainingError(f"host {host.name}: {setting} {path} is not a directory")
+                if not os.access(path, os.W_OK | os.X_OK):
+                    raise TrainingError(f"host {host.name}: {setting} {path} is not writable by this user")
         if host.server.port:
             _check_ports(host, wanted.servers or host.server.count, probe=here)
 

@@ -25,8 +25,8 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     """Where server ``number`` of a host keeps its rows; TrainingError if the host cannot hold them so."""
     storage = storage_of(host, wanted)
     if not on_host(host):
-        path = "" if storage == "dram" else storage_directory(host, storage)
-        mount = path
+        places = [""] if storage == "dram" else storage_directories(host, storage)
+        path = mount = places[number % len(places)]
         if storage in POOLS:  # a directory of this job: those of others are neither used nor removed
             path = str(Path(path) / job / name)
         return Place(storage=storage, path=path, mount=mount)
@@ -139,16 +139,16 @@ def drives_of(host: Host, state: State | None) -> list[str]:
     return [where for name, where in places.items() if where in mounted or not drives.is_drive(name)]
 
 
-def storage_directory(host: Host, storage: str) -> str:
-    """The directory for rows of servers of this machine: on a drive, or a stand-in for persistent memory."""
+def storage_directories(host: Host, storage: str) -> list[str]:
+    """Where servers of this machine keep rows, in turns: drives, or a stand-in for persistent memory."""
     if host.ssd.devices:
-        return host.ssd.devices[0]
+        return list(host.ssd.devices)
     if not host.pmem.directory:
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "
             "use --storage dram or set pmem_mode: directory"
         )
-    return host.pmem.directory
+    return [host.pmem.directory]
 
 
 def cpu_count(host: Host, state: State | None) -> int:

@@ -96,6 +96,14 @@ def test_persistent_memory_comes_first(tmp_path: Path) -> None:
     assert place_of(both, state, asked(), "job", "server-0", 0).mount == "/mnt/pmem0"
 
 
+def test_local_servers_take_turns_on_the_directories(tmp_path: Path) -> None:
+    names = [str(tmp_path / "a"), str(tmp_path / "b")]
+    local = host(tmp_path, {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": names})
+    places = [place_of(local, None, asked("dram_pmem"), "job", f"server-{n}", n) for n in range(3)]
+    assert [place.mount for place in places] == [*names, names[0]]
+    assert places[1].path == f"{names[1]}/job/server-1"
+
+
 def test_a_local_job_uses_the_directory(tmp_path: Path) -> None:
     local = {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": [str(tmp_path)]}
     place = place_of(host(tmp_path, local), None, asked("dram_pmem"), "job", "server-0", 0)
