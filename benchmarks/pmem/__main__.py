@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import core_programs  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "pmem.md"
-BUILD = ROOT / "build" / "bench"
 ROWS = "1000000"
 TIERS = (
     "dim | threads | model | checkpoint every | tier | pull | upkeep | push | Mkeys/s | step of dram "
@@ -116,13 +117,6 @@ SECTIONS = {
 }
 
 
-def _build() -> None:
-    options = ("-DOE_BUILD_PYTHON=OFF", "-DOE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release")
-    subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, *options], check=True, stdout=sys.stderr)
-    programs = sorted({section.program for section in SECTIONS.values()})
-    subprocess.run(["cmake", "--build", BUILD, "--target", *programs], check=True, stdout=sys.stderr)
-
-
 def _table(section: Section, directory: str, through: list[str]) -> str:
     names = section.columns.split(" | ")
     lines = [f"## {section.title}", "", _where(), "", section.text, ""]
@@ -130,7 +124,7 @@ def _table(section: Section, directory: str, through: list[str]) -> str:
     print("\n".join(lines))
     for run in section.runs:
         with tempfile.TemporaryDirectory(dir=directory) as folder:
-            program = BUILD / "oe_runtime" / "core" / section.program
+            program = core_programs.FOLDER / section.program
             ran = subprocess.run(
                 [*through, str(program), folder, *run.split()],
                 stdout=subprocess.PIPE,
@@ -146,13 +140,7 @@ def _table(section: Section, directory: str, through: list[str]) -> str:
 
 
 def _where() -> str:
-    text = Path("/proc/cpuinfo").read_text()
-    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
-    processor = names[0] if names else platform.machine()
-    return (
-        f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} × {processor}, "
-        f"Linux {platform.release()}: `python benchmarks/pmem {shlex.join(sys.argv[1:])}`"
-    )
+    return f"{core_programs.machine()}: `python benchmarks/pmem {shlex.join(sys.argv[1:])}`"
 
 
 def _save(tables: dict[str, str]) -> None:
@@ -186,7 +174,7 @@ def main() -> None:
         help="for the pools; DAX maps huge pages, and so does mount -t tmpfs -o huge=always tmpfs DIRECTORY",
     )
     options = parser.parse_args()
-    _build()
+    core_programs.build(*sorted({section.program for section in SECTIONS.values()}))
     tables = {
         name: _table(SECTIONS[name], options.directory, shlex.split(options.through)) for name in options.only
     }

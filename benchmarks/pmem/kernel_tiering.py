@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import core_programs  # noqa: E402
 
 from provision.lab import Lab, machine  # noqa: E402
 from provision.lab.node import BOOT_SECONDS, Node  # noqa: E402
@@ -257,21 +259,16 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--turns", type=int, default=2, help="of each side")
-    parser.add_argument(
-        "--program",
-        type=Path,
-        default=ROOT / "build/bench/oe_runtime/core/kernel_tiering",
-        help="built by cmake, as python benchmarks/pmem does",
-    )
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     parser.add_argument("--order", choices=("seen", "shuffled"), default="shuffled", help="of the rows")
     parser.add_argument("--lab", type=Path, help="of `oeprov lab up`, its first node in mode tiered")
     options = parser.parse_args()
+    core_programs.build("kernel_tiering")
     directory = options.lab or Path(tempfile.mkdtemp(prefix="kernel-tiering-"))
     lab = Lab(directory, images=ROOT / ".oeprov/lab/images") if options.lab else make_lab(directory)
     turns = []
     try:
-        node, counter = prepare(lab, options.program)
+        node, counter = prepare(lab, core_programs.FOLDER / "kernel_tiering")
         for number in range(options.turns):
             sides = ["kernel", "dram_pmem", "no tiering"]
             for side in sides[number % 3 :] + sides[: number % 3]:

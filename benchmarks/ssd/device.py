@@ -13,19 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import core_programs  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "ssd_device.md"
-BUILD = ROOT / "build" / "bench"
-PROGRAM = BUILD / "oe_runtime" / "core" / "ssd_device"
+PROGRAM = core_programs.FOLDER / "ssd_device"
 READS = 4160  # distinct rows that the benchmark's skewed batches miss with 10 % cached
 
 # Reader, batches in flight, and what issue 22 asks: the rate against fio's, and CPU microseconds per read.
@@ -69,22 +70,12 @@ def _ours(file: Path, reader: str, seconds: float, in_flight: int) -> Run:
     return Run(reads / wall, cpu / reads * 1e6)
 
 
-def _build() -> None:
-    options = ("-DOE_BUILD_PYTHON=OFF", "-DOE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release")
-    subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, *options], check=True, stdout=sys.stderr)
-    subprocess.run(["cmake", "--build", BUILD, "--target", "ssd_device"], check=True, stdout=sys.stderr)
-
-
 def _where(directory: Path) -> str:
-    text = Path("/proc/cpuinfo").read_text()
-    names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
     device = subprocess.run(
         ["df", "--output=source,fstype", str(directory)], check=True, stdout=subprocess.PIPE, text=True
     ).stdout.split()
-    processor = names[0] if names else platform.machine()
     return (
-        f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} × {processor}, "
-        f"Linux {platform.release()}, {device[-2]} ({device[-1]}), load {os.getloadavg()[0]:.1f}: "
+        f"{core_programs.machine()}, {device[-2]} ({device[-1]}), load {os.getloadavg()[0]:.1f}: "
         f"`python benchmarks/ssd/device.py {shlex.join(sys.argv[1:])}`"
     )
 
@@ -130,7 +121,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2, help="of each of a round's runs")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/ssd_device.md")
     options = parser.parse_args()
-    _build()
+    core_programs.build(PROGRAM.name)
     file = options.directory / "ssd_device.blocks"
     if not file.exists() or file.stat().st_size != options.gib << 30:
         file.unlink(missing_ok=True)
