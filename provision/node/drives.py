@@ -7,7 +7,7 @@ refused, and data on it is erased with consent only.
 import os
 from typing import Any, Dict, List
 
-from . import content, devices, directory, filesystem, fstab, mount
+from . import content, devices, directory, filesystem, fstab, mount, platforms
 from .command import CommandError, System
 from .state import Directory, Drive, State
 from .step import Action, Applied, Desired, Part, Step, note_left
@@ -95,7 +95,9 @@ def plan(state: State, desired: Desired) -> Part:
     part = Part(after=[], notes=[], problems=[])
     for name in desired.ssd_devices:
         seen = next((item for item in state.drives if item.name == name), Drive(name))
-        found = _drive_problems(state, desired, seen) if is_drive(name) else _directory_problems(seen)
+        found = (
+            _drive_problems(state, desired, seen) if is_drive(name) else _directory_problems(desired, seen)
+        )
         part.problems.extend(found)
         if found or not is_drive(name):
             continue
@@ -131,10 +133,13 @@ def _drive_problems(state: State, desired: Desired, seen: Drive) -> List[str]:
     return found + mount.problems(state, seen.device, where, "ssd_mount_prefix")
 
 
-def _directory_problems(seen: Drive) -> List[str]:
+def _directory_problems(desired: Desired, seen: Drive) -> List[str]:
     there = seen.directory
     if not there.exists:
-        return [f"ssd_devices {seen.name}: is not there; mount a drive there, or name the drive by {_BY_ID}…"]
+        # oeprov makes no file systems on kind local.
+        managed = platforms.get(desired.kind).managed
+        cure = f"name the drive by {_BY_ID}…" if managed else "name another directory"
+        return [f"ssd_devices {seen.name}: is not there; mount a drive there, or {cure}"]
     if not there.is_directory:
         return [f"ssd_devices {seen.name}: is a file, not a directory"]
     if not there.writable:

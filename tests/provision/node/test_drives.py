@@ -94,6 +94,13 @@ def test_partitions_are_on_their_device(source: str, device: str, on: bool) -> N
     assert devices.is_on(source, device) == on
 
 
+def test_a_missing_directory_on_this_machine_has_a_cure_that_works() -> None:
+    desired = Desired(host="h", kind="local", ssd_devices=["/nowhere"])
+    part = drives.plan(State(drives=[Drive("/nowhere", directory=Directory("/nowhere"))]), desired)
+    cure = "mount a drive there, or name another directory"  # by-id paths are refused on kind local
+    assert part.problems == [f"ssd_devices /nowhere: is not there; {cure}"]
+
+
 def test_the_scheduler_goes_now_and_at_each_boot(tmp_path: Path) -> None:
     queue = "/sys/class/block/vdb/queue/scheduler"
     system = write(tmp_path, {queue: "none [mq-deadline]", drives.RULES: "# mine\n"})
