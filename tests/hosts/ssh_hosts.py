@@ -37,6 +37,8 @@ _NEEDED = ("ip", "unshare", "nsenter", "sshd", "ssh", "ssh-keygen", "mount", "ch
 # A host that is cut off has an address on the link that nobody has: packets to it vanish.
 _NOBODY = "02:00:00:00:00:01"
 _COUNTER = itertools.count()
+# All network namespaces share one table of neighbours. With more than this many, "No route to host" comes.
+_MOST_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 
 
 def why_not() -> str:
@@ -324,6 +326,9 @@ class SshHosts:
     def _wire(self, network: str) -> None:
         """One bridge, a cable to each host and one to this machine."""
         assert self._switch is not None
+        neighbours = 4 * len(self._hosts)  # each host and this machine know each other, and twice that
+        if int(_MOST_NEIGHBOURS.read_text()) < neighbours:
+            _MOST_NEIGHBOURS.write_text(str(neighbours))
         pids = {process.pid for process in [self._switch, *(host.process for host in self._hosts)]}
         _await_namespaces(pids)
         _ip(None, f"link add {self._interface} type veth peer name uplink netns {self._switch.pid}")
