@@ -1,0 +1,183 @@
+// How a log gives room back: the rows that are live move out of segments that are mostly dead.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/row_log.h"
+
+namespace oe {
+namespace {
+
+constexpr uint64_t kLeastBudget = 2;  // segments that the cleaner may fill at once, whatever is reserved
+constexpr size_t kMostVictims = 32;   // at once
+
+}  // namespace
+
+bool RowLog::Clean() {
+  const std::lock_guard<std::mutex> lock(commit_mutex_);
+  return CleanLocked(Effort::kMost);
+}
+
+bool RowLog::CleanLocked(Effort effort) {
+  const std::vector<uint32_t> victims = Victims(effort);
+  bool empty = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    empty = std::any_of(segments_.begin(), segments_.end(), [](const Segment& segment) {
+      return segment.state == State::kFull && segment.live == 0 && segment.tombstones == 0;
+    });
+  }
+  if (victims.empty() && !empty) return false;
+  for (const uint32_t victim : victims) Evacuate(victim);
+  CommitLocked(std::nullopt);
+  return true;
+}
+
+// Segments whose rows are to be moved, the best first: those that have much garbage, and old ones, since what
+// is still live there will stay so (Rosenblum and Ousterhout, 1992).
+std::vector<uint32_t> RowLog::Victims(Effort effort) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  RequireHealthy();
+  const uint32_t least = segment_rows_ / (effort == Effort::kMost ? 16 : 4);
+  std::vector<std::pair<double, uint32_t>> found;
+  for (uint32_t i = 0; i < segments_.size(); ++i) {
+    const Segment& segment = segments_[i];
+    if (segment.state != State::kFull || segment.unwritten > 0) continue;
+    if (segment.live == 0 && segment.tombstones == 0) continue;  // free with the next commit
+    if (segment.live + least >= segment_rows_) continue;
+    const double used = static_cast<double>(segment.live) / segment_rows_;
+    const auto age = static_cast<double>(last_use_ - segment.use + 1);
+    found.emplace_back(-(1 - used) / (1 + used) * age, i);
+  }
+  std::sort(found.begin(), found.end());
+  const uint64_t reserved = (reserved_ + segment_rows_ - 1) / segment_rows_ + 1;
+  const uint64_t spare = free_.size() > reserved ? free_.size() - reserved : 0;
+  uint64_t budget = std::max<uint64_t>(kLeastBudget, spare);
+  budget = std::min<uint64_t>(budget, free_.size()) * segment_rows_ * 3 / 4;
+  std::vector<uint32_t> victims;
+  uint64_t rows = 0;
+  uint64_t garbage = 0;
+  const uint64_t wanted = std::max<uint64_t>(2, segments_.size() / 64) * segment_rows_;
+  for (const auto& [score, i] : found) {
+    if (victims.size() == kMostVictims || garbage >= wanted) break;
+    if (rows + segments_[i].live > budget) continue;
+    rows += segments_[i].live;
+    garbage += segment_rows_ - segments_[i].live;
+    segments_[i].state = State::kCleaning;
+    victims.push_back(i);
+  }
+  return victims;
+}
+
+// Moves what is needed out of a segment. What cannot be read stays there, and the segment with it.
+void RowLog::Evacuate(uint32_t victim) {
+  uint32_t used = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    used = segments_[victim].blocks;
+  }
+  const BlockBuffer buffer(used * kBlockBytes);
+  const std::optional<std::vector<bool>> bad = ReadBlocks(OffsetOf(FirstBlock(victim)), used, buffer.data());
+  const auto is_bad = [&](uint32_t block) { return bad && (*bad)[block]; };
+  bool unreadable = false;
+  Chunk chunk;
+  for (uint32_t place = 0; place < used; place += chunk.blocks) {
+    const std::byte* const header = buffer.data() + place * kBlockBytes;
+    const uint32_t header_blocks = is_bad(place) ? 0 : ChunkHeaderBlocks(header);
+    bool readable = header_blocks > 0 && place + header_blocks <= used;
+    for (uint32_t block = 1; readable && block < header_blocks; ++block) readable = !is_bad(place + block);
+    if (!readable || !DecodeChunk(header, &chunk) || chunk.place != place || place + chunk.blocks > used) {
+      unreadable = true;
+      break;
+    }
+    if (!MoveRows(victim, chunk, header, [&](uint32_t block) { return is_bad(place + block); })) {
+      unreadable = true;
+    }
+    MoveTombstones(victim, chunk);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  segments_[victim].state = unreadable ? State::kBad : State::kFull;
+}
+
+// False if a row that is needed cannot be read. `is_bad`: of blocks of the chunk.
+bool RowLog::MoveRows(uint32_t victim, const Chunk& chunk, const std::byte* data,
+                      const std::function<bool(uint32_t)>& is_bad) {
+  std::vector<uint32_t> live;  // numbers in the chunk
+  const uint32_t first = FirstBlock(victim) + chunk.place + chunk.header_blocks;
+  const auto slot_of = [&](uint32_t row) {
+    return (first + row / block_rows_ * row_blocks_) * block_rows_ + row % block_rows_;
+  };
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (uint32_t row = 0; row < chunk.rows.size(); ++row) {
+      if (IsLive(slot_of(row))) live.push_back(row);
+    }
+  }
+  bool all = true;
+  uint32_t checked = UINT32_MAX;  // the first block of the last row, and whether it is intact
+  bool intact = false;
+  for (const uint32_t row : live) {
+    const uint32_t block = row / block_rows_ * row_blocks_;
+    const std::byte* const at = data + (chunk.header_blocks + block) * kBlockBytes;
+    if (block != checked) {
+      checked = block;
+      intact = true;
+      for (uint32_t part = 0; intact && part < row_blocks_; ++part) {
+        intact = !is_bad(chunk.header_blocks + block + part) &&
+                 BlockChecksum(at + part * kBlockBytes) == chunk.sums[block + part];
+      }
+    }
+    const uint32_t slot = slot_of(row);
+    const LogEntry& entry = chunk.rows[row];
+    if (!intact) {
+      all = false;
+      if (spec_.damaged) spec_.damaged(entry.key, slot);
+      continue;
+    }
+    const std::byte* const content = at + row % block_rows_ * spec_.row_bytes;
+    const std::function<uint32_t()> move = [&] { return Move(slot, entry, content); };
+    spec_.relocate(entry.key, slot, move);
+  }
+  return all;
+}
+
+// The new slot of a row that is still live, or kNoRow.
+uint32_t RowLog::Move(uint32_t slot, const LogEntry& entry, const std::byte* row) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!IsLive(slot)) return kNoRow;
+  uint32_t moved = kNoRow;
+  try {
+    moved = AppendTo(&streams_[kCleaner], entry.key, entry.lsn, row);
+  } catch (const std::bad_alloc&) {
+    return kNoRow;
+  }
+  if (moved == kNoRow) return kNoRow;
+  ++moved_;
+  if (appended_now_.Has(slot, static_cast<uint32_t>(epoch_))) {
+    appended_now_.Set(moved, static_cast<uint32_t>(epoch_));
+  } else {
+    appended_now_.Clear(moved);
+  }
+  const auto retired = retired_.find(slot);
+  if (retired != retired_.end()) {
+    const uint64_t epoch = retired->second;
+    retired_.erase(retired);
+    retired_[moved] = epoch;
+  }
+  Kill(slot);
+  return moved;
+}
+
+void RowLog::MoveTombstones(uint32_t victim, const Chunk& chunk) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const LogEntry& entry : chunk.tombstones) {
+    const auto found = tombstones_.find(entry.lsn);
+    if (found == tombstones_.end() || found->second.segment != victim) continue;
+    const Tombstone tombstone = found->second;
+    if (!AppendTombstoneTo(&streams_[kCleaner], entry.key, entry.lsn, tombstone)) return;
+    --segments_[victim].tombstones;
+  }
+}
+
+}  // namespace oe

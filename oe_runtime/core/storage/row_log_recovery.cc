@@ -1,0 +1,351 @@
+// What a log finds on its device.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/row_log.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kAtOnce = 64;  // segments whose headers are read together
+
+}  // namespace
+
+// The entries that count, as they are found.
+struct RowLog::Scan {
+  uint64_t epoch = 0;  // of the checkpoint; later ones never happened
+  std::vector<EpochRange> discarded;
+  std::vector<bool> met;  // whether a range of these has entries
+  std::function<Index*(Key)> index_of;
+
+  std::vector<Segment> segments;
+  std::vector<uint32_t> sums;
+  std::vector<uint64_t> lsns;  // of the entries that slots have
+  struct Loser {
+    uint32_t slot;
+    uint64_t epoch;  // of an entry that superseded it
+  };
+  std::vector<Loser> losers;
+  std::unordered_map<Key, uint64_t> erased;  // the greatest LSN of a tombstone
+  std::unordered_map<uint64_t, Tombstone> tombstones;
+  uint64_t rows = 0;
+  uint64_t digest = 0;
+
+  bool Counts(uint64_t lsn) {
+    const uint64_t of = LsnEpoch(lsn);
+    const auto range =
+        std::lower_bound(discarded.begin(), discarded.end(), of,
+                         [](const EpochRange& one, uint64_t wanted) { return one.last < wanted; });
+    if (range != discarded.end() && range->first <= of) {
+      met[static_cast<size_t>(range - discarded.begin())] = true;
+      return false;
+    }
+    return of <= epoch;
+  }
+
+  void AddRow(const LogEntry& entry, uint32_t slot) {
+    lsns[slot] = entry.lsn;
+    const auto tombstone = erased.find(entry.key);
+    if (tombstone != erased.end() && tombstone->second > entry.lsn) {
+      losers.push_back({slot, LsnEpoch(tombstone->second)});
+      return;
+    }
+    Index* const index = index_of(entry.key);
+    uint32_t other = kNoRow;
+    index->Find(&entry.key, 1, &other);
+    if (other == kNoRow) {
+      index->Reserve(entry.key);
+      index->Add(entry.key, slot);
+      ++rows;
+      digest += KeyDigest(entry.key);
+    } else if (lsns[other] < entry.lsn) {
+      index->Set(entry.key, slot);
+      losers.push_back({other, LsnEpoch(entry.lsn)});
+    } else if (lsns[other] > entry.lsn) {
+      losers.push_back({slot, LsnEpoch(lsns[other])});
+    } else {
+      lsns[slot] = 0;  // the same entry again: the cleaner had moved it
+    }
+  }
+
+  void AddTombstone(const LogEntry& entry, uint32_t segment) {
+    Tombstone tombstone;
+    tombstone.segment = segment;
+    tombstone.epoch = LsnEpoch(entry.lsn);
+    if (!tombstones.emplace(entry.lsn, tombstone).second) return;  // the same again
+    ++segments[segment].tombstones;
+    uint64_t& greatest = erased[entry.key];
+    greatest = std::max(greatest, entry.lsn);
+    Index* const index = index_of(entry.key);
+    uint32_t slot = kNoRow;
+    index->Find(&entry.key, 1, &slot);
+    if (slot == kNoRow || lsns[slot] > entry.lsn) return;
+    index->Erase(entry.key);
+    losers.push_back({slot, LsnEpoch(entry.lsn)});
+    --rows;
+    digest -= KeyDigest(entry.key);
+  }
+};
+
+// The newer copy, or nullopt without any. One that cannot be read may have been the newer one.
+std::optional<RowLogSuper> RowLog::ReadSuper() const {
+  std::optional<RowLogSuper> newest;
+  if (device_->size() < 2 * spec_.super_bytes) return newest;
+  for (uint64_t copy = 0; copy < 2; ++copy) {
+    const uint64_t offset = copy * spec_.super_bytes;
+    BlockBuffer buffer(kBlockBytes);
+    bool readable = !ReadBlocks(offset, 1, buffer.data());
+    const uint64_t bytes = readable ? RowLogSuperBytes(buffer.data(), spec_.super_bytes) : 0;
+    if (bytes > 0) {
+      buffer = BlockBuffer(bytes);
+      readable = !ReadBlocks(offset, static_cast<uint32_t>(buffer.size() / kBlockBytes), buffer.data());
+    }
+    if (!readable) Damaged("its superblock at byte " + std::to_string(offset) + " cannot be read");
+    RowLogSuper super;
+    if (bytes == 0 || !DecodeRowLogSuper(buffer.data(), bytes, &super)) continue;
+    if (!newest || super.sequence > newest->sequence) newest = std::move(super);
+  }
+  return newest;
+}
+
+// The headers of all chunks, those of many segments at once.
+void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
+  struct Cursor {
+    uint32_t segment = 0;
+    uint32_t place = 0;
+    uint32_t header_blocks = 0;
+    BlockBuffer header;
+  };
+  const std::unique_ptr<ReadQueue> queue = device_->NewQueue();
+  const auto where = [&](const Cursor& cursor) {
+    return "the header at byte " + std::to_string(OffsetOf(FirstBlock(cursor.segment) + cursor.place));
+  };
+  std::vector<Cursor> cursors;
+  uint32_t next = 0;
+  Chunk chunk;
+  while (true) {
+    cursors.erase(std::remove_if(cursors.begin(), cursors.end(),
+                                 [&](const Cursor& one) { return one.place == super.extents[one.segment]; }),
+                  cursors.end());
+    for (; next < super.extents.size() && cursors.size() < kAtOnce; ++next) {
+      if (super.extents[next] == 0) continue;
+      cursors.emplace_back();
+      cursors.back().segment = next;
+    }
+    if (cursors.empty()) return;
+    // First a block of each, then what more it has.
+    std::vector<BlockRead> reads(cursors.size());
+    for (size_t i = 0; i < cursors.size(); ++i) {
+      cursors[i].header = BlockBuffer(kBlockBytes);
+      reads[i].offset = OffsetOf(FirstBlock(cursors[i].segment) + cursors[i].place);
+      reads[i].into = cursors[i].header.data();
+      reads[i].bytes = kBlockBytes;
+    }
+    const auto read_all = [&] {
+      queue->Submit(reads.data(), reads.size());
+      queue->Wait();
+      for (size_t i = 0; i < reads.size(); ++i) {
+        if (reads[i].error != 0) {
+          Damaged(where(cursors[i]) + " cannot be read (" + std::strerror(reads[i].error) + ")");
+        }
+      }
+    };
+    read_all();
+    for (size_t i = 0; i < cursors.size(); ++i) {
+      Cursor& cursor = cursors[i];
+      cursor.header_blocks = ChunkHeaderBlocks(cursor.header.data());
+      if (cursor.header_blocks == 0 || cursor.place + cursor.header_blocks > super.extents[cursor.segment]) {
+        Damaged(where(cursor) + " is none");
+      }
+      cursor.header = BlockBuffer(cursor.header_blocks * kBlockBytes);
+      reads[i] = BlockRead{};
+      reads[i].offset = OffsetOf(FirstBlock(cursor.segment) + cursor.place);
+      reads[i].into = cursor.header.data();
+      reads[i].bytes = static_cast<uint32_t>(cursor.header.size());
+    }
+    read_all();
+    for (Cursor& cursor : cursors) {
+      Segment& segment = scan->segments[cursor.segment];
+      if (!DecodeChunk(cursor.header.data(), &chunk)) Damaged(where(cursor) + " has a wrong checksum");
+      if (chunk.uuid != super.uuid || chunk.place != cursor.place || chunk.use > super.use ||
+          (cursor.place > 0 && chunk.use != segment.use) ||
+          chunk.place + chunk.blocks > super.extents[cursor.segment]) {
+        Damaged(where(cursor) + " is of another time than the superblock");
+      }
+      segment.use = chunk.use;
+      const uint32_t first = FirstBlock(cursor.segment) + cursor.place + chunk.header_blocks;
+      std::copy(chunk.sums.begin(), chunk.sums.end(), scan->sums.begin() + first);
+      for (uint32_t row = 0; row < chunk.rows.size(); ++row) {
+        if (!scan->Counts(chunk.rows[row].lsn)) continue;
+        scan->AddRow(chunk.rows[row],
+                     (first + row / block_rows_ * row_blocks_) * block_rows_ + row % block_rows_);
+      }
+      for (const LogEntry& entry : chunk.tombstones) {
+        if (scan->Counts(entry.lsn)) scan->AddTombstone(entry, cursor.segment);
+      }
+      cursor.place += chunk.blocks;
+    }
+  }
+}
+
+// As if the log had just been opened.
+void RowLog::Reset() {
+  segments_.clear();
+  free_.clear();
+  sums_.clear();
+  live_.clear();
+  rows_live_ = 0;
+  appended_now_ = EpochMarks();
+  retired_.clear();
+  tombstones_.clear();
+  for (Stream& stream : streams_) stream = Stream();
+  resident_.clear();
+  unwritten_.clear();
+  number_ = 0;
+  claimed_ = 0;
+  device_full_ = false;
+}
+
+std::optional<RowLogSuper> RowLog::Peek(BlockDevice* device, const RowLogSpec& spec) {
+  return RowLog(device, spec).ReadSuper();
+}
+
+KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<Index*(Key)>& index_of,
+                               const std::function<void()>& before) {
+  const std::lock_guard<std::mutex> commit_lock(commit_mutex_);
+  {
+    // A chunk that is being written must not come later than what is written next to its place.
+    std::unique_lock<std::mutex> lock(mutex_);
+    RequireHealthy();
+    written_.wait(lock, [&] {
+      return std::none_of(unwritten_.begin(), unwritten_.end(),
+                          [](const auto& one) { return one.second->writing; });
+    });
+    RequireHealthy();
+  }
+  const std::optional<RowLogSuper> there = ReadSuper();
+  if (!there) Damaged("both copies of its superblock are gone");
+  RowLogSuper next = *there;
+  const auto has = [&](const KeptCheckpoint& one) { return !id || one.id == *id; };
+  while (!next.kept.empty() && !has(next.kept.back())) next.kept.pop_back();
+  if (next.kept.empty() && id) {
+    throw StorageError(spec_.where + " has no checkpoint " + std::to_string(*id) + " of table '" +
+                       spec_.table + "'; give one that is kept");
+  }
+  const KeptCheckpoint chosen = next.kept.empty() ? KeptCheckpoint{} : next.kept.back();
+  if (next.kept.empty()) {
+    // Nothing counts; the next commit says that all segments are free.
+    std::fill(next.extents.begin(), next.extents.end(), 0);
+    next.discarded.clear();
+  } else if (!next.discarded.empty() && next.discarded.back().last + 1 > chosen.epoch) {
+    next.discarded.back().first = std::min(next.discarded.back().first, chosen.epoch + 1);
+    next.discarded.back().last = next.epoch;
+  } else {
+    next.discarded.push_back({chosen.epoch + 1, next.epoch});
+  }
+  // An older checkpoint may lie before several of them.
+  while (next.discarded.size() > 1 &&
+         next.discarded[next.discarded.size() - 2].last >= next.discarded.back().first) {
+    EpochRange& one = next.discarded[next.discarded.size() - 2];
+    one = {std::min(one.first, next.discarded.back().first), next.discarded.back().last};
+    next.discarded.pop_back();
+  }
+
+  Scan scan;
+  scan.epoch = chosen.epoch;
+  scan.discarded = next.discarded;
+  scan.met.assign(scan.discarded.size(), false);
+  scan.index_of = index_of;
+  // The device may have grown since the commit, and more is used then.
+  const uint64_t segments = std::max<uint64_t>(
+      next.extents.size(),
+      device_->size() < OffsetOf(0) ? 0 : (device_->size() - OffsetOf(0)) / spec_.segment_bytes);
+  if (device_->size() < OffsetOf(next.extents.size() * segment_blocks_)) {
+    Damaged("it is truncated to " + std::to_string(device_->size()) + " bytes");
+  }
+  next.extents.resize(segments, 0);
+  scan.segments.resize(segments);
+  scan.sums.resize(segments * segment_blocks_);
+  scan.lsns.resize(segments * segment_blocks_ * block_rows_);
+  ScanSegments(next, &scan);
+  if (scan.rows != chosen.rows || scan.digest != chosen.digest) {
+    Damaged("checkpoint " + std::to_string(chosen.id) + " has " + std::to_string(scan.rows) + " rows of " +
+            std::to_string(chosen.rows) + (scan.rows == chosen.rows ? ", but not the same" : ""));
+  }
+
+  if (before) before();
+
+  // Live are the slots of the rows, and those that an older checkpoint may need.
+  const uint64_t oldest = next.kept.empty() ? 0 : next.kept.front().epoch;
+  uint64_t latest = 0;
+  std::unordered_map<uint32_t, uint64_t> retired;
+  for (const Scan::Loser& loser : scan.losers) {
+    if (loser.epoch > oldest) {
+      retired[loser.slot] = loser.epoch;
+      latest = std::max(latest, loser.epoch);
+    } else {
+      scan.lsns[loser.slot] = 0;
+    }
+  }
+  std::vector<uint64_t> live((scan.lsns.size() + 63) / 64);
+  uint64_t rows_live = 0;
+  for (uint64_t slot = 0; slot < scan.lsns.size(); ++slot) {
+    if (scan.lsns[slot] == 0) continue;
+    live[slot / 64] |= uint64_t{1} << slot % 64;
+    ++scan.segments[SegmentOf(static_cast<uint32_t>(slot))].live;
+    ++rows_live;
+  }
+  std::vector<uint64_t>().swap(scan.lsns);
+  // A version may stay longer than it is needed, as it is not known what superseded it first. So long a
+  // tombstone hides it.
+  for (auto& [lsn, tombstone] : scan.tombstones) {
+    tombstone.epoch = std::max(tombstone.epoch, latest);
+    if (tombstone.epoch <= oldest) tombstone.barrier = next.use;
+  }
+  std::vector<uint32_t> free;
+  for (auto i = static_cast<uint32_t>(segments); i > 0; --i) {
+    Segment& segment = scan.segments[i - 1];
+    if (segment.live == 0 && segment.tombstones == 0) next.extents[i - 1] = 0;
+    segment.blocks = next.extents[i - 1];
+    segment.state = segment.blocks > 0 ? State::kFull : State::kFree;
+    if (segment.blocks == 0) free.push_back(i - 1);
+  }
+  std::vector<EpochRange> met;
+  for (size_t i = 0; i < scan.discarded.size(); ++i) {
+    if (scan.met[i]) met.push_back(scan.discarded[i]);
+  }
+  next.discarded = std::move(met);
+  ++next.sequence;
+  ++next.epoch;
+  if (next.epoch > kLastLsnEpoch) {
+    throw StorageError("table '" + spec_.table +
+                       "': its log has no more epochs; save the table to a file and restore it");
+  }
+  try {
+    device_->Flush();  // what a process that was killed had written may be durable only now
+    WriteSuper(next);
+  } catch (const StorageError& error) {
+    Fail(error.what());
+    throw StorageError(failure());
+  }
+
+  // What counted so far is thrown away only here.
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Reset();
+  AddSegments(segments);
+  segments_ = std::move(scan.segments);
+  free_ = std::move(free);
+  sums_ = std::move(scan.sums);
+  live_ = std::move(live);
+  rows_live_ = rows_live;
+  retired_ = std::move(retired);
+  tombstones_ = std::move(scan.tombstones);
+  last_use_ = next.use;
+  epoch_ = next.epoch;
+  super_ = std::move(next);
+  return chosen;
+}
+
+}  // namespace oe

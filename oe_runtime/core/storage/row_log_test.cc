@@ -1,0 +1,372 @@
+#include "oe_runtime/core/storage/row_log.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/simulated_block_device.h"
+
+namespace oe {
+namespace {
+
+using Need = RowLog::Need;
+
+RowLogSpec SmallSpec(size_t row_bytes) {
+  RowLogSpec spec;
+  spec.table = "t";
+  spec.where = "the device";
+  spec.identity = R"({"table": {"name": "t"}})";
+  spec.row_bytes = row_bytes;
+  spec.segment_bytes = size_t{64} << 10;
+  spec.chunk_bytes = size_t{16} << 10;
+  spec.super_bytes = size_t{64} << 10;
+  return spec;
+}
+
+// Who owns a log: rows of words that say key and version.
+class Owner {
+ public:
+  explicit Owner(BlockDevice* device, RowLogSpec spec) : device_(device), spec_(std::move(spec)) {
+    spec_.relocate = [this](Key key, uint32_t slot, const std::function<uint32_t()>& move) {
+      const std::lock_guard<std::mutex> lock(locks_[key % locks_.size()]);
+      const uint32_t moved = move();
+      if (moved != kNoRow && slots_[key] == slot) slots_[key] = moved;
+    };
+    spec_.damaged = [this](Key key, uint32_t) { damaged_.push_back(key); };
+    slots_.assign(kKeys, kNoRow);
+    versions_.assign(kKeys, 0);
+  }
+
+  void Create() { log_ = RowLog::Create(device_, spec_); }
+  KeptCheckpoint Recover(std::optional<uint64_t> id = std::nullopt) {
+    if (!log_) log_ = RowLog::Open(device_, spec_);
+    const auto index = NewHashIndex();
+    const KeptCheckpoint kept = log_->Recover(id, [&](Key) { return index.get(); });
+    for (Key key = 0; key < kKeys; ++key) index->Find(&key, 1, &slots_[key]);
+    return kept;
+  }
+
+  bool Has(Key key) {
+    const std::lock_guard<std::mutex> lock(locks_[key % locks_.size()]);
+    return slots_[key] != kNoRow;
+  }
+  void Write(Key key) {
+    const RowLog::Room room = log_->Reserve(1, !Has(key) ? Need::kNewRows : Need::kUpdates);
+    const std::lock_guard<std::mutex> lock(locks_[key % locks_.size()]);
+    if (slots_[key] != kNoRow) log_->Supersede(slots_[key]);
+    const std::vector<std::byte> row = RowOf(key, ++versions_[key]);
+    slots_[key] = log_->Append(key, log_->epoch(), row.data());
+    ASSERT_NE(slots_[key], kNoRow);
+  }
+  void Erase(Key key) {
+    const RowLog::Room room = log_->Reserve(1, Need::kUpdates);
+    log_->Supersede(slots_[key]);
+    slots_[key] = kNoRow;
+    ASSERT_TRUE(log_->AppendTombstone(key, log_->epoch()));
+  }
+  void Checkpoint(uint64_t id) {
+    KeptCheckpoint checkpoint;
+    checkpoint.id = checkpoint.version = id;
+    for (Key key = 0; key < kKeys; ++key) {
+      if (slots_[key] == kNoRow) continue;
+      ++checkpoint.rows;
+      checkpoint.digest += RowLog::KeyDigest(key);
+    }
+    checkpoint.epoch = log_->CloseEpoch();
+    log_->Commit(checkpoint);
+  }
+  // The version that is read; 0: none. -1: it cannot be read.
+  int Read(Key key) {
+    const std::lock_guard<std::mutex> lock(locks_[key % locks_.size()]);
+    if (slots_[key] == kNoRow) return 0;
+    std::vector<std::byte> row(spec_.row_bytes);
+    std::byte* into = row.data();
+    std::vector<BlockRead> reads(log_->reads_per_row());
+    uint8_t copied = 0;
+    log_->Locate(&slots_[key], 1, &into, reads.data(), &copied);
+    if (copied == 0) {
+      const auto queue = device_->NewQueue();
+      queue->Submit(reads.data(), reads.size());
+      queue->Wait();
+      for (const BlockRead& read : reads) {
+        if (read.error != 0) return -1;
+      }
+    }
+    uint32_t version = 0;
+    std::memcpy(&version, row.data(), sizeof(version));
+    return row == RowOf(key, version) ? static_cast<int>(version) : -2;
+  }
+  void ForgetLog() { log_.reset(); }
+
+  RowLog& log() { return *log_; }
+  std::vector<Key>& damaged() { return damaged_; }
+  uint32_t version(Key key) const { return versions_[key]; }
+  uint32_t slot(Key key) const { return slots_[key]; }
+
+  static constexpr Key kKeys = 20000;
+
+ private:
+  std::vector<std::byte> RowOf(Key key, uint32_t version) const {
+    std::vector<std::byte> row(spec_.row_bytes);
+    for (size_t at = 0; at + 4 <= row.size(); at += 4) {
+      const auto word = at == 0 ? version : static_cast<uint32_t>(Mix64(key * 1000003 + version + at));
+      std::memcpy(row.data() + at, &word, sizeof(word));
+    }
+    return row;
+  }
+
+  BlockDevice* const device_;
+  RowLogSpec spec_;
+  std::array<std::mutex, 16> locks_;
+  std::vector<uint32_t> slots_;
+  std::vector<uint32_t> versions_;
+  std::vector<Key> damaged_;
+  std::unique_ptr<RowLog> log_;
+};
+
+std::string WhatOf(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void ExpectError(const std::function<void()>& work, const std::string& part) {
+  const std::string what = WhatOf(work);
+  EXPECT_NE(what.find(part), std::string::npos) << what;
+}
+
+TEST(RowLogFormatTest, SuperblocksAndChunksAreReadAsWritten) {
+  RowLogSuper super;
+  super.sequence = 7;
+  super.uuid = 0xABCDEF;
+  super.segment_bytes = 4 << 20;
+  super.row_bytes = 72;
+  super.epoch = 9;
+  super.use = 12;
+  super.kept = {{3, 30, 300, 10, 11}, {5, 50, 500, 12, 13}};
+  super.discarded = {{1, 2}, {6, 8}};
+  super.extents = {0, 1024, 7};
+  super.identity = "{}";
+  const BlockBuffer encoded = EncodeRowLogSuper(super, 1 << 20);
+  const uint64_t bytes = RowLogSuperBytes(encoded.data(), 1 << 20);
+  RowLogSuper read;
+  ASSERT_TRUE(DecodeRowLogSuper(encoded.data(), bytes, &read));
+  EXPECT_EQ(read.sequence, 7U);
+  EXPECT_EQ(read.kept.at(1).version, 500U);
+  EXPECT_EQ(read.discarded.at(1).last, 8U);
+  EXPECT_EQ(read.extents, super.extents);
+  EXPECT_EQ(read.identity, "{}");
+  for (uint64_t at = 0; at < bytes; ++at) {
+    encoded.data()[at] ^= std::byte{4};
+    const uint64_t there = RowLogSuperBytes(encoded.data(), encoded.size());
+    EXPECT_TRUE(there == 0 || !DecodeRowLogSuper(encoded.data(), there, &read)) << at;
+    encoded.data()[at] ^= std::byte{4};
+  }
+  ExpectError([&] { (void)EncodeRowLogSuper(super, 100); }, "3 segments");
+
+  Chunk chunk;
+  chunk.uuid = 1;
+  chunk.use = 2;
+  chunk.place = 3;
+  chunk.header_blocks = 1;
+  chunk.blocks = 3;
+  chunk.rows = {{1, 2}, {3, 4}};
+  chunk.tombstones = {{5, 6}};
+  chunk.sums = {8, 9};
+  const BlockBuffer header(kBlockBytes);
+  EncodeChunk(chunk, header.data());
+  Chunk same;
+  ASSERT_EQ(ChunkHeaderBlocks(header.data()), 1U);
+  ASSERT_TRUE(DecodeChunk(header.data(), &same));
+  EXPECT_EQ(same.rows.at(1).lsn, 4U);
+  EXPECT_EQ(same.tombstones.at(0).key, 5U);
+  EXPECT_EQ(same.sums, chunk.sums);
+  for (size_t at = 0; at < kBlockBytes; ++at) {
+    header.data()[at] ^= std::byte{1};
+    EXPECT_FALSE(ChunkHeaderBlocks(header.data()) == 1 && DecodeChunk(header.data(), &same)) << at;
+    header.data()[at] ^= std::byte{1};
+  }
+}
+
+TEST(RowLogTest, RowsComeBackAtEachKeptCheckpoint) {
+  SimulatedBlockDevice device(1);
+  Owner owner(&device, SmallSpec(512));
+  owner.Create();
+  for (Key key = 0; key < 1000; ++key) owner.Write(key);
+  owner.Checkpoint(1);
+  for (Key key = 0; key < 500; ++key) owner.Write(key);
+  for (Key key = 900; key < 1000; ++key) owner.Erase(key);
+  owner.Write(5000);
+  owner.Checkpoint(2);
+  for (Key key = 0; key < 1000; ++key) {
+    if (owner.slot(key) != kNoRow) owner.Write(key);
+  }
+  owner.ForgetLog();  // without the last pushes
+  EXPECT_EQ(owner.Recover().id, 2U);
+  EXPECT_EQ(owner.Read(3), 2);
+  EXPECT_EQ(owner.Read(700), 1);
+  EXPECT_EQ(owner.Read(950), 0);
+  EXPECT_EQ(owner.Read(5000), 1);
+  EXPECT_EQ(owner.Recover(1).rows, 1000U);
+  EXPECT_EQ(owner.Read(3), 1);
+  EXPECT_EQ(owner.Read(950), 1);
+  EXPECT_EQ(owner.Read(5000), 0);
+  ExpectError([&] { owner.Recover(2); }, "has no checkpoint 2");
+  EXPECT_EQ(owner.Recover().id, 1U);
+}
+
+// Rows that are pushed again in one epoch need no room for their old versions.
+TEST(RowLogTest, CleaningMovesLittleAtTheTargetSize) {
+  for (const auto& [spare, most] : std::map<double, double>{{1.45, 1.0}, {1.3, 1.6}}) {
+    SimulatedBlockDevice device(2);
+    RowLogSpec spec = SmallSpec(512);
+    spec.segment_bytes = size_t{128} << 10;
+    spec.chunk_bytes = size_t{64} << 10;
+    spec.spare = spare;
+    Owner owner(&device, spec);
+    owner.Create();
+    std::mt19937_64 random(3);
+    for (Key key = 0; key < Owner::kKeys; ++key) owner.Write(key);
+    const RowLogStats before = owner.log().stats();
+    for (size_t i = 0; i < 5 * Owner::kKeys; ++i) owner.Write(random() % Owner::kKeys);
+    const RowLogStats after = owner.log().stats();
+    const double moved = static_cast<double>(after.moved - before.moved) /
+                         static_cast<double>(after.appended - before.appended);
+    EXPECT_LT(moved, most) << "at " << spare;
+    EXPECT_LT(static_cast<double>(after.segments) * static_cast<double>(after.segment_rows),
+              spare * Owner::kKeys * 1.1 + 10 * static_cast<double>(after.segment_rows));
+    std::printf("%.2f x the rows' space: %.2f rows moved per row written\n", spare, moved);
+    for (Key key = 0; key < Owner::kKeys; key += 97) {
+      EXPECT_EQ(owner.Read(key), static_cast<int>(owner.version(key)));
+    }
+  }
+}
+
+TEST(RowLogTest, AFullDeviceRefusesNewRowsFirst) {
+  SimulatedBlockDevice device(4);
+  RowLogSpec spec = SmallSpec(512);
+  device.capacity = 2 * spec.super_bytes + 40 * spec.segment_bytes;
+  Owner owner(&device, spec);
+  owner.Create();
+  Key key = 0;
+  std::string what;
+  for (; what.empty() && key < Owner::kKeys; ++key) what = WhatOf([&] { owner.Write(key); });
+  EXPECT_NE(what.find("storage the device is full: table 't' needs"), std::string::npos) << what;
+  EXPECT_GT(key, 2000U);
+  for (int turn = 0; turn < 5; ++turn) {
+    for (Key old = 0; old + 1 < key; ++old) owner.Write(old);
+  }
+  owner.Checkpoint(1);
+  for (Key old = 0; old < 200; ++old) owner.Write(old);
+  // Room comes back.
+  for (Key old = 200; old < 1200; ++old) owner.Erase(old);
+  owner.Checkpoint(2);
+  owner.Checkpoint(3);
+  owner.Write(Owner::kKeys - 1);
+  EXPECT_EQ(owner.Read(0), static_cast<int>(owner.version(0)));
+}
+
+TEST(RowLogTest, DamageIsNamed) {
+  SimulatedBlockDevice device(5);
+  const RowLogSpec spec = SmallSpec(512);
+  Owner owner(&device, spec);
+  owner.Create();
+  for (Key key = 0; key < 3000; ++key) owner.Write(key);
+  owner.Checkpoint(1);
+  // A row with a bit that flipped: only that one is lost, and it stays where it is.
+  std::vector<std::byte> row(512);
+  std::byte* into = row.data();
+  BlockRead read;
+  uint8_t copied = 0;
+  const uint32_t slot = owner.slot(100);
+  owner.log().Locate(&slot, 1, &into, &read, &copied);
+  ASSERT_EQ(copied, 0);
+  device.Flip(read.offset, 3);
+  EXPECT_EQ(owner.Read(100), -1);
+  for (int turn = 0; turn < 4; ++turn) {
+    for (Key key = 0; key < 3000; ++key) {
+      if (key / 8 != 100 / 8) owner.Write(key);
+    }
+    owner.Checkpoint(2 + static_cast<uint64_t>(turn));
+  }
+  while (owner.damaged().empty() && owner.log().Clean()) {
+  }
+  EXPECT_EQ(owner.Read(100), -1);
+  EXPECT_EQ(owner.Read(2000), 5);
+  // The header of the first chunk of a segment in use.
+  owner.ForgetLog();
+  device.Flip(2 * spec.super_bytes + slot / 8 / 16 * spec.segment_bytes + 100, 1);
+  ExpectError([&] { owner.Recover(); }, "the device is damaged: the header at byte");
+  RowLogSpec other = spec;
+  other.row_bytes = 256;
+  ExpectError([&] { (void)RowLog::Open(&device, other); }, "rows of 512 B");
+}
+
+TEST(RowLogTest, AFailedWriteEndsCheckpointsNotReads) {
+  SimulatedBlockDevice device(6);
+  Owner owner(&device, SmallSpec(512));
+  owner.Create();
+  for (Key key = 0; key < 100; ++key) owner.Write(key);
+  device.FailWritesAfter(0);
+  ExpectError([&] { owner.Checkpoint(1); }, "table 't': cannot write");
+  for (Key key = 0; key < 100; ++key) EXPECT_EQ(owner.Read(key), 1);
+  ExpectError([&] { owner.Write(3); }, "cannot write");
+  EXPECT_TRUE(owner.log().kept().empty());
+}
+
+// On files, with everything at once: for the sanitizers.
+TEST(RowLogTest, ThreadsWriteReadCleanAndCommitAtOnce) {
+  const TestDirectory directory;
+  BlockDeviceSpec files;
+  files.files = {directory.path() + "/log"};
+  const auto device = OpenBlockDevice(files);
+  RowLogSpec spec = SmallSpec(512);
+  spec.spare = 1.3;
+  Owner owner(device.get(), spec);
+  owner.Create();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  constexpr Key kOfThread = 800;
+  for (Key thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&, thread] {
+      std::mt19937_64 random(thread);
+      while (!stop) {
+        const Key key = thread * kOfThread + random() % kOfThread;
+        owner.Write(key);
+        ASSERT_EQ(owner.Read(key), static_cast<int>(owner.version(key)));
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    while (!stop) {
+      owner.log().Clean();
+      owner.log().Commit(std::nullopt);
+    }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  owner.Checkpoint(1);
+  std::map<Key, uint32_t> versions;
+  for (Key key = 0; key < 3 * kOfThread; ++key) versions[key] = owner.version(key);
+  owner.ForgetLog();
+  EXPECT_EQ(owner.Recover().id, 1U);
+  for (const auto& [key, version] : versions) ASSERT_EQ(owner.Read(key), static_cast<int>(version)) << key;
+}
+
+}  // namespace
+}  // namespace oe
