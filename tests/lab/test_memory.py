@@ -199,7 +199,8 @@ def bring_wheel(user: Trainer) -> None:
     if list(directory.glob("*.whl")):
         return
     found = [shutil.which("python3.13"), *Path.home().glob(".pyenv/versions/3.13*/bin/python3.13")]
-    python = next((item for item in found if item), None)
+    # A shim of pyenv may be there without its Python.
+    python = next((item for item in found if item and not subprocess.call([item, "-c", ""])), None)
     if python is None:
         pytest.skip("no Python 3.13 here, which the wheel for a Debian 13 node is made with")
     environment = user.directory / "python3.13"
