@@ -47,7 +47,8 @@ std::vector<float> Rows(Client* client, uint32_t table) {
 size_t FilesIn(const std::string& directory) {
   size_t files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    files += entry.path().extension() == ".pool" ? 1 : 0;
+    const auto kind = entry.path().extension();
+    files += kind == ".pool" || kind == ".log" ? 1 : 0;
   }
   return files;
 }
@@ -227,7 +228,7 @@ TEST_P(DropTest, DropsTablesThatNobodyHasOpened) {
   EXPECT_EQ(of_y->Keys(of_y->CreateTable(spec)).size(), kKeys.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, DropTest, testing::Values("dram", "pmem_libpmem", "dram_pmem"),
+INSTANTIATE_TEST_SUITE_P(Kinds, DropTest, testing::Values("dram", "pmem_libpmem", "dram_pmem", "dram_ssd"),
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace

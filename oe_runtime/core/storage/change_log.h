@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <unordered_set>
 #include <vector>
 
 #include "oe_runtime/core/common/shard.h"
@@ -18,7 +19,7 @@ class ChangeLog {
   bool known() const noexcept { return known_; }
   // Whether it is known that nothing happened.
   bool empty() const noexcept {
-    return known_ && erased_.empty() &&
+    return known_ && erased_.empty() && keys_.empty() &&
            std::all_of(written_.begin(), written_.end(), [](uint64_t word) { return word == 0; });
   }
   // Forgets everything and begins.
@@ -26,6 +27,7 @@ class ChangeLog {
     known_ = true;
     written_.assign(written_.size(), 0);
     std::vector<Key>().swap(erased_);
+    keys_.clear();
   }
 
   // The row of that number was written, or the number went to another key.
@@ -39,6 +41,18 @@ class ChangeLog {
     const size_t word = number / 64;
     return word < written_.size() && (written_[word] >> number % 64 & 1) != 0;
   }
+
+  // The same by key, where rows have no numbers that they keep.
+  void ChangedKey(Key key, uint64_t rows) noexcept {
+    if (!known_ || keys_.count(key) > 0) return;
+    if (keys_.size() > rows + kFewKeys) return Stop();
+    try {
+      keys_.insert(key);
+    } catch (const std::bad_alloc&) {
+      Stop();
+    }
+  }
+  bool HasKey(Key key) const noexcept { return keys_.count(key) > 0; }
 
   // A key lost its row; `rows` are left.
   void Erased(Key key, uint64_t rows) noexcept {
@@ -69,10 +83,12 @@ class ChangeLog {
     known_ = false;
     std::vector<uint64_t>().swap(written_);
     std::vector<Key>().swap(erased_);
+    std::unordered_set<Key>().swap(keys_);
   }
 
   bool known_ = false;
   std::vector<uint64_t> written_;
+  std::unordered_set<Key> keys_;
   std::vector<Key> erased_;
 };
 

@@ -34,9 +34,9 @@ void Damage::Report(Kind kind, const std::string& what, const std::string& where
     }
     lines += "error: " + table_ + ": " + what + " is damaged: its checksum does not fit, " + where;
     lines += kind == Kind::kQuarantined
-                 ? "; it was removed, and begins anew when it is pushed. Check the memory (`ndctl list "
-                   "--media-errors`), and go back to an earlier checkpoint if too many are lost\n"
-                 : "; it was repaired, and nothing is lost. Check the memory (`ndctl list --media-errors`)\n";
+                 ? "; it was removed, and begins anew when it is pushed. Check " + check_ +
+                       ", and go back to an earlier checkpoint if too many are lost\n"
+                 : "; it was repaired, and nothing is lost. Check " + check_ + "\n";
     (void)std::fputs(lines.c_str(), stderr);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it is counted
   }

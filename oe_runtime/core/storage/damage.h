@@ -17,8 +17,9 @@ class Damage {
     kRepaired,     // nothing is lost: its metadata was corrected, or it was written anew from its cached copy
   };
 
-  // `table`: what messages call it.
-  explicit Damage(std::string table) : table_(std::move(table)) {}
+  // `table`: what messages call it. `check`: what its user should check.
+  explicit Damage(std::string table, std::string check = "the memory (`ndctl list --media-errors`)")
+      : table_(std::move(table)), check_(std::move(check)) {}
 
   // Counts it, and writes a line to the standard error. Lines beyond kMostLines per minute are only counted,
   // which the first line after that minute says. `where`: the file and the place in it.
@@ -33,6 +34,7 @@ class Damage {
   bool AdmitLine(uint64_t* left_out);
 
   const std::string table_;
+  const std::string check_;
   std::atomic<uint64_t> quarantined_{0};
   std::atomic<uint64_t> repaired_{0};
   std::mutex mutex_;  // of what follows

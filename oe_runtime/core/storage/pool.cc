@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/pool_identity.h"
 
 namespace oe {
 namespace {
@@ -23,46 +24,6 @@ json Identity(const PoolSpec& spec) {
   fields["block_bytes"] = spec.block_bytes;
   fields["shards"] = spec.shards;
   return fields;
-}
-
-// "/table/dim" → "table.dim"
-std::string FieldName(std::string pointer) {
-  pointer.erase(0, 1);
-  std::replace(pointer.begin(), pointer.end(), '/', '.');
-  return pointer;
-}
-
-void CheckIdentity(const Region& region, const std::string& text, const PoolSpec& spec) {
-  const json parsed = json::parse(text, nullptr, false);
-  if (!parsed.is_object()) {
-    throw StorageError(region.path +
-                       " is damaged: its description is no JSON object; move the pool away, or " +
-                       "start without recovery, and restore from a checkpoint");
-  }
-  const json there = parsed.flatten();
-  const json wanted = Identity(spec).flatten();
-  std::vector<std::string> fields;
-  for (const auto& [field, value] : wanted.items()) fields.push_back(field);
-  for (const auto& [field, value] : there.items()) fields.push_back(field);
-  // Names first, then the number of servers, then the table: what else differs may follow from them.
-  std::stable_sort(fields.begin(), fields.end(), [](const std::string& left, const std::string& right) {
-    const auto rank = [](const std::string& field) {
-      if (field.size() >= 5 && field.compare(field.size() - 5, 5, "/name") == 0) return 0;
-      if (field == "/servers") return 1;
-      return field.compare(0, 7, "/table/") == 0 ? 2 : 3;
-    };
-    return rank(left) < rank(right);
-  });
-  for (const std::string& field : fields) {
-    const json left = there.value(field, json());
-    const json right = wanted.value(field, json());
-    const std::string name = field.substr(field.rfind('/') + 1);
-    const auto& free = spec.may_differ;
-    if (left == right || std::find(free.begin(), free.end(), name) != free.end()) continue;
-    throw StorageError(region.path + ": '" + FieldName(field) + "' is " + left.dump() +
-                       " in this pool, but table '" + spec.table + "' has " + right.dump() +
-                       "; start it as it was, or without recovery, which removes the pool");
-  }
 }
 
 // That of a pool that is there; of one that was never finished, any.
@@ -143,7 +104,7 @@ void Pool::OpenSuper() {
   std::string text;
   if (!ReadSuperHeader(super_, &uuid, &text)) Damaged(super_.name, "it was never finished");
   if (uuid != uuid_) Damaged(super_.name, "its 'uuid' is another file's");
-  CheckIdentity(super_, text, spec_);
+  CheckIdentity(super_.path, text, Identity(spec_), spec_.may_differ, spec_.table);
   SuperCopy newest;
   bool found = false;
   for (size_t i = 0; i < 2; ++i) {

@@ -16,6 +16,7 @@
 
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/damage.h"
+#include "oe_runtime/core/storage/kept_rows.h"
 #include "oe_runtime/core/storage/medium.h"
 #include "oe_runtime/core/storage/pool_format.h"
 #include "oe_runtime/core/storage/slot_store.h"
@@ -69,7 +70,7 @@ struct PoolSpec {
 // leader whenever the power goes.
 //
 // Thread-safe but for what the comments exclude.
-class Pool {
+class Pool final : public KeptRows {
  public:
   // A new pool without rows, in epoch 1. Throws StorageError.
   static std::unique_ptr<Pool> Create(Medium* medium, const PoolSpec& spec);
@@ -78,7 +79,7 @@ class Pool {
   static std::unique_ptr<Pool> Open(Medium* medium, uint64_t uuid, const PoolSpec& spec);
   // Makes durable what Checkpoint() was called for. A pool without any checkpoint is worth nothing after this
   // and is removed.
-  ~Pool();
+  ~Pool() override;
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
@@ -89,47 +90,34 @@ class Pool {
   // The rows of an internal shard. Recover() replaces them.
   SlotStore* shard(uint32_t number) { return shards_[number].get(); }
 
-  // Closes the open epoch: takes microseconds, however many rows there are. The caller excludes writers of
-  // all shards, also of the pool that this one leads; `version` is theirs. Throws SpecError for an id that is
-  // not above that of the last checkpoint and StorageError when an earlier checkpoint could not be made
-  // durable; then nothing has changed.
-  void Checkpoint(uint64_t id, uint64_t version);
-  // Returns when every checkpoint so far is durable; throws StorageError why one cannot be.
-  void WaitDurable();
-  // The same without the error.
-  void WaitIdle() noexcept;
+  // As KeptRows has it; the caller excludes writers also of the pool that this one leads.
+  void Checkpoint(uint64_t id, uint64_t version) override;
+  void WaitDurable() override;
+  void WaitIdle() noexcept override;
   // Makes pending checkpoints durable in the calling thread, without `background`.
   void RunPending();
 
-  // Durable checkpoints that are kept, oldest first.
-  std::vector<CheckpointInfo> Checkpoints() const;
-  // When the newest of them became durable, Unix seconds; 0: before this object was there.
-  int64_t durable_at() const;
+  std::vector<CheckpointInfo> Checkpoints() const override;
+  int64_t durable_at() const override;
 
-  // Goes back to the kept checkpoint `id`, or without one to the newest, or to an empty table if there is
-  // none; later checkpoints are dropped. `indexes`, one per shard and empty, get the rows. Returns what was
-  // recovered. The caller excludes all use of shards. Throws StorageError for an id that is not kept and for
-  // a pool that is damaged; then nothing has changed on the medium or in the shards. Interrupted anywhere, it
-  // can be repeated. `before` is called when all was read and is intact; if it throws, nothing has changed.
+  // As KeptRows has it. Where it throws, nothing has changed on the medium or in the shards.
   CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
-                         const std::function<void()>& before = {});
+                         const std::function<void()>& before = {}) override;
 
   // Reads all rows that a key of `numbers[shard]` has and compares their checksums; throws StorageError
   // naming the file of the first that is wrong. For rows of closed epochs.
   void Verify(uint32_t shard, const std::vector<uint32_t>& numbers) const;
 
-  // All regions go with this object, whatever checkpoints there are; at once, those of the superblock.
-  void Remove();
+  void Remove() override;
 
-  // Bytes of all segments.
-  uint64_t bytes() const;
+  // Of all segments.
+  uint64_t bytes() const override;
   // Blocks that no shard has yet, in slots: those of the segments, and those that the medium has room for.
   uint64_t slots_left() const;
   // New rows for which that many slots are enough: each takes its part of what is reserved with it.
   uint64_t RowsIn(uint64_t slots) const;
   const PoolSpec& spec() const { return spec_; }
-  // Of the caches of all shards.
-  CacheStats cache_stats() const;
+  CacheStats cache_stats() const override;
 
   // For SlotStore: a block of free slots. Throws StorageError.
   SlotBlock TakeBlock();

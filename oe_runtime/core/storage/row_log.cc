@@ -155,8 +155,13 @@ bool RowLog::MayTake(uint64_t rows, Need need) const {
   if (need == Need::kWriteBack) return true;
   const uint64_t most = MostSegments();
   const uint64_t kept = kCleanerSegments + 2 + (need == Need::kNewRows ? most / 16 + 2 : 0);
+  uint64_t changes = 0;  // versions that kept checkpoints will need, beyond those that they need now
+  if (need == Need::kNewRows) {
+    changes = (spec_.window + uint64_t{1}) * std::max(most_changed_, changed_now_);
+    changes -= std::min<uint64_t>(changes, retired_.size());
+  }
   // Commits leave chunks that are not full.
-  return most > kept && RowsWanted() + rows <= (most - kept) * segment_rows_ * 7 / 8;
+  return most > kept && RowsWanted() + changes + rows <= (most - kept) * segment_rows_ * 7 / 8;
 }
 
 uint64_t RowLog::TargetSegments() const {
@@ -251,6 +256,8 @@ uint64_t RowLog::CloseEpoch() {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   epoch_ = closed + 1;
+  most_changed_ = std::max(changed_now_, most_changed_ - most_changed_ / 8);
+  changed_now_ = 0;
   return closed;
 }
 
@@ -400,6 +407,7 @@ void RowLog::Supersede(uint32_t slot) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (appended_now_.Has(slot, static_cast<uint32_t>(epoch_))) return Kill(slot);
   retired_[slot] = epoch_;
+  ++changed_now_;
 }
 
 // Reads.

@@ -298,6 +298,8 @@ class RowLog {
   uint64_t last_use_ = 0;       // of segments
   uint64_t reserved_ = 0;       // rows
   uint64_t most_reserved_ = 0;  // at once
+  uint64_t changed_now_ = 0;    // rows of earlier epochs that the open one superseded
+  uint64_t most_changed_ = 0;   // of an epoch; older ones count less and less
   uint64_t appended_ = 0;
   uint64_t moved_ = 0;
   uint64_t written_bytes_ = 0;

@@ -231,8 +231,10 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
   const auto has = [&](const KeptCheckpoint& one) { return !id || one.id == *id; };
   while (!next.kept.empty() && !has(next.kept.back())) next.kept.pop_back();
   if (next.kept.empty() && id) {
-    throw StorageError(spec_.where + " has no checkpoint " + std::to_string(*id) + " of table '" +
-                       spec_.table + "'; give one that is kept");
+    std::string ids;
+    for (const KeptCheckpoint& one : there->kept) ids += (ids.empty() ? "" : ", ") + std::to_string(one.id);
+    throw StorageError("the pool of table '" + spec_.table + "' has no checkpoint " + std::to_string(*id) +
+                       "; it has " + (ids.empty() ? "none" : ids));
   }
   const KeptCheckpoint chosen = next.kept.empty() ? KeptCheckpoint{} : next.kept.back();
   if (next.kept.empty()) {

@@ -15,6 +15,7 @@
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/change_log.h"
+#include "oe_runtime/core/storage/log_store.h"
 #include "oe_runtime/core/storage/slot_store.h"
 
 namespace oe {
@@ -28,21 +29,59 @@ class RowMap {
       : index_(std::move(index)),
         store_(store),
         slots_(store->slots()),
-        cache_(slots_ == nullptr ? nullptr : slots_->cache()) {}
+        cache_(slots_ == nullptr ? nullptr : slots_->cache()),
+        log_(store->log_store()),
+        mutex_(log_ == nullptr ? own_mutex_ : log_->mutex()) {
+    if (log_ != nullptr) (void)log_->UseIndex(index_.get());
+  }
+  ~RowMap() {
+    if (log_ != nullptr) log_->ForgetIndex(index_.get());
+  }
+  RowMap(const RowMap&) = delete;
+  RowMap& operator=(const RowMap&) = delete;
 
   FairSharedMutex& mutex() const { return mutex_; }
+  // The store, if its rows are in DRAM only while they are used: then a call that changes rows needs
+  // RowLog::Room for two appends of each key, and rows that it found stay pinned until Unpin().
+  LogStore* log() const noexcept { return log_; }
+  void Unpin(uint32_t* numbers, size_t n) noexcept {
+    for (size_t i = 0; log_ != nullptr && i < n; ++i) {
+      if (numbers[i] != kNoRow) log_->Unpin(numbers[i]);
+      numbers[i] = kNoRow;
+    }
+  }
 
   // Whether the store counts the keys of Find(), so that each is to be looked up as often as it is asked for.
   bool counts_reads() const noexcept { return cache_ != nullptr; }
-  // rows[i] = the row of keys[i], or nullptr.
-  void Find(const Key* keys, size_t n, const std::byte** rows) const noexcept {
+  // rows[i] = the row of keys[i], or nullptr. Rows that are not in DRAM come with `reads`, which must not be
+  // nullptr if log() is not.
+  void Find(const Key* keys, size_t n, const std::byte** rows, LogReads* reads = nullptr) const {
     std::array<uint32_t, RowCache::kMostReads> numbers;  // NOLINT(cppcoreguidelines-pro-type-member-init)
     for (size_t begin = 0; begin < n; begin += numbers.size()) {
       const size_t size = std::min(numbers.size(), n - begin);
       index_->Find(keys + begin, size, numbers.data());
       if (cache_ != nullptr) cache_->NoteReads(keys + begin, numbers.data(), size);
-      for (size_t i = 0; i < size; ++i) {
-        rows[begin + i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
+      if (log_ != nullptr) NoteReads(numbers.data(), size);
+      Rows(keys + begin, numbers.data(), size, rows + begin, reads);
+    }
+  }
+  // Whether all keys have rows.
+  bool HasAll(const Key* keys, size_t n) const noexcept {
+    uint32_t number = kNoRow;
+    for (size_t i = 0; i < n; ++i) {
+      index_->Find(&keys[i], 1, &number);
+      if (number == kNoRow) return false;
+    }
+    return true;
+  }
+  // What Find() gives for the numbers that the keys have.
+  void Rows(const Key* keys, const uint32_t* numbers, size_t n, const std::byte** rows,
+            LogReads* reads) const {
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] != kNoRow && log_ != nullptr && (numbers[i] & kCopyBit) == 0) {
+        reads->Add(log_->log(), log_->device(), keys[i], numbers[i], &rows[i]);
+      } else {
+        rows[i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
       }
     }
   }
@@ -58,12 +97,15 @@ class RowMap {
       for (size_t i = begin; i < end; ++i) {
         if (numbers[i] != kNoRow) continue;
         index_->Find(&keys[i], 1, &numbers[i]);  // the key may have come earlier in this batch
-        if (numbers[i] != kNoRow) continue;
+        if (numbers[i] != kNoRow) {
+          if (log_ != nullptr) log_->Pin(numbers[i]);
+          continue;
+        }
         Reserve(keys[i]);
         numbers[i] = store_->Add(keys[i]);
         fill(keys[i], row(numbers[i]));
         index_->Add(keys[i], numbers[i]);
-        Changed(&numbers[i], 1);
+        Changed(&keys[i], &numbers[i], 1);
       }
     }
   }
@@ -78,11 +120,19 @@ class RowMap {
         try {
           MakeWritable(keys + begin, size, numbers + begin);
         } catch (...) {
-          Changed(numbers + begin, size);  // some have other numbers now
+          Changed(keys + begin, numbers + begin, size);  // some have other numbers now
           throw;
         }
+      } else if (log_ != nullptr) {
+        OrStorageError([&] {
+          log_->MakeWritable(keys + begin, size, numbers + begin, [&](size_t i) {
+            uint32_t slot = kNoRow;
+            index_->Find(&keys[begin + i], 1, &slot);
+            Quarantine(keys[begin + i], slot);
+          });
+        });
       }
-      Changed(numbers + begin, size);
+      Changed(keys + begin, numbers + begin, size);
     }
   }
 
@@ -127,6 +177,7 @@ class RowMap {
   // Lets the cache of the store, if it has one, take in what was read (row_cache.h). The caller does not hold
   // mutex().
   void Upkeep() noexcept {
+    if (log_ != nullptr) return ShrinkQuietly();
     while (cache_ != nullptr && cache_->wants_upkeep()) {
       const std::unique_lock<FairSharedMutex> lock(mutex_);
       cache_->Upkeep(index_.get());
@@ -175,13 +226,23 @@ class RowMap {
   void CheckRow(Key key) {
     uint32_t number = kNoRow;
     index_->Find(&key, 1, &number);
-    if (number == kNoRow || slots_->Intact(key, PlaceOf(number))) return;
+    if (number == kNoRow) return;
+    if (log_ != nullptr) {
+      if ((number & kCopyBit) != 0) return;
+      LogReads reads;
+      const std::byte* content = nullptr;
+      reads.Add(log_->log(), log_->device(), key, number, &content);
+      reads.Run();
+      if (content == nullptr) Quarantine(key, number);
+      return;
+    }
+    if (slots_->Intact(key, PlaceOf(number))) return;
     OrStorageError([&] { slots_->ReserveCopy(); });
     if (RepairMeta(key, PlaceOf(number))) return;
     if ((number & kCopyBit) == 0) return Quarantine(key, number);
     const uint32_t damaged = PlaceOf(number);
     (void)slots_->Replace(key, number);  // its copy is right
-    if (changes_.Has(damaged)) Changed(&number, 1);
+    if (changes_.Has(damaged)) Changed(&key, &number, 1);
     slots_->Report(Damage::Kind::kRepaired, key, damaged);
   }
   // Changes when rows have other numbers than before, because they were taken into the cache or put out.
@@ -198,7 +259,7 @@ class RowMap {
         if (number == kNoRow) continue;
         number = slots_->Writable(now[i]) ? now[i] : slots_->Replace(keys[begin + i], now[i]);
       }
-      Changed(numbers + begin, size);
+      Changed(keys + begin, numbers + begin, size);
     }
   }
   // To be held, beside mutex(), to write to rows.
@@ -216,8 +277,15 @@ class RowMap {
   // For rows in a pool.
   PoolRoom room() const { return slots_->room(); }
   // Whether anything changed since the last checkpoint of the store, or since there is none.
-  bool changed() const noexcept { return slots_ == nullptr || slots_->changed(); }
-  // Since the last save of the table; by PlaceOf().
+  bool changed() const noexcept {
+    if (log_ != nullptr) return log_->changed();
+    return slots_ == nullptr || slots_->changed();
+  }
+  // Whether the row was changed since the last save of the table.
+  bool HasChanged(Key key, uint32_t number) const noexcept {
+    return log_ != nullptr ? changes_.HasKey(key) : changes_.Has(PlaceOf(number));
+  }
+  // Since the last save of the table; by PlaceOf(), or by key if there is a log().
   ChangeLog& changes() noexcept { return changes_; }
   const ChangeLog& changes() const noexcept { return changes_; }
   uint64_t index_bytes() const noexcept { return index_->bytes(); }
@@ -233,10 +301,40 @@ class RowMap {
  private:
   static constexpr size_t kAtOnce = 64;
 
-  void Changed(const uint32_t* numbers, size_t n) noexcept {
+  void Changed(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
     if (!changes_.known()) return;
     for (size_t i = 0; i < n; ++i) {
-      if (numbers[i] != kNoRow) changes_.Changed(PlaceOf(numbers[i]));
+      if (numbers[i] == kNoRow) continue;
+      if (log_ != nullptr) {
+        changes_.ChangedKey(keys[i], store_->size());
+      } else {
+        changes_.Changed(PlaceOf(numbers[i]));
+      }
+    }
+  }
+
+  void NoteReads(const uint32_t* numbers, size_t n) const noexcept {
+    uint64_t hits = 0;
+    uint64_t misses = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] == kNoRow) continue;
+      const bool hit = (numbers[i] & kCopyBit) != 0;
+      hits += hit ? 1 : 0;
+      misses += hit ? 0 : 1;
+      if (hit) log_->NoteRead(numbers[i]);
+    }
+    log_->NoteReads(hits, misses);
+  }
+
+  // Frames beyond what the cache may have, which many rows that were used at once had taken.
+  void ShrinkQuietly() noexcept {
+    try {
+      while (log_->wants_shrink()) {
+        const RowLog::Room room = log_->log()->Reserve(log_->MostShrunk(), RowLog::Need::kWriteBack);
+        const std::unique_lock<FairSharedMutex> lock(mutex_);
+        if (!log_->Shrink()) return;
+      }
+    } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): then they stay
     }
   }
 
@@ -271,6 +369,10 @@ class RowMap {
 
   // Takes a slot as an update does, of which this may be a part, not as an eviction.
   void Quarantine(Key key, uint32_t number) {
+    if (log_ != nullptr) {
+      Forget(key, number);
+      return log_->Report(key, number);
+    }
     OrStorageError([&] { slots_->ReserveQuarantine(); });
     Forget(key, number);
     slots_->Report(Damage::Kind::kQuarantined, key, number);
@@ -309,12 +411,14 @@ class RowMap {
     }
   }
 
-  mutable FairSharedMutex mutex_;
+  mutable FairSharedMutex own_mutex_;
   const std::unique_ptr<Index> index_;
   RowStore* const store_;
   ChangeLog changes_;
   SlotStore* const slots_;  // store_, if its rows must be asked for before they are written
   RowCache* const cache_;   // of slots_, if it has one
+  LogStore* const log_;     // store_, if its rows are in DRAM only while they are used
+  FairSharedMutex& mutex_;
 };
 
 }  // namespace oe

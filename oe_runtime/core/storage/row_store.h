@@ -11,6 +11,7 @@
 
 namespace oe {
 
+class LogStore;
 class SlotStore;
 
 // The bit of a row's number that says that it is of a copy in DRAM (row_cache.h).
@@ -64,6 +65,8 @@ class RowStore {
   virtual uint64_t size() const noexcept = 0;
   // This store, if a row must be asked for before it is written (slot_store.h).
   virtual SlotStore* slots() noexcept { return nullptr; }
+  // This store, if its rows are in DRAM only while they are used (log_store.h).
+  virtual LogStore* log_store() noexcept { return nullptr; }
 
   void PrefetchRow(uint32_t number) const noexcept { oe::PrefetchRow(row(number), layout_.row_bytes); }
   std::byte* row(uint32_t number) const noexcept {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/log_pool.h"
 #include "oe_runtime/core/storage/pool.h"
 
 namespace oe {
@@ -42,20 +43,21 @@ size_t NextSegment(uint64_t bytes) {
 }
 
 std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
-  const bool cached = spec.type == "dram_pmem";
+  const bool cached = spec.type == "dram_pmem" || spec.type == "dram_ssd";
   if (cached && spec.cache_bytes == 0) {
-    throw SpecError(
-        "storage dram_pmem needs 'cache_bytes' (--storage-cache), the DRAM for the rows that are used most");
+    throw SpecError("storage " + spec.type +
+                    " needs 'cache_bytes' (--storage-cache), the DRAM for the rows that are used most");
   }
   if (!cached && spec.cache_bytes > 0) {
     throw SpecError("storage " + spec.type + " has no cache, but 'cache_bytes' is " +
-                    std::to_string(spec.cache_bytes) + "; leave it out, or use dram_pmem");
+                    std::to_string(spec.cache_bytes) + "; leave it out, or use dram_pmem or dram_ssd");
   }
   if (spec.type == "dram") return OpenDram(spec);
   if (spec.type == "pmem_memkind") return OpenMemkind(spec);
-  if (spec.type == "pmem_libpmem" || cached) return OpenPools(spec);
+  if (spec.type == "pmem_libpmem" || spec.type == "dram_pmem") return OpenPools(spec);
+  if (spec.type == "dram_ssd") return OpenSsd(spec);
   throw SpecError("storage type '" + spec.type +
-                  "' is not one of dram, pmem_libpmem, dram_pmem, pmem_memkind");
+                  "' is not one of dram, pmem_libpmem, dram_pmem, dram_ssd, pmem_memkind");
 }
 
 std::string UseDirectory(const std::string& path) {
@@ -78,6 +80,11 @@ std::unique_ptr<Arena> Storage::NewArena(const std::string& owner) {
 }
 
 std::unique_ptr<Pool> Storage::NewPool(const PoolSpec& /*spec*/, bool /*fresh*/, bool* opened) {
+  *opened = false;
+  return nullptr;
+}
+
+std::unique_ptr<LogPool> Storage::NewLog(const PoolSpec& /*spec*/, bool /*fresh*/, bool* opened) {
   *opened = false;
   return nullptr;
 }

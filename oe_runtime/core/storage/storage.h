@@ -11,6 +11,7 @@
 
 namespace oe {
 
+class LogPool;
 class Pool;
 struct PoolSpec;
 
@@ -18,20 +19,21 @@ constexpr uint32_t kMostKeptCheckpoints = 64;
 
 // Where the rows of a server live.
 struct StorageSpec {
-  // "dram"; "pmem_libpmem": pools in a directory; "dram_pmem": the same with a cache in DRAM; "pmem_memkind":
-  // KMEM DAX NUMA nodes, or with a path a file there, as memory that ends with the process.
+  // "dram"; "pmem_libpmem": pools in a directory; "dram_pmem": the same with a cache in DRAM; "dram_ssd":
+  // logs on a drive, in files of a directory, with a cache in DRAM; "pmem_memkind": KMEM DAX NUMA nodes, or
+  // with a path a file there, as memory that ends with the process.
   std::string type = "dram";
-  // Of pools and memkind: a directory, created if only its last part is missing.
+  // Of pools, logs and memkind: a directory, created if only its last part is missing.
   std::string path;
   uint64_t capacity_bytes = 0;  // most bytes for the rows of all tables; 0 = no cap
-  // Pools: whether tables that the directory holds are opened when they are created again, at their
+  // Pools and logs: whether tables that the directory holds are opened when they are created again, at their
   // newest checkpoint. Otherwise they are removed and every table starts empty.
   bool recover = false;
-  // Pools: how many of the newest checkpoints of a table can be gone back to, 1 to
+  // Pools and logs: how many of the newest checkpoints of a table can be gone back to, 1 to
   // kMostKeptCheckpoints. Each costs room for the rows that changed after it. Several tables, and several
   // servers, need 2 (Store::CreateTable), to have one in common after a crash.
   uint32_t kept_checkpoints = 2;
-  // dram_pmem, which needs it: most bytes of DRAM for the caches of all tables.
+  // dram_pmem and dram_ssd, which need it: most bytes of DRAM for the caches of all tables.
   uint64_t cache_bytes = 0;
   // Rows are their weights, without the state of optimizers and policies: for tables that are restored from
   // files and read. All else that needs a whole row is refused.
@@ -67,6 +69,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // (*opened): Pool::Recover() must follow. Throws StorageError for a pool that is damaged or of other rows,
   // naming the file and the field. The storage must outlive the pool.
   virtual std::unique_ptr<Pool> NewPool(const PoolSpec& spec, bool fresh, bool* opened);
+
+  // The same of a log, if this storage holds its tables in logs; LogPool::Recover() must follow if *opened.
+  virtual std::unique_ptr<LogPool> NewLog(const PoolSpec& spec, bool fresh, bool* opened);
 
   // Removes what a recovering storage still holds of the tables of a job that nobody has opened: of all, or
   // of the one of that name. How many pools of rows. Throws StorageError.
@@ -135,6 +140,7 @@ class Arena {
 std::shared_ptr<Storage> OpenDram(const StorageSpec& spec);
 std::shared_ptr<Storage> OpenPools(const StorageSpec& spec);  // pmem_libpmem, dram_pmem
 std::shared_ptr<Storage> OpenMemkind(const StorageSpec& spec);
+std::shared_ptr<Storage> OpenSsd(const StorageSpec& spec);  // dram_ssd
 
 // The canonical path of a storage directory, which is made if only its last part is missing. Throws
 // StorageError.

@@ -131,7 +131,7 @@ TEST_P(StorageTest, TheCapIsOneForAllTablesAndComesBack) {
   EXPECT_NE(second.Add(), nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StorageTest, testing::ValuesIn(kStorageTypes),
+INSTANTIATE_TEST_SUITE_P(Kinds, StorageTest, testing::ValuesIn(kStorageTypesInMemory),
                          [](const auto& kind) { return std::string(kind.param); });
 
 TEST(MemkindStorageTest, SaysWhatIsMissing) {
@@ -351,7 +351,7 @@ TEST(PmemStorageTest, SaysWhatIsWrongWithThePath) {
   EXPECT_EQ(message(directory.file("file")),
             "the storage path " + directory.file("file") + " is not a directory");
   EXPECT_EQ(MessageOf<SpecError>([] { (void)Storage::Open({"tape", "", 0}); }),
-            "storage type 'tape' is not one of dram, pmem_libpmem, dram_pmem, pmem_memkind");
+            "storage type 'tape' is not one of dram, pmem_libpmem, dram_pmem, dram_ssd, pmem_memkind");
   EXPECT_EQ(MessageOf<SpecError>([] { (void)Storage::Open({"dram", "/x", 0}); }),
             "storage dram takes no path, but '/x' was given");
 }

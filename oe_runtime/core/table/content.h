@@ -11,6 +11,7 @@
 
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/policy/admission.h"
+#include "oe_runtime/core/storage/log_pool.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/table/table.h"
@@ -25,8 +26,13 @@ inline bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
 
 // The rows, exchanged as a whole by Restore.
 struct Table::Content {
-  // The arena or the pool holds the rows; before the shards, which point to it.
+  ~Content() {
+    if (log) log->WaitIdle();  // its checkpoints need the shards
+  }
+
+  // The arena, the pool or the log holds the rows; before the shards, which point to it.
   std::unique_ptr<Arena> arena;
+  std::unique_ptr<LogPool> log;
   std::unique_ptr<Pool> counts;  // of the filter; led by the pool, if there are both
   std::unique_ptr<Pool> pool;
   std::array<std::unique_ptr<RowStore>, kShards> stores;  // of the arena
@@ -44,6 +50,9 @@ struct Table::Content {
   std::array<Swept, kShards> swept{};  // under the shards' locks
   std::atomic<uint64_t> version{0};
   bool opened = false;  // the pool was there already
+  // The pool or the log, if there is one: what keeps checkpoints.
+  KeptRows* kept() const { return pool ? static_cast<KeptRows*>(pool.get()) : log.get(); }
+
   // The checksum of the file that had this content when the shards' changes were empty.
   std::optional<uint64_t> saved;
   // The version that was last written to or read from a file.
@@ -76,6 +85,28 @@ struct Table::Plan {
     }
     for (const std::exception_ptr& error : errors) {
       if (error) std::rethrow_exception(error);
+    }
+  }
+};
+
+// Unpins the rows of a call when it ends, by numbers that are kNoRow until then (RowMap::Unpin).
+struct Table::Pins {
+  const Plan& plan;
+  const Content& content;
+  uint32_t* numbers;
+
+  Pins(const Plan& of, const Content& rows, uint32_t* found) : plan(of), content(rows), numbers(found) {
+    std::fill_n(numbers, plan.begin[kShards], kNoRow);
+  }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+  ~Pins() {
+    for (size_t shard = 0; content.log && shard < kShards; ++shard) {
+      uint32_t* const begin = numbers + plan.begin[shard];
+      uint32_t* const end = numbers + plan.begin[shard + 1];
+      if (std::all_of(begin, end, [](uint32_t number) { return number == kNoRow; })) continue;
+      const std::unique_lock<FairSharedMutex> lock(content.shards[shard]->mutex());
+      content.shards[shard]->Unpin(begin, static_cast<size_t>(end - begin));
     }
   }
 };

@@ -64,11 +64,13 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
       default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
       most_rows_(ShareOfCap()),
-      damage_(std::make_shared<Damage>("table '" + spec_.name + "'" +
-                                       (job_.empty() ? "" : " of job '" + job_ + "'"))),
+      damage_(std::make_shared<Damage>(
+          "table '" + spec_.name + "'" + (job_.empty() ? "" : " of job '" + job_ + "'"),
+          storage_->spec().type == "dram_ssd" ? "the drive (`nvme smart-log`)"
+                                              : "the memory (`ndctl list --media-errors`)")),
       evicted_(spec_.eviction.size()),
       content_(NewContent(false)) {
-  if (content_->pool && content_->opened) RecoverContent(std::nullopt);
+  if (content_->kept() != nullptr && content_->opened) RecoverContent(std::nullopt);
 }
 
 Table::~Table() = default;
@@ -117,11 +119,17 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   std::array<std::unique_ptr<Index>, kShards> indexes;
   for (uint32_t i = 0; i < kShards; ++i) indexes[i] = NewIndex(i);
   content->pool = storage_->NewPool(NewPoolSpec(), fresh, &content->opened);
-  if (!content->pool) content->arena = storage_->NewArena(spec_.name);
+  if (!content->pool) {
+    if (storage_->spec().type == "dram_ssd") RequireNoPolicies();
+    content->log = storage_->NewLog(NewPoolSpec(), fresh, &content->opened);
+  }
+  if (content->kept() == nullptr) content->arena = storage_->NewArena(spec_.name);
   for (uint32_t i = 0; i < kShards; ++i) {
     RowStore* store = nullptr;
     if (content->pool) {
       store = content->pool->shard(i);
+    } else if (content->log) {
+      store = content->log->shard(i);
     } else {
       content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), kept_bytes_);
       store = content->stores[i].get();
@@ -130,6 +138,14 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   }
   NewFilter(content.get(), fresh);
   return content;
+}
+
+// What policies need of rows would be read from the drive row by row.
+void Table::RequireNoPolicies() const {
+  if (!has_policies_) return;
+  const char* what = spec_.admission.name.empty() ? "'eviction'" : "'admission'";
+  throw SpecError("table '" + spec_.name + "': storage dram_ssd has no " + what +
+                  " yet; leave it out, or use dram_pmem or dram");
 }
 
 void Table::RefuseKey(Key key) const {
@@ -247,14 +263,16 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   }
   const uint16_t* const places = repeats ? which.data() : place.data();
   std::array<const std::byte*, kPiece> rows;
+  LogReads reads;                                                // of rows that are not in DRAM
   std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
   for (size_t shard = 0; shard < kShards; ++shard) {
     const size_t size = begin[shard + 1] - begin[shard];
     if (size == 0) continue;
     const RowMap& map = *content_->shards[shard];
     locks[shard] = std::shared_lock(map.mutex());
-    map.Find(&sorted[begin[shard]], size, &rows[begin[shard]]);
+    map.Find(&sorted[begin[shard]], size, &rows[begin[shard]], &reads);
   }
+  reads.Run();
   const size_t bytes = ops_->format().value_bytes();
   const size_t weights_bytes = ops_->format().state_at;
   const bool half = IsHalf(ops_->format().dtype);
@@ -274,7 +292,56 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
       CopyRow(row, out, bytes);
     }
   }
+  if (!reads.entries().empty()) {
+    for (std::shared_lock<FairSharedMutex>& lock : locks) {
+      if (lock.owns_lock()) lock.unlock();
+    }
+    TakeIn(reads);
+  }
   return n;
+}
+
+// Rows that were read from the drive go into the cache, so that a push of them does not read them again.
+// Those that cannot be read are looked after. Without a lock of a shard.
+void Table::TakeIn(const LogReads& reads) const {
+  const std::vector<LogReads::Entry>& entries = reads.entries();
+  RowLog::Room room;
+  try {
+    room = content_->log->Reserve(2 * entries.size(), RowLog::Need::kWriteBack);
+  } catch (const StorageError&) {
+    return;  // the push says it
+  }
+  for (size_t begin = 0; begin < entries.size();) {
+    RowMap& map = *content_->shards[InternalShard(entries[begin].key)];
+    const std::unique_lock<FairSharedMutex> lock(map.mutex());
+    for (; begin < entries.size() && content_->shards[InternalShard(entries[begin].key)].get() == &map;
+         ++begin) {
+      if (entries[begin].error == 0) {
+        map.log()->Install(entries[begin].key, entries[begin].slot, reads.content(begin));
+      } else {
+        map.CheckQuietly(entries[begin].key);
+      }
+    }
+  }
+  content_->log->Poke();
+}
+
+// Room for so many appends to the log, if there is one, for a call on these keys. Without a lock of a shard.
+// `adds`: keys without rows get some; where that has no room, there may be for those that have.
+RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
+  if (!content_->log) return {};
+  try {
+    return content_->log->Reserve(appends, adds ? RowLog::Need::kNewRows : RowLog::Need::kUpdates);
+  } catch (const StorageFull&) {
+    if (!adds) throw;
+    bool added = false;
+    plan.ForEachShard(nullptr, [&](size_t begin, size_t end, size_t shard) {
+      const std::shared_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
+      added = added || !content_->shards[shard]->HasAll(&plan.keys[begin], end - begin);
+    });
+    if (added) throw;
+  }
+  return content_->log->Reserve(appends, RowLog::Need::kUpdates);
 }
 
 void Table::CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor) const {
@@ -326,6 +393,8 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   // It keeps away what exchanges the content, too.
   std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::defer_lock);
   if (locked == Lock::kTake) push_lock.lock();
+  const RowLog::Room room = RoomFor(plan, 2 * n, true);
+  const Pins pins(plan, *content_, numbers.get());
   // Where a push may evict, another one must not hold numbers of rows meanwhile.
   std::unique_lock<std::mutex> lone_push_lock(lone_push_mutex_, std::defer_lock);
   if (eviction_.capped() || eviction_.scheduled()) lone_push_lock.lock();
@@ -378,7 +447,9 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
       ops_->Update(group.rows.data(), group.keys.data(), group.gradients.data(), group.size, learning_rate,
                    step);
     }
+    map.Unpin(&numbers[begin], end - begin);
   });
+  if (content_->log) content_->log->Poke();
   if (eviction_.scheduled()) SweepInTurn(step);
 }
 
@@ -387,7 +458,7 @@ void Table::Upkeep(Executor* executor) {
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) return;
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
-  if (!content_lock || !content_->pool) return;
+  if (!content_lock || content_->kept() == nullptr) return;
   const auto run = [&](size_t shard) { content_->shards[shard]->Upkeep(); };
   if (executor != nullptr) return executor->ParallelFor(kShards, run);
   for (size_t shard = 0; shard < kShards; ++shard) run(shard);
@@ -459,7 +530,8 @@ uint64_t Table::rows() const {
 uint64_t Table::bytes() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   const uint64_t counts = content_->counts ? content_->counts->bytes() : 0;
-  return counts + (content_->pool ? content_->pool->bytes() : content_->arena->bytes());
+  const KeptRows* const kept = content_->kept();
+  return counts + (kept != nullptr ? kept->bytes() : content_->arena->bytes());
 }
 
 uint64_t Table::index_bytes() const {
@@ -474,7 +546,8 @@ uint64_t Table::index_bytes() const {
 
 CacheStats Table::cache() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  return content_->pool ? content_->pool->cache_stats() : CacheStats{};
+  const KeptRows* const kept = content_->kept();
+  return kept != nullptr ? kept->cache_stats() : CacheStats{};
 }
 
 std::optional<PoolRoom> Table::room() const {

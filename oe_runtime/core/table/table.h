@@ -23,6 +23,7 @@
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/policy/eviction.h"
 #include "oe_runtime/core/storage/row_cache.h"
+#include "oe_runtime/core/storage/row_log.h"
 #include "oe_runtime/core/storage/storage.h"
 #include "oe_runtime/core/table/spec.h"
 
@@ -30,6 +31,8 @@ namespace oe {
 
 class AdmissionFilter;
 class Damage;
+class KeptRows;
+class LogReads;
 class RowOps;
 struct PoolRoom;
 class TableFiles;
@@ -137,8 +140,8 @@ class Table {
     clock_.Use(std::move(wall), std::move(steady));
   }
 
-  // For dram_pmem: moves rows that were read into the cache, and others out. Call it when a pull has been
-  // answered, so that no client waits for it. The next push does the rest.
+  // For dram_pmem and dram_ssd: moves rows that were read into the cache, and others out. Call it when a pull
+  // has been answered, so that no client waits for it. The next push does the rest.
   void Upkeep(Executor* executor = nullptr);
 
   // For tables in pools: checks some rows from *position on (all zeros at first) against their checksums, and
@@ -169,7 +172,7 @@ class Table {
   uint64_t bytes() const;        // of storage
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
-  CacheStats cache() const;  // of dram_pmem; otherwise all 0
+  CacheStats cache() const;  // of dram_pmem and dram_ssd; otherwise all 0
   // How full the pool of its rows is; nullopt without a pool.
   std::optional<PoolRoom> room() const;
   // The size of a saved row: weights, optimizer's state, facts of policies.
@@ -198,7 +201,7 @@ class Table {
   // for a damaged file, with a part of it applied: then only a restore helps.
   void ApplyIncrement(const std::string& file);
 
-  // Checkpoints in the storage itself, for pmem_libpmem and dram_pmem. For other storages all but
+  // Checkpoints in the storage itself, for pmem_libpmem, dram_pmem and dram_ssd. For other storages all but
   // Checkpoints() throw SpecError. The counts of an admission filter are part of a checkpoint.
   //
   // Marks the present content as checkpoint `id`, which is above that of the last one. Pulls do not wait;
@@ -224,6 +227,7 @@ class Table {
 
  private:
   struct Content;
+  struct Pins;
   struct Plan;
 
   Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job);
@@ -232,8 +236,11 @@ class Table {
   std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;
   std::unique_ptr<Content> NewContent(bool fresh) const;
   void RecoverContent(std::optional<uint64_t> id);
-  Pool& RequirePool() const;
+  KeptRows& RequireKept() const;
+  RowLog::Room RoomFor(const Plan& plan, size_t appends, bool adds) const;
+  void TakeIn(const LogReads& reads) const;
   void RequireWhole() const;
+  void RequireNoPolicies() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
   uint32_t InternalShard(Key key) const;

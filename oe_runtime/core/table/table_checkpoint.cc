@@ -48,6 +48,8 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
     content_->saved_version = info.version;
     for (const auto& map : content_->shards) map->changes().Start();
     for (const auto& [map, key] : damaged) {
+      const RowLog::Room room =
+          content_->log ? content_->log->Reserve(1, RowLog::Need::kWriteBack) : RowLog::Room();
       const std::unique_lock<FairSharedMutex> lock(map->mutex());
       map->CheckQuietly(key);
     }
@@ -98,7 +100,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
   NoteLoaded(*content);
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
-  if (content_->pool) content_->pool->Remove();
+  if (content_->kept() != nullptr) content_->kept()->Remove();
   if (content_->counts) content_->counts->Remove();
   content_.swap(content);
 }
@@ -128,10 +130,11 @@ void Table::ApplyIncrement(const std::string& file) {
   content_->saved = info.checksum;
 }
 
-Pool& Table::RequirePool() const {
-  if (content_->pool) return *content_->pool;
+KeptRows& Table::RequireKept() const {
+  if (content_->kept() != nullptr) return *content_->kept();
   throw SpecError("table '" + spec_.name + "': its storage is " + storage_->spec().type +
-                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem or dram_pmem");
+                  ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem, dram_pmem or "
+                  "dram_ssd");
 }
 
 void Table::Checkpoint(uint64_t id) {
@@ -139,7 +142,7 @@ void Table::Checkpoint(uint64_t id) {
   // Pulls go on; pushes wait for the few microseconds that this takes.
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
-  RequirePool().Checkpoint(id, content_->version.load());
+  RequireKept().Checkpoint(id, content_->version.load());
 }
 
 // Nobody is to wait behind this: what is waited for stays, whatever comes in its place.
@@ -147,27 +150,29 @@ void Table::WaitDurable() const {
   std::shared_ptr<Content> content;
   {
     const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-    (void)RequirePool();
+    (void)RequireKept();
     content = content_;
   }
-  content->pool->WaitDurable();
+  content->kept()->WaitDurable();
 }
 
 std::vector<CheckpointInfo> Table::Checkpoints() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  return content_->pool ? content_->pool->Checkpoints() : std::vector<CheckpointInfo>{};
+  const KeptRows* const kept = content_->kept();
+  return kept != nullptr ? kept->Checkpoints() : std::vector<CheckpointInfo>{};
 }
 
 int64_t Table::durable_at() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  return content_->pool ? content_->pool->durable_at() : 0;
+  const KeptRows* const kept = content_->kept();
+  return kept != nullptr ? kept->durable_at() : 0;
 }
 
 uint64_t Table::pushes_at_risk() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   uint64_t kept = content_->saved_version.load();
-  if (content_->pool) {
-    const std::vector<CheckpointInfo> checkpoints = content_->pool->Checkpoints();
+  if (content_->kept() != nullptr) {
+    const std::vector<CheckpointInfo> checkpoints = content_->kept()->Checkpoints();
     if (!checkpoints.empty()) kept = std::max(kept, checkpoints.back().version);
   }
   const uint64_t version = content_->version.load();
@@ -177,7 +182,7 @@ uint64_t Table::pushes_at_risk() const {
 void Table::Drop() {
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
-  if (content_->pool) content_->pool->Remove();
+  if (content_->kept() != nullptr) content_->kept()->Remove();
   if (content_->counts) content_->counts->Remove();
 }
 
@@ -188,14 +193,15 @@ void Table::Recover(std::optional<uint64_t> id) {
       const std::shared_lock<FairSharedMutex> lock(content_mutex_);
       content = content_;
     }
-    if (content->pool) content->pool->WaitIdle();  // beside pulls and pushes, which may be long
+    if (content->kept() != nullptr)
+      content->kept()->WaitIdle();  // beside pulls and pushes, which may be long
   }
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   // The tables of a server go back together, and most are there already.
-  Pool& pool = RequirePool();
-  pool.WaitDurable();
-  const std::vector<CheckpointInfo> kept = pool.Checkpoints();
+  KeptRows& rows = RequireKept();
+  rows.WaitDurable();
+  const std::vector<CheckpointInfo> kept = rows.Checkpoints();
   bool changed = false;
   for (const auto& map : content_->shards) changed = changed || map->changed();
   for (uint32_t i = 0; content_->counts && i < kShards; ++i) {
@@ -209,21 +215,23 @@ void Table::Recover(std::optional<uint64_t> id) {
 }
 
 void Table::RecoverContent(std::optional<uint64_t> id) {
-  Pool& pool = RequirePool();
+  KeptRows& rows = RequireKept();
   std::array<std::unique_ptr<Index>, kShards> indexes;
   std::vector<Index*> pointers;
   for (uint32_t i = 0; i < kShards; ++i) {
     indexes[i] = NewIndex(i);
     pointers.push_back(indexes[i].get());
   }
-  const std::vector<CheckpointInfo> kept = pool.Checkpoints();
+  const std::vector<CheckpointInfo> kept = rows.Checkpoints();
   if (!id && !kept.empty()) id = kept.back().id;
   RecoverFilter(id, [&] {
-    content_->version = pool.Recover(id, pointers).version;
+    content_->version = rows.Recover(id, pointers, {}).version;
     content_->saved.reset();
     content_->saved_version = 0;  // of another history
     for (uint32_t i = 0; i < kShards; ++i) {
-      content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), pool.shard(i));
+      RowStore* store =
+          content_->log ? static_cast<RowStore*>(content_->log->shard(i)) : content_->pool->shard(i);
+      content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
     }
   });
   content_->hands = {};

@@ -744,7 +744,7 @@ TEST_P(TablePolicyTest, ThreadsPushPullEvictAndSave) {
   EXPECT_EQ(table->policy_counts().admitted, table->rows() + evicted);
 }
 
-INSTANTIATE_TEST_SUITE_P(Storages, TablePolicyTest, testing::ValuesIn(kStorageTypes),
+INSTANTIATE_TEST_SUITE_P(Storages, TablePolicyTest, testing::ValuesIn(kStorageTypesInMemory),
                          [](const auto& kind) { return std::string(kind.param); });
 
 }  // namespace

@@ -56,6 +56,7 @@ class TableRestoreTest : public testing::TestWithParam<std::tuple<std::string, s
     StorageSpec storage;
     storage.type = std::get<1>(GetParam());
     if (storage.type != "dram") storage.path = directory_.path() + "/" + name;
+    if (storage.type == "dram_ssd") storage.cache_bytes = uint64_t{100} << 10;
     return storage;
   }
   const TestDirectory directory_;
@@ -91,7 +92,7 @@ TEST_P(TableRestoreTest, EveryRowComesBack) {
 
 INSTANTIATE_TEST_SUITE_P(All, TableRestoreTest,
                          testing::Combine(testing::Values("hash", "array"),
-                                          testing::Values("dram", "pmem_libpmem")));
+                                          testing::Values("dram", "pmem_libpmem", "dram_ssd")));
 
 // A file of `table` with so many rows, of which the last has the key of the one numbered `twice`.
 std::string WriteWithTwice(const Table& table, const std::string& directory, size_t rows, size_t twice) {

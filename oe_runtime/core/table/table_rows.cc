@@ -25,6 +25,8 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
   // A push that runs may hold the number of a row that is evicted here.
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
+  const RowLog::Room room = RoomFor(plan, 2 * n, true);
+  const Pins pins(plan, *content_, numbers.get());
   // First every row that is missing, which may fail.
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
@@ -49,7 +51,9 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
       }
       if (has_policies_) eviction_.facts().Touch(row, step, 1, seconds);
     }
+    map.Unpin(&numbers[begin], end - begin);
   });
+  if (content_->log) content_->log->Poke();
   AssignCounts sum;
   for (const AssignCounts& of_shard : counts) {
     sum.created += of_shard.created;
@@ -102,6 +106,7 @@ uint64_t Table::Erase(const Key* keys, size_t n, Executor* executor) {
   const Plan plan = MakePlan(keys, n);
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);  // see Assign()
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
+  const RowLog::Room room = RoomFor(plan, 2 * n, false);
   std::atomic<uint64_t> erased{0};
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
@@ -129,7 +134,9 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
     for (size_t begin = first; begin < last; begin += kAtOnce) {
       const size_t size = std::min(kAtOnce, last - begin);
       const std::shared_lock<FairSharedMutex> lock(map.mutex());
-      map.Find(&plan.keys[begin], size, rows.data());
+      LogReads reads;
+      map.Find(&plan.keys[begin], size, rows.data(), &reads);
+      reads.Run();
       for (size_t i = 0; i < size; ++i) {
         if (rows[i] != nullptr) PrefetchRow(rows[i], row_bytes_);
       }

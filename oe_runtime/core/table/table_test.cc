@@ -83,6 +83,7 @@ class TableTest : public testing::TestWithParam<std::tuple<const char*, const ch
   }
   std::string index() const { return std::get<1>(GetParam()); }
   bool array() const { return index() == "array"; }
+  static bool IsLog() { return std::string(std::get<0>(GetParam())) == "dram_ssd"; }
 
   TestDirectory directory_;
 };
@@ -94,7 +95,7 @@ TEST_P(TableTest, PullDoesNotInsert) {
   EXPECT_EQ(Pull(*table, keys), Initial(table->spec(), keys));
   EXPECT_EQ(table->rows(), 0U);
   EXPECT_EQ(table->version(), 0U);
-  EXPECT_EQ(table->bytes(), 0U);
+  EXPECT_EQ(table->bytes(), IsLog() ? uint64_t{512} << 10 : 0U);  // of a log, the superblocks
 }
 
 // As ids come where a client only reads: many of few keys, with and without rows, of more than one piece.
@@ -115,7 +116,9 @@ TEST_P(TableTest, RepeatedKeysGetTheRowsOfSingleOnes) {
     present += std::find(pushed.begin(), pushed.end(), keys[i]) == pushed.end() ? 0 : 1;
   }
   const bool cached = std::string(std::get<0>(GetParam())) == "dram_pmem";
-  EXPECT_EQ(after.hits + after.misses - before.hits - before.misses, cached ? present : 0);
+  if (!IsLog()) {  // which looks up repeated keys once
+    EXPECT_EQ(after.hits + after.misses - before.hits - before.misses, cached ? present : 0);
+  }
   EXPECT_EQ(table->rows(), pushed.size());
 }
 
@@ -380,7 +383,9 @@ TEST_P(TableTest, KeysOfAnotherServerAreRefused) {
 }
 
 TEST_P(TableTest, AFullStorageLeavesEveryRowWhole) {
-  const auto table = Table::Create(Spec(index(), "sgd", 64), StorageFor(uint64_t{768} << 10));
+  constexpr uint64_t kOfLog = uint64_t{2} << 20;  // superblocks and some segments
+  const auto table =
+      Table::Create(Spec(index(), "sgd", 64), StorageFor(IsLog() ? kOfLog : uint64_t{768} << 10));
   std::vector<Key> keys(array() ? kInputDim : 20000);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
   const std::vector<Key> few(keys.begin(), keys.begin() + 500);

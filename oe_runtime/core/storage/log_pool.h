@@ -1,0 +1,85 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "oe_runtime/core/storage/block_device.h"
+#include "oe_runtime/core/storage/kept_rows.h"
+#include "oe_runtime/core/storage/log_store.h"
+#include "oe_runtime/core/storage/pool.h"
+#include "oe_runtime/core/storage/row_log.h"
+
+namespace oe {
+
+// The rows of one table in a log on a drive (row_log.h), with a cache in DRAM for each internal shard
+// (log_store.h), and the thread that makes checkpoints durable, writes chunks and cleans.
+class LogPool final : public KeptRows {
+ public:
+  // Of `table` what PoolSpec says of rows, shards, window, damage and cache; of `log` the rest. Without
+  // `fresh` Recover() must follow. `remove` removes the files. Throws StorageError.
+  LogPool(std::unique_ptr<BlockDevice> device, const PoolSpec& table, RowLogSpec log, bool fresh,
+          std::function<void()> remove);
+  // Makes durable what Checkpoint() was called for. Rows without any checkpoint are worth nothing after this
+  // and are removed.
+  ~LogPool() override;
+  LogPool(const LogPool&) = delete;
+  LogPool& operator=(const LogPool&) = delete;
+
+  // The rows of an internal shard. Recover() replaces them.
+  LogStore* shard(uint32_t number) { return shards_[number].get(); }
+
+  // Before a call that changes rows, without any lock of a shard: room for so many appends. Throws
+  // StorageFull.
+  RowLog::Room Reserve(uint64_t appends, RowLog::Need need) { return log_->Reserve(appends, need); }
+  // After it: the thread has work perhaps.
+  void Poke();
+
+  void Checkpoint(uint64_t id, uint64_t version) override;
+  void WaitDurable() override;
+  void WaitIdle() noexcept override;
+  std::vector<CheckpointInfo> Checkpoints() const override;
+  int64_t durable_at() const override;
+  CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
+                         const std::function<void()>& before) override;
+  void Remove() override;
+  uint64_t bytes() const override { return device_->size(); }
+  CacheStats cache_stats() const override;
+
+  RowLogStats stats() const { return log_->stats(); }
+  BlockDeviceStats device_stats() const { return device_->stats(); }
+  std::string description() const { return device_->description(); }
+
+ private:
+  void Run();
+  void MakeDurable(const KeptCheckpoint& checkpoint);
+
+  const std::unique_ptr<BlockDevice> device_;
+  const PoolSpec spec_;
+  const std::function<void()> remove_files_;
+  std::unique_ptr<RowLog> log_;
+  std::vector<std::unique_ptr<LogStore>> shards_;
+  uint64_t last_id_ = 0;  // of callers of Checkpoint(), who exclude each other
+  bool has_id_ = false;
+
+  std::mutex work_mutex_;  // held while the thread works
+  mutable std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  std::deque<KeptCheckpoint> queue_;  // the first is under way
+  bool poked_ = false;
+  bool stop_ = false;
+  bool remove_ = false;
+  int64_t durable_at_ = 0;
+  std::string failure_;
+  std::thread thread_;
+};
+
+}  // namespace oe

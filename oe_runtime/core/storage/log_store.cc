@@ -1,0 +1,392 @@
+#include "oe_runtime/core/storage/log_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "oe_runtime/core/common/error.h"
+
+namespace oe {
+namespace {
+
+constexpr size_t kFrameBlock = size_t{32} << 10;  // bytes of frames that are taken at once
+constexpr size_t kAlignment = 256;
+
+}  // namespace
+
+void LogReads::Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row) {
+  log_ = log;
+  device_ = device;
+  *row = nullptr;
+  entries_.push_back({key, slot, row, 0});
+}
+
+void LogReads::Run() {
+  if (entries_.empty()) return;
+  const size_t n = entries_.size();
+  const size_t row_bytes = log_->spec().row_bytes;
+  const size_t parts = log_->reads_per_row();
+  rows_.reset(new std::byte[n * row_bytes]);
+  std::vector<uint32_t> slots(n);
+  std::vector<std::byte*> into(n);
+  for (size_t i = 0; i < n; ++i) {
+    slots[i] = entries_[i].slot;
+    into[i] = rows_.get() + i * row_bytes;
+  }
+  std::vector<BlockRead> reads(n * parts);
+  std::vector<uint8_t> copied(n);
+  log_->Locate(slots.data(), n, into.data(), reads.data(), copied.data());
+  const std::unique_ptr<ReadQueue> queue = device_->NewQueue();
+  for (size_t begin = 0; begin < n;) {  // one submission, unless some were copied
+    if (copied[begin] != 0) {
+      ++begin;
+      continue;
+    }
+    size_t end = begin;
+    while (end < n && copied[end] == 0) ++end;
+    queue->Submit(&reads[begin * parts], (end - begin) * parts);
+    begin = end;
+  }
+  queue->Wait();
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t part = 0; copied[i] == 0 && part < parts; ++part) {
+      if (reads[i * parts + part].error != 0) entries_[i].error = reads[i * parts + part].error;
+    }
+    if (entries_[i].error == 0) *entries_[i].row = content(i);
+  }
+}
+
+LogStore::LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage* damage)
+    : RowStore(RowLayout::Dense(log->spec().row_bytes, kFrameBlock)),
+      log_(log),
+      device_(device),
+      memory_(memory),
+      damage_(damage),
+      row_bytes_(log->spec().row_bytes) {
+  memory_->Join();
+}
+
+LogStore::~LogStore() {
+  for (size_t block = 0; block < copies().size(); ++block) {
+    if (beyond_[block]) {
+      ::operator delete[](copies()[block], std::align_val_t{kAlignment});
+    } else {
+      memory_->Give(copies()[block], layout().block_bytes, layout().block_rows() * sizeof(Frame));
+    }
+  }
+  memory_->Leave();
+}
+
+Index* LogStore::UseIndex(Index* index) {
+  const std::unique_lock<FairSharedMutex> lock(mutex_);
+  return std::exchange(index_, index);
+}
+
+void LogStore::ForgetIndex(const Index* index) {
+  const std::unique_lock<FairSharedMutex> lock(mutex_);
+  if (index_ == index) index_ = nullptr;
+}
+
+// Frames.
+
+// One more block; `beyond` the memory of the cache if it has none.
+bool LogStore::AddBlock(bool beyond) {
+  const uint32_t rows = layout().block_rows();
+  copies().reserve(copies().size() + 1);
+  beyond_.reserve(beyond_.size() + 1);
+  frames_.reserve(std::max(frames_.capacity(), frames_.size() + rows));
+  free_.reserve(std::max(free_.capacity(), frames_.size() + rows));
+  const size_t more = rows * sizeof(Frame);
+  std::byte* block = nullptr;
+  if (beyond) {
+    block = static_cast<std::byte*>(::operator new[](layout().block_bytes, std::align_val_t{kAlignment}));
+  } else {
+    block = memory_->Take(layout().block_bytes, more, bytes_);
+    if (block == nullptr) return false;
+  }
+  copies().push_back(block);
+  beyond_.push_back(beyond);
+  beyond_blocks_ += beyond ? 1 : 0;
+  const auto first = static_cast<uint32_t>(frames_.size());
+  frames_.resize(first + rows);
+  for (uint32_t frame = first + rows; frame > first; --frame) free_.push_back(frame - 1);
+  bytes_ += layout().block_bytes + more;
+  return true;
+}
+
+void LogStore::EnsureFree() {
+  if (!free_.empty() || AddBlock(false) || EvictOne()) return;
+  (void)AddBlock(true);  // all are pinned, or there is no room in the log
+}
+
+bool LogStore::EvictOne() noexcept {
+  const size_t most = 2 * frames_.size();
+  for (size_t seen = 0; seen < most; ++seen) {
+    if (hand_ >= frames_.size()) hand_ = 0;
+    const uint32_t at = hand_++;
+    Frame& frame = frames_[at];
+    if (!frame.used || frame.pins > 0) continue;
+    if (frame.read != 0) {
+      frame.read = 0;
+      continue;
+    }
+    return Evict(at);
+  }
+  return false;
+}
+
+// Of a frame that is not pinned: the row is in the log only. False: that has no room.
+bool LogStore::Evict(uint32_t at) noexcept {
+  if (index_ == nullptr || !WriteFrame(at)) return false;
+  index_->Set(frames_[at].key, frames_[at].slot);
+  evictions_.fetch_add(1, std::memory_order_relaxed);
+  Free(at);
+  return true;
+}
+
+bool LogStore::WriteFrame(uint32_t at) noexcept {
+  Frame& frame = frames_[at];
+  if (frame.dirty == 0) return true;
+  const uint32_t slot = log_->Append(frame.key, frame.dirty, content(at));
+  if (slot == kNoRow) return false;
+  frame.slot = slot;
+  frame.dirty = 0;
+  frame.entries = true;
+  log_->Claim(-1);
+  write_backs_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+void LogStore::Free(uint32_t at) noexcept {
+  frames_[at] = Frame{};
+  free_.push_back(at);  // it has room for all
+  rows_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// The content changes now: a checkpoint that is under way gets what was there, and there is no newest version
+// in the log any more.
+void LogStore::BeginChange(uint32_t at) {
+  Frame& frame = frames_[at];
+  const auto epoch = static_cast<uint32_t>(log_->epoch());
+  if (frame.dirty == epoch) return;
+  if (!WriteFrame(at)) {
+    throw StorageFull("storage " + log_->spec().where + " is full: table '" + log_->spec().table +
+                      "' needs room for changes of its rows; raise the storage size of the servers or use "
+                      "more servers");
+  }
+  if (frame.slot != kNoRow) log_->Supersede(frame.slot);
+  frame.slot = kNoRow;
+  frame.dirty = epoch;
+  changed_ = true;
+  log_->Claim(1);
+}
+
+void LogStore::Reserve() { EnsureFree(); }
+
+uint32_t LogStore::Add(Key key) noexcept {
+  const uint32_t at = free_.back();
+  free_.pop_back();
+  Frame& frame = frames_[at];
+  frame.key = key;
+  frame.used = true;
+  frame.pins = 1;
+  frame.dirty = static_cast<uint32_t>(log_->epoch());
+  frame.read = 1;
+  rows_.fetch_add(1, std::memory_order_relaxed);
+  log_->Claim(1);
+  changed_ = true;
+  ++size_;
+  digest_ += RowLog::KeyDigest(key);
+  return at | kCopyBit;
+}
+
+void LogStore::Erase(Key key, uint32_t number) noexcept {
+  bool entries = true;
+  uint32_t slot = number;
+  const uint64_t epoch = log_->epoch();
+  if ((number & kCopyBit) != 0) {
+    const uint32_t at = number % kCopyBit;
+    Frame& frame = frames_[at];
+    // A checkpoint that is under way still needs it.
+    if (frame.dirty != 0 && frame.dirty < epoch) (void)WriteFrame(at);
+    if (frame.dirty != 0) log_->Claim(-1);
+    slot = frame.slot;
+    entries = frame.entries;
+    Free(at);
+  }
+  if (slot != kNoRow) log_->Supersede(slot);
+  if (entries) (void)log_->AppendTombstone(key, epoch);
+  changed_ = true;
+  --size_;
+  digest_ -= RowLog::KeyDigest(key);
+}
+
+void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
+                            const std::function<void(size_t)>& damaged) {
+  // All that are there first, so that they stay when others come.
+  struct Missing {
+    size_t i;
+    uint32_t slot;
+  };
+  std::vector<Missing> missing;
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] == kNoRow) continue;
+    if ((numbers[i] & kCopyBit) != 0) {
+      Pin(numbers[i]);
+      frames_[numbers[i] % kCopyBit].read = 1;
+      continue;
+    }
+    const uint32_t slot = std::exchange(numbers[i], kNoRow);
+    try {
+      missing.push_back({i, slot});
+    } catch (const std::bad_alloc&) {
+      for (++i; i < n; ++i) numbers[i] = kNoRow;
+      throw;
+    }
+  }
+  if (!missing.empty()) {
+    LogReads reads;
+    std::vector<const std::byte*> rows(missing.size());
+    for (size_t at = 0; at < missing.size(); ++at) {
+      reads.Add(log_, device_, keys[missing[at].i], missing[at].slot, &rows[at]);
+    }
+    reads.Run();
+    for (size_t at = 0; at < missing.size(); ++at) {
+      const size_t i = missing[at].i;
+      uint32_t now = kNoRow;
+      index_->Find(&keys[i], 1, &now);  // the key may have come earlier in this batch
+      if (now != kNoRow && (now & kCopyBit) == 0) {
+        if (rows[at] == nullptr) {
+          damaged(i);
+          continue;
+        }
+        EnsureFree();
+        Install(keys[i], now, rows[at]);
+        index_->Find(&keys[i], 1, &now);
+        if ((now & kCopyBit) == 0) throw std::bad_alloc();
+      }
+      if (now == kNoRow) continue;
+      Pin(now);
+      numbers[i] = now;
+    }
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] != kNoRow) BeginChange(numbers[i] % kCopyBit);
+  }
+}
+
+void LogStore::NoteRead(uint32_t number) const noexcept {
+  // Many threads may do this at once, and the hand of the clock needs no more than a hint.
+  auto* read = const_cast<uint8_t*>(&frames_[number % kCopyBit].read);
+  if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
+}
+
+void LogStore::Install(Key key, uint32_t slot, const std::byte* row) noexcept {
+  if (index_ == nullptr) return;
+  uint32_t now = kNoRow;
+  index_->Find(&key, 1, &now);
+  if (now != slot) return;
+  try {
+    EnsureFree();
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  if (free_.empty()) return;
+  const uint32_t at = free_.back();
+  free_.pop_back();
+  Frame& frame = frames_[at];
+  frame.key = key;
+  frame.used = true;
+  frame.slot = slot;
+  frame.entries = true;
+  frame.read = 1;
+  std::memcpy(content(at), row, row_bytes_);
+  index_->Set(key, at | kCopyBit);
+  rows_.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool LogStore::Shrink() noexcept {
+  if (copies().empty() || !wants_shrink()) return false;
+  const auto first = static_cast<uint32_t>(frames_.size() - layout().block_rows());
+  for (uint32_t at = first; at < frames_.size(); ++at) {
+    if (frames_[at].used && (frames_[at].pins > 0 || !Evict(at))) return false;
+  }
+  free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t at) { return at >= first; }),
+              free_.end());
+  frames_.resize(first);
+  const size_t more = layout().block_rows() * sizeof(Frame);
+  if (beyond_.back()) {
+    --beyond_blocks_;
+    ::operator delete[](copies().back(), std::align_val_t{kAlignment});
+  } else {
+    memory_->Give(copies().back(), layout().block_bytes, more);
+  }
+  bytes_ -= layout().block_bytes + more;
+  copies().pop_back();
+  beyond_.pop_back();
+  return true;
+}
+
+void LogStore::Relocate(Key key, uint32_t slot, const std::function<uint32_t()>& move) {
+  const std::unique_lock<FairSharedMutex> lock(mutex_);
+  if (index_ == nullptr) return;
+  uint32_t now = kNoRow;
+  index_->Find(&key, 1, &now);
+  const uint32_t moved = move();
+  if (moved == kNoRow || now == kNoRow) return;
+  if (now == slot) {
+    index_->Set(key, moved);
+  } else if ((now & kCopyBit) != 0 && frames_[now % kCopyBit].slot == slot) {
+    frames_[now % kCopyBit].slot = moved;
+  }
+}
+
+bool LogStore::WriteBack(uint64_t epoch, size_t* position) {
+  const RowLog::Room room = log_->Reserve(kAtOnce, RowLog::Need::kWriteBack);
+  const std::unique_lock<FairSharedMutex> lock(mutex_);
+  for (size_t count = 0; *position < frames_.size(); ++*position) {
+    const Frame& frame = frames_[*position];
+    if (frame.dirty == 0 || frame.dirty > epoch) continue;
+    if (count++ == kAtOnce) return true;
+    if (WriteFrame(static_cast<uint32_t>(*position))) continue;
+    throw StorageFull("storage " + log_->spec().where + " has no room for a checkpoint of table '" +
+                      log_->spec().table + "'; raise the storage size of the servers or use more servers");
+  }
+  return false;
+}
+
+void LogStore::Report(Key key, uint32_t slot) const noexcept {
+  if (damage_ == nullptr) return;
+  try {
+    damage_->Report(Damage::Kind::kQuarantined, "the row of key " + std::to_string(key),
+                    "slot " + std::to_string(slot) + " of " + log_->spec().where);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): nothing more can be said
+  }
+}
+
+void LogStore::SetRows(uint64_t size, uint64_t digest) noexcept {
+  size_ = size;
+  digest_ = digest;
+  changed_ = false;
+  free_.clear();
+  for (auto at = static_cast<uint32_t>(frames_.size()); at > 0; --at) {
+    frames_[at - 1] = Frame{};
+    free_.push_back(at - 1);
+  }
+  rows_ = 0;
+}
+
+CacheStats LogStore::stats() const noexcept {
+  CacheStats stats;
+  stats.hits = hits_;
+  stats.misses = misses_;
+  stats.rows = rows_;
+  stats.bytes = bytes_;
+  stats.evictions = evictions_;
+  stats.write_backs = write_backs_;
+  return stats;
+}
+
+}  // namespace oe

@@ -1,0 +1,54 @@
+#include "oe_runtime/core/storage/pool_identity.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "oe_runtime/core/common/error.h"
+
+namespace oe {
+namespace {
+
+using nlohmann::json;
+
+// "/table/dim" → "table.dim"
+std::string FieldName(std::string pointer) {
+  pointer.erase(0, 1);
+  std::replace(pointer.begin(), pointer.end(), '/', '.');
+  return pointer;
+}
+
+}  // namespace
+
+void CheckIdentity(const std::string& path, const std::string& text, const json& identity,
+                   const std::vector<std::string>& may_differ, const std::string& table) {
+  const json parsed = json::parse(text, nullptr, false);
+  if (!parsed.is_object()) {
+    throw StorageError(path + " is damaged: its description is no JSON object; move the pool away, or " +
+                       "start without recovery, and restore from a checkpoint");
+  }
+  const json there = parsed.flatten();
+  const json wanted = identity.flatten();
+  std::vector<std::string> fields;
+  for (const auto& [field, value] : wanted.items()) fields.push_back(field);
+  for (const auto& [field, value] : there.items()) fields.push_back(field);
+  // Names first, then the number of servers, then the table: what else differs may follow from them.
+  std::stable_sort(fields.begin(), fields.end(), [](const std::string& left, const std::string& right) {
+    const auto rank = [](const std::string& field) {
+      if (field.size() >= 5 && field.compare(field.size() - 5, 5, "/name") == 0) return 0;
+      if (field == "/servers") return 1;
+      return field.compare(0, 7, "/table/") == 0 ? 2 : 3;
+    };
+    return rank(left) < rank(right);
+  });
+  for (const std::string& field : fields) {
+    const json left = there.value(field, json());
+    const json right = wanted.value(field, json());
+    const std::string name = field.substr(field.rfind('/') + 1);
+    if (left == right || std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
+    throw StorageError(path + ": '" + FieldName(field) + "' is " + left.dump() +
+                       " in this pool, but table '" + table + "' has " + right.dump() +
+                       "; start it as it was, or without recovery, which removes the pool");
+  }
+}
+
+}  // namespace oe

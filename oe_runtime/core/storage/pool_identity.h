@@ -1,0 +1,14 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace oe {
+
+// Compares whose rows a file has, a JSON object in `text`, with what a table wants. Throws StorageError
+// naming the file and the field that differs, unless its name is in `may_differ`.
+void CheckIdentity(const std::string& path, const std::string& text, const nlohmann::json& wanted,
+                   const std::vector<std::string>& may_differ, const std::string& table);
+
+}  // namespace oe

@@ -1,0 +1,267 @@
+// Tables in logs on a drive: equal to tables in DRAM to the bit, with a cache of a small part of their rows.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "oe_runtime/core/checkpoint/table_file.h"
+#include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/table/table.h"
+
+namespace oe {
+namespace {
+
+constexpr Key kKeys = 8000;
+
+TableSpec Spec(uint32_t dim, const std::string& optimizer = "adam") {
+  TableSpec spec;
+  spec.name = "t";
+  spec.dim = dim;
+  spec.optimizer.name = optimizer;
+  spec.initializer = {"uniform", {}, 20};
+  return spec;
+}
+
+class TableSsdTest : public testing::TestWithParam<uint32_t> {
+ protected:
+  StorageSpec Storage(bool recover = false, uint64_t cache = uint64_t{100} << 10) const {
+    StorageSpec spec{"dram_ssd", directory_.path()};
+    spec.recover = recover;
+    spec.cache_bytes = cache;
+    return spec;
+  }
+
+  static std::vector<Key> Batch(std::mt19937_64* random, size_t size) {
+    std::vector<Key> keys(size);
+    for (Key& key : keys) key = (*random)() % ((*random)() % 4 == 0 ? kKeys : kKeys / 20);
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    return keys;
+  }
+
+  static void Push(Table* table, const std::vector<Key>& keys) {
+    std::vector<float> grads(keys.size() * table->spec().dim);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      grads[i] = static_cast<float>((keys[i / table->spec().dim] + i + table->version()) % 17) - 8;
+    }
+    table->Push(keys.data(), keys.size(), grads.data(), 0.01);
+  }
+
+  // Weights and state of all keys.
+  static std::vector<float> RowsOf(const Table& table) {
+    std::vector<Key> keys(kKeys);
+    for (Key key = 0; key < kKeys; ++key) keys[key] = key;
+    std::vector<float> weights(kKeys * table.spec().dim);
+    std::vector<float> states(kKeys * table.state_values());
+    std::vector<uint8_t> found(kKeys);
+    table.ReadRows(keys.data(), kKeys, weights.data(), states.data(), found.data());
+    weights.insert(weights.end(), states.begin(), states.end());
+    weights.insert(weights.end(), found.begin(), found.end());
+    return weights;
+  }
+
+  // One step of both: the pulls must be equal.
+  static void Step(Table* left, Table* right, const std::vector<Key>& keys) {
+    std::vector<float> of_left(keys.size() * left->spec().dim);
+    std::vector<float> of_right(of_left.size());
+    left->Pull(keys.data(), keys.size(), of_left.data());
+    right->Pull(keys.data(), keys.size(), of_right.data());
+    ASSERT_EQ(of_left, of_right);
+    Push(left, keys);
+    Push(right, keys);
+  }
+
+  TestDirectory directory_;
+};
+
+TEST_P(TableSsdTest, EqualsATableInDramThroughCheckpointsAndRestarts) {
+  const auto dram = Table::Create(Spec(GetParam()), StorageSpec{});
+  auto ssd = Table::Create(Spec(GetParam()), Storage());
+  std::mt19937_64 random(GetParam());
+  uint64_t id = 0;
+  for (int life = 0; life < 3; ++life) {
+    for (int step = 0; step < 30; ++step) {
+      Step(ssd.get(), dram.get(), Batch(&random, 1000));
+      if (step % 7 == 6) {
+        std::vector<Key> erased = Batch(&random, 50);
+        EXPECT_EQ(ssd->Erase(erased.data(), erased.size()), dram->Erase(erased.data(), erased.size()));
+      }
+      if (step % 5 == 4) ssd->Checkpoint(++id);
+      if (HasFatalFailure()) return;
+    }
+    EXPECT_EQ(RowsOf(*ssd), RowsOf(*dram));
+    ssd->WaitDurable();
+    EXPECT_EQ(ssd->Checkpoints().size(), 2U);
+    EXPECT_GT(ssd->cache().misses, 100U);
+    EXPECT_GT(ssd->cache().evictions, 100U);
+    const uint64_t rows = ssd->rows();
+    ssd.reset();
+    ssd = Table::Create(Spec(GetParam()), Storage(true));
+    EXPECT_EQ(ssd->rows(), rows);
+    EXPECT_EQ(ssd->version(), dram->version());
+    EXPECT_EQ(RowsOf(*ssd), RowsOf(*dram));
+  }
+}
+
+TEST_P(TableSsdTest, GoesBackToAnyKeptCheckpoint) {
+  auto ssd = Table::Create(Spec(GetParam()), Storage());
+  std::mt19937_64 random(7);
+  std::vector<std::vector<float>> then;
+  for (uint64_t id = 1; id <= 4; ++id) {
+    for (int step = 0; step < 5; ++step) Push(ssd.get(), Batch(&random, 800));
+    then.push_back(RowsOf(*ssd));
+    ssd->Checkpoint(id);
+  }
+  Push(ssd.get(), Batch(&random, 800));
+  ssd->Recover(4);
+  EXPECT_EQ(RowsOf(*ssd), then[3]);
+  Push(ssd.get(), Batch(&random, 800));
+  ssd->Recover(3);
+  EXPECT_EQ(RowsOf(*ssd), then[2]);
+  Push(ssd.get(), Batch(&random, 800));
+  ssd->Checkpoint(9);
+  ssd->WaitDurable();
+  const std::vector<float> last = RowsOf(*ssd);
+  ssd.reset();
+  ssd = Table::Create(Spec(GetParam()), Storage(true));
+  EXPECT_EQ(RowsOf(*ssd), last);
+}
+
+INSTANTIATE_TEST_SUITE_P(Dims, TableSsdTest, testing::Values(2, 16, 400));
+
+class TableSsdFileTest : public TableSsdTest {};
+
+TEST_F(TableSsdFileTest, PoliciesAreRefusedByName) {
+  TableSpec spec = Spec(4);
+  spec.admission = {"counter", {{"filter_freq", 2}}};
+  EXPECT_EQ(MessageOf<SpecError>([&] { (void)Table::Create(spec, Storage()); }),
+            "table 't': storage dram_ssd has no 'admission' yet; leave it out, or use dram_pmem or dram");
+}
+
+TEST_F(TableSsdFileTest, ARowWithAFlippedBitIsQuarantined) {
+  auto ssd = Table::Create(Spec(64, "sgd"), Storage(false, 100 << 10));
+  std::vector<Key> keys(5000);
+  for (Key key = 0; key < keys.size(); ++key) keys[key] = key;
+  Push(ssd.get(), keys);
+  ssd->Checkpoint(1);
+  ssd->WaitDurable();
+  ssd.reset();
+  // A bit in a block of rows: some blocks behind the header of a chunk.
+  std::string file;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
+    if (entry.path().extension() == ".log") file = entry.path().string();
+  }
+  std::string bytes = ReadAll(file);
+  size_t header = size_t{512} << 10;
+  while (bytes.compare(header + 1, 6, "OECHNK") != 0) header += 4096;
+  bytes[header + size_t{20} * 4096 + 17] ^= 8;
+  WriteAll(file, bytes);
+  ssd = Table::Create(Spec(64, "sgd"), Storage(true, 100 << 10));
+  EXPECT_EQ(ssd->rows(), keys.size());
+  std::vector<float> weights(keys.size() * 64);
+  ssd->Pull(keys.data(), keys.size(), weights.data());
+  const uint64_t lost = ssd->damage_counts().quarantined;
+  EXPECT_GT(lost, 0U);
+  EXPECT_LE(lost, 16U);
+  EXPECT_EQ(ssd->rows(), keys.size() - lost);
+  Push(ssd.get(), keys);
+  EXPECT_EQ(ssd->rows(), keys.size());
+  ssd->Checkpoint(2);
+  ssd->WaitDurable();
+}
+
+TEST_F(TableSsdFileTest, AFullStorageRefusesNewRowsAndGoesOn) {
+  StorageSpec storage = Storage();
+  storage.capacity_bytes = uint64_t{16} << 20;
+  const auto ssd = Table::Create(Spec(64, "sgd"), storage);
+  std::vector<Key> keys(1000);
+  std::string what;
+  Key next = 0;
+  while (what.empty()) {
+    for (Key& key : keys) key = next++;
+    try {
+      Push(ssd.get(), keys);
+    } catch (const StorageFull& error) {
+      what = error.what();
+    }
+    ASSERT_LT(next, 100000U);
+  }
+  EXPECT_NE(what.find("is full: table 't' needs"), std::string::npos) << what;
+  EXPECT_GT(ssd->rows(), 20000U);
+  for (uint64_t turn = 0; turn < 3; ++turn) {
+    for (Key begin = 0; begin < 2000; begin += keys.size()) {
+      for (size_t i = 0; i < keys.size(); ++i) keys[i] = begin + i;
+      Push(ssd.get(), keys);
+    }
+    ssd->Checkpoint(turn + 1);
+    ssd->WaitDurable();
+  }
+}
+
+TEST_F(TableSsdFileTest, FilesWithAllRowsAndIncrementsGoFromOneToAnother) {
+  const auto trained = Table::Create(Spec(16), Storage());
+  const TestDirectory elsewhere;
+  StorageSpec other = Storage();
+  other.path = elsewhere.path();
+  const auto copy = Table::Create(Spec(16), other);
+  std::mt19937_64 random(5);
+  for (int step = 0; step < 10; ++step) Push(trained.get(), Batch(&random, 800));
+  TableFileInfo info = trained->Save(directory_.file("all"));
+  copy->Restore({directory_.file("all")});
+  EXPECT_EQ(RowsOf(*copy), RowsOf(*trained));
+  for (int turn = 0; turn < 3; ++turn) {
+    Push(trained.get(), Batch(&random, 300));
+    const std::vector<Key> erased = Batch(&random, 40);
+    (void)trained->Erase(erased.data(), erased.size());
+    const std::string file = directory_.file("more-" + std::to_string(turn));
+    info = trained->Save(file, info.checksum);
+    ASSERT_TRUE(info.base.has_value());
+    EXPECT_LT(info.rows, 600U);
+    copy->ApplyIncrement(file);
+    EXPECT_EQ(RowsOf(*copy), RowsOf(*trained));
+  }
+  EXPECT_EQ(copy->version(), trained->version());
+}
+
+TEST_F(TableSsdFileTest, ThreadsPullPushEraseAndSaveMeanwhile) {
+  const auto ssd = Table::Create(Spec(16), Storage(false, 300 << 10));
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    threads.emplace_back([&, seed] {
+      std::mt19937_64 random(seed);
+      std::vector<float> out;
+      while (!stop) {
+        const std::vector<Key> keys = Batch(&random, 500);
+        out.resize(keys.size() * 16);
+        ssd->Pull(keys.data(), keys.size(), out.data());
+        Push(ssd.get(), keys);
+        ssd->Upkeep();
+        if (random() % 8 == 0) (void)ssd->Erase(keys.data(), 20);
+      }
+    });
+  }
+  for (uint64_t id = 1; id <= 6; ++id) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    ssd->Checkpoint(id);
+    if (id % 2 == 0) (void)ssd->Save(directory_.file("save"));
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  ssd->WaitDurable();
+  const auto copy = Table::Create(Spec(16), StorageSpec{});
+  (void)ssd->Save(directory_.file("last"));
+  copy->Restore({directory_.file("last")});
+  EXPECT_EQ(RowsOf(*copy), RowsOf(*ssd));
+}
+
+}  // namespace
+}  // namespace oe
