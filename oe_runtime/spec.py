@@ -27,7 +27,9 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 OPTIMIZERS = tuple(_core.optimizers())
 
 # Kinds of memory for rows; see StorageSpec.
-STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "pmem_memkind")
+STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "dram_ssd", "pmem_memkind")
+# Those whose hottest rows have a cache in DRAM, StorageSpec.cache_bytes.
+CACHED_STORAGES = ("dram_pmem", "dram_ssd")
 
 
 def _mapping(where: str, field: str, value: Any) -> dict[str, Any]:
@@ -135,14 +137,16 @@ class StorageSpec:
     """The memory of the rows: one of ``STORAGES``.
 
     ``"dram"``. ``"pmem_libpmem"``: persistent memory, in the directory ``path``. ``"dram_pmem"``: the same,
-    with the most used rows in ``cache_bytes`` of DRAM, for all tables of a server together.
+    with the most used rows in ``cache_bytes`` of DRAM, for all tables of a server together. ``"dram_ssd"``:
+    a file system on an NVMe drive, in the directory ``path``, with such a cache; tables there have neither
+    admission nor eviction.
     ``"pmem_memkind"``: persistent or CXL memory as NUMA nodes, or an unnamed file in ``path``; neither
     outlives the process.
 
-    ``capacity_bytes`` caps the rows of all tables of a server; 0 means no cap. For ``"pmem_libpmem"`` and
-    ``"dram_pmem"``, ``recover`` opens the tables in the directory (otherwise they are removed and all start
-    empty), and ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server) of
-    ``Client.checkpoint`` are kept. A row that changes between two checkpoints takes one more slot for each
+    ``capacity_bytes`` caps the rows of all tables of a server; 0 means no cap. For ``"pmem_libpmem"``,
+    ``"dram_pmem"`` and ``"dram_ssd"``, ``recover`` opens the tables in the directory (otherwise they are
+    removed and all start empty), and ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server)
+    of ``Client.checkpoint`` are kept. A row that changes between two checkpoints takes one more slot for each
     kept checkpoint and for the next. Where a storage lacks these slots, it refuses new rows
     (``StorageFull``); updates and evictions go on.
 
@@ -169,7 +173,7 @@ def persistence_note(storage: str, path: str | os.PathLike[str], is_pmem: bool) 
         return ""
     if storage == "pmem_memkind":
         return f"rows in {path} under pmem_memkind are not persistent: they end with this process"
-    if is_pmem:
+    if is_pmem or storage == "dram_ssd":
         return ""
     return f"{path} is not persistent memory; rows there work the same, but checkpoints wait for its disk"
 

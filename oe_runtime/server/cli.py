@@ -54,21 +54,22 @@ def _parser() -> argparse.ArgumentParser:
         choices=STORAGES,
         default="dram",
         help="memory of the rows: dram (default); pmem_libpmem: a directory on persistent memory; "
-        "dram_pmem: the same with a cache in DRAM; pmem_memkind: KMEM DAX memory nodes",
+        "dram_pmem: the same with a cache in DRAM; dram_ssd: a directory on an NVMe drive, with a cache in "
+        "DRAM; pmem_memkind: KMEM DAX memory nodes",
     )
     parser.add_argument(
         "--storage-path",
         default="",
         metavar="DIR",
-        help="directory of pmem_libpmem and dram_pmem, one per server; with pmem_memkind, instead of "
-        "memory nodes",
+        help="directory of pmem_libpmem, dram_pmem and dram_ssd, one per server; with pmem_memkind, "
+        "instead of memory nodes",
     )
     parser.add_argument(
         "--storage-cache",
         type=count(0, 2**63 - 1),
         default=0,
         metavar="BYTES",
-        help="with dram_pmem: maximum DRAM for the most used rows",
+        help="with dram_pmem and dram_ssd: maximum DRAM for the most used rows",
     )
     parser.add_argument(
         "--storage-size",
@@ -80,15 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--storage-recover",
         action="store_true",
-        help="open the tables in the directory of pmem_libpmem or dram_pmem; otherwise they are removed",
+        help="open the tables in the directory of pmem_libpmem, dram_pmem or dram_ssd; otherwise they are "
+        "removed",
     )
     parser.add_argument(
         "--storage-checkpoints",
         type=count(1, 64),
         default=2,
         metavar="N",
-        help="checkpoints that pmem_libpmem and dram_pmem keep; 1 only for a single table on a single "
-        "server (default: %(default)s)",
+        help="checkpoints that pmem_libpmem, dram_pmem and dram_ssd keep; 1 only for a single table on a "
+        "single server (default: %(default)s)",
     )
     parser.add_argument(
         "--storage-scrub",

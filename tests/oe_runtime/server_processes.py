@@ -69,7 +69,7 @@ class Servers:
             of_storage = ["--storage", storage]
             if storage != "dram":
                 of_storage += ["--storage-path", str(directory / f"pool-{index}")]
-            if storage == "dram_pmem":
+            if storage in ("dram_pmem", "dram_ssd"):
                 of_storage += ["--storage-cache", str(1 << 20)]
             self.servers.append(Server(directory, *of_storage, *flags, index=index, count=count))
 

@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 
 from oe_runtime import Client, StorageSpec, TableSpec
-from oe_runtime.spec import DTYPES, OPTIMIZERS
+from oe_runtime.spec import CACHED_STORAGES, DTYPES, OPTIMIZERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(not persistent|is not persistent memory)")
 
 # Where the rows are, one after the other, and on how many servers.
-PLACES = [("dram", 2), ("pmem_libpmem", 3), ("dram_pmem", 1), ("pmem_memkind", 4), ("dram", 1)]
+PLACES = [
+    ("dram", 2),
+    ("pmem_libpmem", 3),
+    ("dram_pmem", 1),
+    ("dram_ssd", 2),
+    ("pmem_memkind", 4),
+    ("dram", 1),
+]
 RULES = [
     *({"name": name} for name in OPTIMIZERS),
     {"name": "sgd", "momentum": 0.9, "nesterov": True},
@@ -29,7 +36,7 @@ def opened(directory: Path, hop: int, specs: list[TableSpec]) -> Client:
     storage = StorageSpec(
         kind,
         "" if kind == "dram" else directory / f"rows-{hop}",
-        cache_bytes=1 << 20 if kind == "dram_pmem" else 0,
+        cache_bytes=1 << 20 if kind in CACHED_STORAGES else 0,
     )
     client = Client.in_process(storage, servers)
     for spec in specs:
@@ -130,6 +137,8 @@ def test_policies_together_do_what_they_say(tmp_path, name):
     chain: list[Path] = []
     tombstones = 0
     for hop in range(len(PLACES)):
+        if PLACES[hop][0] == "dram_ssd":
+            continue  # it has no policies
         with opened(tmp_path, hop, [spec]) as client:
             if chain:
                 client.restore(*chain)

@@ -21,7 +21,7 @@ ADAM = TableSpec("e", 4, optimizer={"name": "adam"})
 KEYS = np.arange(-500, 500, dtype=np.int64) * 7919
 
 
-@pytest.fixture(params=["dram", "dram_pmem"])
+@pytest.fixture(params=["dram", "dram_pmem", "dram_ssd"])
 def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Servers]:
     running = Servers(tmp_path / "servers", 2, storage=request.param)
     yield running

@@ -96,9 +96,11 @@ def test_storage_and_server_count_do_not_change_a_bit(deterministic, tmp_path):
     assert losses[-1] < losses[0]
     pmem = StorageSpec("pmem_libpmem", str(tmp_path), 1 << 30)
     cached = StorageSpec("dram_pmem", str(tmp_path / "cached"), cache_bytes=1 << 20)
+    drive = StorageSpec("dram_ssd", str(tmp_path / "drive"), cache_bytes=1 << 20)
     for client in (
         Client.in_process(pmem),
         Client.in_process(cached, servers=2),
+        Client.in_process(drive),
         Client.in_process(servers=3),
     ):
         with client:
