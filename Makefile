@@ -11,10 +11,11 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
+.PHONY: help setup demo demo-ssd test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
+	@echo 'make demo-ssd  train 20 GiB of rows on a drive in 4 GiB of memory (GIB=, DIRECTORY=; minutes)'
 	@echo 'make test      C++ and Python tests'
 	@echo 'make test-torch  those of PyTorch, which it installs (a large download; make test skips them without)'
 	@echo 'make test-jax  those of Keras on JAX, which it installs (a large download)'
@@ -43,6 +44,10 @@ demo:
 	@tools/setup.sh demo
 	$(BIN)/oeprov bootstrap -i inventory/local.yml --yes
 	$(BIN)/oeprov launch-training -i inventory/local.yml
+
+demo-ssd:
+	@tools/setup.sh demo
+	$(BIN)/python tools/demo_ssd.py
 
 test: test-core
 	@tools/setup.sh test

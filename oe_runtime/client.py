@@ -559,9 +559,9 @@ class Client:
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
         """Mark the present state of every table as checkpoint ``batch`` in the servers' storage.
 
-        For ``pmem_libpmem`` and ``dram_pmem``, whose rows outlive the servers. Nothing is copied: a push
-        waits for microseconds, and the checkpoint becomes durable soon after, or before the return with
-        ``wait``. ``batch`` must exceed the last one. The storage keeps the newest few
+        For storages whose rows outlive the servers (``spec.DURABLE``). Nothing is copied: a push waits for
+        microseconds, and the checkpoint becomes durable soon after, or before the return with ``wait``.
+        ``batch`` must exceed the last one. The storage keeps the newest few
         (``StorageSpec.kept_checkpoints``). This waits until the previous checkpoint is durable in every table
         of every server, so that all servers always share one. Call it between pushes. With several
         synchronous workers one of them calls it, and it covers the batch that this worker pushed last, with

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for --storage")
     parser.add_argument(
-        "--storage-cache", type=int, default=0, metavar="BYTES", help="DRAM of dram_pmem, dram_ssd"
+        "--storage-cache", type=int, default=0, metavar="BYTES", help="DRAM of dram_pmem and dram_ssd"
     )
     parser.add_argument("--ready-file", type=Path, help="JSON file with ports and pid, written at the start")
     return parser

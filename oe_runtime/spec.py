@@ -26,10 +26,11 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Names for TableSpec.optimizer.
 OPTIMIZERS = tuple(_core.optimizers())
 
-# Kinds of memory for rows; see StorageSpec.
+# Kinds of memory for rows; see StorageSpec. Rows of the durable ones outlive the servers, and the cached ones
+# have the most used rows in DRAM.
 STORAGES = ("dram", "pmem_libpmem", "dram_pmem", "dram_ssd", "pmem_memkind")
-# Those whose hottest rows have a cache in DRAM, StorageSpec.cache_bytes.
-CACHED_STORAGES = ("dram_pmem", "dram_ssd")
+DURABLE = ("pmem_libpmem", "dram_pmem", "dram_ssd")
+CACHED = ("dram_pmem", "dram_ssd")
 
 
 def _mapping(where: str, field: str, value: Any) -> dict[str, Any]:
@@ -137,9 +138,9 @@ class StorageSpec:
     """The memory of the rows: one of ``STORAGES``.
 
     ``"dram"``. ``"pmem_libpmem"``: persistent memory, in the directory ``path``. ``"dram_pmem"``: the same,
-    with the most used rows in ``cache_bytes`` of DRAM, for all tables of a server together. ``"dram_ssd"``:
-    a file system on an NVMe drive, in the directory ``path``, with such a cache; tables there have neither
-    admission nor eviction.
+    with the most used rows in ``cache_bytes`` of DRAM, for all tables of a server together.
+    ``"dram_ssd"``: a directory on an NVMe drive, with such a cache; a batch's missing rows are read at once.
+    It takes no admission and no eviction.
     ``"pmem_memkind"``: persistent or CXL memory as NUMA nodes, or an unnamed file in ``path``; neither
     outlives the process.
 

@@ -180,7 +180,7 @@ _TIMES = {"bounds": [0.001], "counts": [1, 0], "sum_seconds": 0.0005}
 _STATISTICS: dict[str, Any] = {
     "index": 0,
     "count": 1,
-    "storage": "dram_pmem",
+    "storage": "dram_ssd",
     "tables": [_TABLE],
     "memory": dict.fromkeys(("dram", "pmem", "index", "rss"), 1),
     "pulls": {"requests": 1, "keys": 1},

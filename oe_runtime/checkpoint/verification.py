@@ -17,12 +17,13 @@ from oe_runtime.errors import CheckpointError
 def verify(path: Path) -> list[str]:
     """Return every problem of a table file, a checkpoint, all checkpoints of a run, or pools, as lines.
 
-    For pools (``pmem_libpmem``, ``dram_pmem``), `path` is the storage directory of servers, or one above it.
+    For pools (``pmem_libpmem``, ``dram_pmem``) and logs (``dram_ssd``), `path` is the storage directory of
+    servers, or one above it.
     """
     if path.is_file():
         return list(_failure(partial(_core.verify_table_file, str(path))))
     places = checkpoints_at(path)
-    if places == [path] and (problems := pool_problems(path)) is not None:
+    if places == [path] and (problems := storage_problems(path)) is not None:
         return problems
     return [problem for place in places for problem in problems_of(place)]
 
@@ -59,15 +60,20 @@ def checkpoint_problems(saved: Saved) -> Iterable[str]:
                 yield from _entry_problems(saved, entry)
 
 
-def pool_problems(path: Path) -> list[str] | None:
-    """Return the problems of all pools below a directory, every row included; None without pools.
+def storage_problems(path: Path) -> list[str] | None:
+    """Return the problems of all pools and logs below a directory, every row included; None without any.
 
     Raises StorageError for a directory that a server uses.
     """
-    directories = sorted({file.parent for file in path.rglob("oe-*.pool")})
-    if not directories:
+    kinds = (("oe-*.pool", _core.verify_pools), ("oe-*.log", _core.verify_logs))
+    found = [
+        (directory, look)
+        for pattern, look in kinds
+        for directory in sorted({file.parent for file in path.rglob(pattern)})
+    ]
+    if not found:
         return None
-    return [problem for directory in directories for problem in _core.verify_pools(str(directory))]
+    return [problem for directory, look in found for problem in look(str(directory))]
 
 
 def _entry_problems(saved: Saved, entry: Mapping[str, Any]) -> Iterable[str]:

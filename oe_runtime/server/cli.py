@@ -61,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         "--storage-path",
         default="",
         metavar="DIR",
-        help="directory of pmem_libpmem, dram_pmem and dram_ssd, one per server; with pmem_memkind, "
-        "instead of memory nodes",
+        help="directory of pmem_libpmem, dram_pmem and dram_ssd, one per server; with pmem_memkind, instead "
+        "of memory nodes",
     )
     parser.add_argument(
         "--storage-cache",
@@ -97,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         type=count(0, 2**63 - 1),
         default=32 << 20,
         metavar="BYTES",
-        help="bytes per second of rows in pmem_libpmem and dram_pmem whose checksums are verified in the "
-        "background; 0: verify only rows that are copied or saved (default 32 MiB)",
+        help="bytes per second of rows in pmem_libpmem, dram_pmem and dram_ssd whose checksums are verified "
+        "in the background; 0: verify only rows that are copied or saved (default 32 MiB)",
     )
     parser.add_argument("--threads", type=count(0, 4096), default=0, help="0 (default): one per core")
     parser.add_argument(

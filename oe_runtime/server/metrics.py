@@ -12,7 +12,7 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
     storage_checkpoints checkpoints that the storage keeps (--storage-checkpoints); 0: none
     storage_recovers    --storage-recover
     storage_bytes       memory of all rows, pool headers included
-    memory.dram, .pmem  memory of rows: DRAM, with the caches of dram_pmem; pools or memkind's memory
+    memory.dram, .pmem  memory of rows: DRAM, with caches; pools, memkind's memory or drives
     memory.index        memory of the indexes, always DRAM
     memory.rss          resident set of the process, mapped persistent memory included
     tables[]            name, job (Client(job=…), --job; usually empty), dim, rows, bytes (of rows),
@@ -23,15 +23,19 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
                         forgotten_keys (keys whose counts were dropped)
     tables[].eviction   by policy: evicted_rows; cap: refused_keys (no room); ttl: clock_jumps (each counts
                         all rows as pushed)
-    tables[].cache      0 unless dram_pmem: hits and misses (rows read from the cache, and from the pool),
-                        rows and bytes in the cache, evictions, write_backs (changed rows written to the pool)
+    tables[].cache      0 unless dram_pmem or dram_ssd: hits and misses (rows read from the cache, and from
+                        the pool or drive), rows and bytes in the cache, evictions, write_backs (changed rows
+                        written to the pool or drive)
     tables[].damage     of pools: quarantined_rows (wrong checksum, removed; they start anew at the next
                         push), repaired_rows (nothing was lost), scrubbed_rows (checked by --storage-scrub),
                         scrubs (complete passes over the table)
-    tables[].pool       pmem_libpmem and dram_pmem: slots; free slots; reserved (slots that new rows leave to
+    tables[].pool       of durable storages: slots; free slots; reserved (slots that new rows leave to
                         existing rows); changed (slots that changes take between two checkpoints); headroom
                         (about how many new rows fit; tables share the storage's free space); refused (times
                         that a new row was refused)
+    tables[].drive      with dram_ssd: reads, read_bytes and written_bytes of the drive; segments and
+                        free_segments of the log; live (rows in it) and retired (of these, versions that only
+                        kept checkpoints need); moved (rows that the cleaner moved)
     pulls, pushes       requests and keys of each kind
     traffic             requests of every kind, bytes_in and bytes_out of their frames
     connections         open, before_hello (of these, without a hello so far), limit (with a hello), accepted,
@@ -64,6 +68,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 import oe_runtime._core as _core
+from oe_runtime.spec import CACHED, DURABLE
 from oe_runtime.support import durable
 
 __all__ = ["CONTENT_TYPE", "Endpoint", "MetricsFile", "text"]
@@ -72,14 +77,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = 10.0  # limit for a silent client
 _READERS = 8  # concurrent clients; more are refused
 
-# Per table with dram_pmem: field, type, help.
+# Per table with a cache: field, type, help.
 _CACHE = (
     ("hits", "counter", "Rows read from the cache in DRAM."),
-    ("misses", "counter", "Rows read from the pool."),
+    ("misses", "counter", "Rows read from the pool or drive."),
     ("rows", "gauge", "Rows in the cache."),
     ("bytes", "gauge", "DRAM of the cache."),
     ("evictions", "counter", "Rows evicted from the cache."),
-    ("write_backs", "counter", "Rows changed in the cache and written to the pool."),
+    ("write_backs", "counter", "Rows changed in the cache and written to the pool or drive."),
 )
 
 # Per table in a pool: damaged rows.
@@ -111,6 +116,18 @@ _POOL = (
     ("oe_pool_refused_rows_total", "refused", "counter", "New rows refused for lack of room."),
 )
 
+# Per table on a drive: field, type, name of the metric, help.
+_DRIVE = (
+    ("reads", "counter", "oe_drive_reads_total", "Reads from the drive."),
+    ("read_bytes", "counter", "oe_drive_read_bytes_total", "Bytes read from the drive."),
+    ("written_bytes", "counter", "oe_drive_written_bytes_total", "Bytes written to the drive."),
+    ("segments", "gauge", "oe_log_segments", "Segments of the log."),
+    ("free_segments", "gauge", "oe_log_free_segments", "Segments of the log without rows."),
+    ("live", "gauge", "oe_log_rows", "Rows in the log, with versions that only kept checkpoints need."),
+    ("retired", "gauge", "oe_log_retired_rows", "Versions of rows that only kept checkpoints need."),
+    ("moved", "counter", "oe_log_moved_rows_total", "Rows that the cleaner moved."),
+)
+
 Sample = tuple[Mapping[str, str], float]
 
 
@@ -136,16 +153,19 @@ def text(stats: Mapping[str, Any], now: float) -> str:
             [(_labels(t), t["nonfinite_gradients"]) for t in tables],
         )
     _policies(page, tables)
-    if stats["storage"] in ("pmem_libpmem", "dram_pmem") and tables:
+    if stats["storage"] in DURABLE and tables:
         for field, what in _DAMAGE:
             page.counter(f"oe_{field}_total", what, [(_labels(t), t["damage"][field]) for t in tables])
     pools = [(_labels(t), t["pool"]) for t in tables if "pool" in t]
     for name, field, kind, what in _POOL if pools else ():
         page.add(kind, name, what, [(labels, pool[field]) for labels, pool in pools])
-    if stats["storage"] == "dram_pmem" and tables:
+    if stats["storage"] in CACHED and tables:
         for field, kind, what in _CACHE:
             name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
             page.add(kind, name, what, [(_labels(t), t["cache"][field]) for t in tables])
+    drives = [(_labels(t), t["drive"]) for t in tables if "drive" in t]
+    for field, kind, name, what in _DRIVE if drives else ():
+        page.add(kind, name, what, [(labels, drive[field]) for labels, drive in drives])
     page.gauge(
         "oe_memory_bytes",
         "Memory of the rows by tier, and of the indexes.",

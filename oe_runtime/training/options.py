@@ -17,7 +17,7 @@ from oe_runtime.data import Source, is_share, row_schema
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import DataError
-from oe_runtime.spec import CACHED_STORAGES, STORAGES
+from oe_runtime.spec import CACHED, DURABLE, STORAGES
 from oe_runtime.support.argument_types import count, number, widths
 from oe_runtime.support.remote_files import InvalidUrl, is_remote
 from oe_runtime.training import policies, worker_options
@@ -242,7 +242,9 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     add(p, "server_wait", metavar="SECONDS")
     p.add_argument("--storage", choices=STORAGES, help="With --in-process: kind of memory. (default dram)")
     p.add_argument(
-        "--storage-path", metavar="DIR", help="With --storage pmem_* and dram_*: directory of the rows."
+        "--storage-path",
+        metavar="DIR",
+        help="With --storage pmem_*, dram_pmem and dram_ssd: directory of the rows.",
     )
     p.add_argument(
         "--storage-cache",
@@ -487,12 +489,13 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
         p.error("--resume needs --run-dir, the directory of the run to go on with")
     if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache):
         p.error("--storage and --storage-* go with --in-process; servers have their own")
-    if a.storage in ("pmem_libpmem", *CACHED_STORAGES) and not a.storage_path:
-        p.error(f"--storage {a.storage} needs --storage-path, a directory (an fsdax mount)")
+    if a.storage in DURABLE and not a.storage_path:
+        where = "an NVMe drive" if a.storage == "dram_ssd" else "an fsdax mount"
+        p.error(f"--storage {a.storage} needs --storage-path, a directory (on {where})")
     if a.storage_path and a.storage in (None, "dram"):
-        p.error("--storage-path goes with --storage pmem_libpmem, dram_pmem, dram_ssd or pmem_memkind")
-    if bool(a.storage_cache) != (a.storage in CACHED_STORAGES):
-        p.error("--storage dram_pmem or dram_ssd and --storage-cache go together")
+        p.error(f"--storage-path goes with --storage {', '.join(DURABLE)} or pmem_memkind")
+    if bool(a.storage_cache) != (a.storage in CACHED):
+        p.error(f"--storage {' or '.join(CACHED)} and --storage-cache go together")
     servers = worker_options.endpoints(p, "--servers", a.servers) if a.servers is not None else ()
     place = worker_options.settle(p, a)
     for_servers = {

@@ -193,13 +193,27 @@ def _charts(events: Sequence[Event]) -> str:
             "Cache hits", "% of the rows read", curve("hits", _ORANGE, hits, lambda e: e["rate"]), zero=True
         ),
         chart(
+            "Drives",
+            "bytes per step, all servers",
+            *(
+                curve(name, color, _per_step(servers, field), lambda e: e["bytes"])
+                for name, color, field in (
+                    ("read", _BLUE, "drive_read_bytes"),
+                    ("written", _ORANGE, "drive_written_bytes"),
+                )
+            ),
+            zero=True,
+            powers_of_two=True,
+            form=binary,
+        ),
+        chart(
             "Memory of the servers",
             "bytes, all servers",
             *(
                 curve(name, color, servers, total(field)) if any(map(total(field), servers)) else None
                 for name, color, field in (
                     ("rows in DRAM", _BLUE, "dram_bytes"),
-                    ("rows in persistent memory", _ORANGE, "pmem_bytes"),
+                    ("rows in persistent memory or on drives", _ORANGE, "pmem_bytes"),
                     ("indexes", _GREEN, "index_bytes"),
                 )
             ),
@@ -266,6 +280,19 @@ def _hit_rates(servers: Sequence[Event]) -> Iterable[Event]:
         if hits + misses:
             yield {"step": event["step"], "rate": 100 * hits / (hits + misses)}
         before = (now[0], now[1])
+
+
+def _per_step(servers: Sequence[Event], field: str) -> Iterable[Event]:
+    """Yield the growth of a count of bytes per step between two samples, where there is such a count."""
+    last_step, before = 0, 0
+    for event in servers:
+        if not any(field in one for one in event["servers"]):
+            continue
+        now = sum(one.get(field, 0) for one in event["servers"])
+        if event["step"] > last_step:
+            grown = now - before if now >= before else now  # a restarted server counts from 0
+            yield {"step": event["step"], "bytes": grown / (event["step"] - last_step)}
+        last_step, before = event["step"], now
 
 
 def _by_step(events: Iterable[Event]) -> list[Event]:

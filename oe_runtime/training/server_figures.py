@@ -14,8 +14,9 @@ from oe_runtime.training.run_directory import RunDirectory
 class ServerFigures:
     """Samples the servers' statistics, with at least `seconds` between samples.
 
-    Writes events `servers` (per server: rows, bytes by tier, cache hits, keys pulled and pushed; counts since
-    the server's start) and, at the end, `tables` (rows and bytes of each, all servers together).
+    Writes events `servers` (per server: rows, bytes by tier, cache hits, bytes read from and written to
+    drives, keys pulled and pushed; counts since the server's start) and, at the end, `tables` (rows and bytes
+    of each, all servers together).
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ServerFigures:
 
 def _figures(server: dict[str, Any]) -> dict[str, Any]:
     tables, memory = server["tables"].values(), server["memory"]
+    drives = [table["drive"] for table in tables if "drive" in table]
     return {
         "index": server["index"],
         "storage": server["storage"],
@@ -67,6 +69,11 @@ def _figures(server: dict[str, Any]) -> dict[str, Any]:
         "resident_bytes": memory["rss"],
         "cache_hits": sum(table["cache"]["hits"] for table in tables),
         "cache_misses": sum(table["cache"]["misses"] for table in tables),
+        **(
+            {f"drive_{name}": sum(one[name] for one in drives) for name in ("read_bytes", "written_bytes")}
+            if drives
+            else {}
+        ),
         "pulled_keys": server["pulls"]["keys"],
         "pushed_keys": server["pushes"]["keys"],
     }

@@ -80,8 +80,8 @@ def verify(
 ) -> int:
     """Read everything and compare every checksum; one line per problem names file and field.
 
-    For a storage directory (pmem_libpmem, dram_pmem) or its parent, on its host: checks every row in its
-    pools. (A restarting server reads only their keys.) Exit code 1 when there is a problem.
+    For a storage directory (pmem_libpmem, dram_pmem, dram_ssd) or its parent, on its host: checks every row
+    there. (A restarting server reads only their keys.) Exit code 1 when there is a problem.
     """
     return _tool("verify", *_json(as_json), "--", _resolve(path, state_dir))
 

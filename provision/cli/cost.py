@@ -1,4 +1,4 @@
-"""``oeprov cost``: the price of parameter servers with rows in DRAM and in persistent memory."""
+"""``oeprov cost``: the price of parameter servers with rows in DRAM, in persistent memory and on drives."""
 
 from __future__ import annotations
 
@@ -52,6 +52,16 @@ def cost(
         int,
         typer.Option(min=1, max=64, help="Checkpoints kept there; as training_keep_checkpoints."),
     ] = 3,
+    written_rows: Annotated[
+        int,
+        typer.Option(
+            parser=_whole,
+            metavar="N",
+            help="With dram_ssd: rows per second that go from the cache to drives (rate of "
+            "oe_cache_write_backs_total), at most the batch's rows that are not in the cache times batches "
+            "per second. It gives the bytes written per day, to compare with the drives' rating.",
+        ),
+    ] = 0,
     epoch_hours: Annotated[
         float, typer.Option("--epoch-hours", min=1e-6, help="Hours of an epoch with rows in DRAM.")
     ] = 1.0,
@@ -62,10 +72,10 @@ def cost(
     The price table has the hourly price of each server type and the time of an epoch with each storage, each
     with source and date. To use your own prices, copy and edit the table that comes with oeprov.
 
-    In persistent memory, a row that changes between two checkpoints takes one more slot per kept checkpoint
-    and one for the next: rows + changed rows × (kept + 1).
+    In persistent memory and on drives, a row that changes between two checkpoints takes one more slot per
+    kept checkpoint and one for the next: rows + changed rows × (kept + 1).
     """
     from provision.jobs import cost as found
 
-    model = found.Model(rows, dim, optimizer, cast(found.Dtype, dtype), changed_rows, kept)
+    model = found.Model(rows, dim, optimizer, cast(found.Dtype, dtype), changed_rows, kept, written_rows)
     return found.cost(model, prices, epoch_hours, as_json=as_json)

@@ -69,13 +69,14 @@ class KubernetesSettings(Settings):
     storage_class: Text = Field(
         default="",
         pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$",
-        description="With storage pmem_libpmem and dram_pmem: class of the servers' volumes, such as the "
-        "PMem CSI driver's. Unset: local volumes at the mount points of the hosts of parameter_servers.",
+        description="With storage pmem_libpmem, dram_pmem and dram_ssd: class of the servers' volumes, such "
+        "as the PMem CSI driver's. Unset: local volumes at the mount points of the hosts of "
+        "parameter_servers.",
     )
     storage_size: Size = Field(
         default=0,
-        description="With storage pmem_libpmem and dram_pmem: size of a server's volume. 0: all of a local "
-        "one.",
+        description="With storage pmem_libpmem, dram_pmem and dram_ssd: size of a server's volume. 0: all of "
+        "a local one.",
     )
     workers: int = Field(default=1, ge=1, le=1024, description="Workers of a job.")
     worker_cpus: float = Field(default=4, gt=0, description="CPUs per worker.")

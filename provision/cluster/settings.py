@@ -28,7 +28,7 @@ class Kind(str, Enum):
 
 
 Mode = Literal["auto", "none", "memory", "fsdax", "system-ram", "tiered", "directory"]
-Storage = Literal["dram", "pmem_libpmem", "dram_pmem", "pmem_memkind"]
+Storage = Literal["dram", "pmem_libpmem", "dram_pmem", "dram_ssd", "pmem_memkind"]
 
 
 class OeprovSettings(Settings):
@@ -181,8 +181,8 @@ class SsdSettings(Settings):
     devices: list[Annotated[Text, Field(pattern=r"^/[^\s:]+$")]] = Field(
         default=[],
         description="Drives for rows: paths in /dev/disk/by-id, on which oeprov makes file systems, or "
-        "directories that are there already. Servers take turns on them. With storage pmem_libpmem and "
-        "dram_pmem, unless pmem_mode is fsdax.",
+        "directories that are there already. Servers take turns on them. With storage dram_ssd, and with "
+        "pmem_libpmem and dram_pmem unless pmem_mode is fsdax.",
     )
     mount_prefix: Text = Field(
         default="/mnt/ssd",
@@ -243,13 +243,13 @@ class ServerSettings(Settings):
         default="auto",
         description="Where rows live. dram: DRAM, or with system-ram memory nodes without CPUs for all of a "
         "server; pmem_libpmem: a file system with DAX (fsdax); dram_pmem: the same with a cache in DRAM; "
-        "pmem_memkind: memory nodes without CPUs (system-ram). auto: pmem_libpmem when pmem_mode is fsdax "
-        "or directory, else dram.",
+        "dram_ssd: drives of ssd_devices with a cache in DRAM; pmem_memkind: memory nodes without CPUs "
+        "(system-ram). auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram.",
     )
     storage_cache: Annotated[Size, Flag()] = Field(
         default=0,
-        description="With storage dram_pmem: DRAM per server for the most used rows, such as 8G. 0: the "
-        "host's servers share a quarter of its DRAM.",
+        description="With storage dram_pmem and dram_ssd: DRAM per server for the most used rows, such as "
+        "8G. 0: the host's servers share a quarter of its DRAM.",
     )
     storage_size: Size = Field(default=0, description="Most memory per server. 0: no limit.")
     threads: int = Field(

@@ -224,9 +224,9 @@ class TrainingSettings(Settings):
     )
     checkpoint_rows: Literal["auto", "pool", "files"] | None = Field(
         default=None,
-        description="Where a checkpoint has its rows. pool: in the servers' persistent memory, without "
-        "stopping training; files: in files of the job's directory; auto: pool with storage pmem_libpmem "
-        "and dram_pmem. The last checkpoint of a finished job has files.",
+        description="Where a checkpoint has its rows. pool: in the servers' storage, without stopping "
+        "training; files: in files of the job's directory; auto: pool with storage pmem_libpmem, dram_pmem "
+        "and dram_ssd. The last checkpoint of a finished job has files.",
     )
     export_checkpoints: int | None = Field(
         default=None,

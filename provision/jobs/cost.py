@@ -3,7 +3,8 @@
 Sizes of rows are those of the runtime: weights and optimizer state without a header
 (core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
 wastes more than a quarter (core/storage/row_store.h), and beside them the slots for what changes between
-checkpoints (core/storage/slot_store.h).
+checkpoints (core/storage/slot_store.h). On drives, rows are packed into blocks, with room for the cleaner
+(docs/design/decisions/rows-on-nvme.md).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from provision.jobs.screen import make_console, say
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-System = Literal["dram", "pmem_libpmem", "dram_pmem"]
+System = Literal["dram", "pmem_libpmem", "dram_pmem", "dram_ssd"]
 
 # Numbers of optimizer state per weight, where it is not one.
 _STATES = {"sgd": 0, "amsgrad": 3}
@@ -35,6 +36,11 @@ _LINE = 256
 _INDEX = 21  # bytes of DRAM per row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
 _SLOT = 16  # bytes of a pool's metadata per row
+_BLOCK = 4096  # of a drive
+_ENTRY = 20  # bytes beside a row in a log: its key, its version and its share of the block's checksum
+_LOG_ROOM = 1.45  # of the rows' bytes, for a log to be cleaned at
+_LOG_WRITES = 2.0  # times that a row is written then
+_DAY = 86400  # seconds
 _SIXTEENTH = 16  # of the rows change between checkpoints, unless the model says otherwise
 USABLE = 0.9  # of a server's memory: the rest is the system's, connections', and segments' that are not full
 
@@ -51,10 +57,14 @@ class _Entry(BaseModel):
 
 
 class Server(_Entry):
-    """A type of server; ``price`` per hour."""
+    """A type of server; ``price`` per hour. ``ssd``: bytes of its NVMe drives, which are rated for
+    ``ssd_writes`` bytes a day together (drive writes per day times capacity); 0: unknown.
+    """
 
     dram: Size
     pmem: Size = 0
+    ssd: Size = 0
+    ssd_writes: Size = 0
     price: float = Field(gt=0)
 
 
@@ -79,7 +89,8 @@ class Model:
     """What is to be trained: rows of all tables together, of one width.
 
     ``changed``: how many of them change from one checkpoint in the storage to the next, a sixteenth if it is
-    ``None``; ``kept``: such checkpoints.
+    ``None``; ``kept``: such checkpoints. ``written``: rows per second that go from the cache to drives; 0:
+    unknown.
     """
 
     rows: int
@@ -88,11 +99,16 @@ class Model:
     dtype: Dtype
     changed: int | None = None
     kept: int = 3
+    written: int = 0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A set of servers that holds the model. Bytes of the whole model; ``hours`` and ``cost`` of an epoch."""
+    """A set of servers that holds the model. Bytes of the whole model; ``hours`` and ``cost`` of an epoch.
+
+    ``ssd_writes``: bytes a day to drives; ``ssd_wear``: how many times that is what they are rated for. 0:
+    unknown.
+    """
 
     system: str
     storage: str
@@ -104,6 +120,9 @@ class Choice:
     price: float
     hours: float
     cost: float
+    ssd: int = 0
+    ssd_writes: int = 0
+    ssd_wear: float = 0.0
 
 
 def row_bytes(model: Model) -> int:
@@ -127,6 +146,11 @@ def pool_bytes(row: int) -> float:
     return (place if row >= int(place) - int(place) // 4 else row) + _SLOT
 
 
+def log_bytes(row: int) -> float:
+    """Bytes of a drive per row of ``row`` bytes in a log, without the cleaner's room."""
+    return (_BLOCK / (_BLOCK // row) if row < _BLOCK else math.ceil(row / _BLOCK) * _BLOCK) + _ENTRY
+
+
 def changed(model: Model) -> int:
     """Rows that change from one checkpoint in the storage to the next."""
     return min(model.rows, math.ceil(model.rows / _SIXTEENTH) if model.changed is None else model.changed)
@@ -147,19 +171,27 @@ def choices(model: Model, prices: Prices, hours: float) -> list[Choice]:
     row = row_bytes(model)
     found = []
     for way in prices.systems:
-        pool = way.storage != "dram"
-        pmem = math.ceil(slots(model) * pool_bytes(row)) if pool else 0
-        dram = model.rows * (_POOL_INDEX if pool else row + _INDEX)
+        pmem = ssd = 0
+        if way.storage == "dram_ssd":
+            ssd = math.ceil(slots(model) * log_bytes(row) * _LOG_ROOM)
+        elif way.storage != "dram":
+            pmem = math.ceil(slots(model) * pool_bytes(row))
+        dram = model.rows * (row + _INDEX if way.storage == "dram" else _POOL_INDEX)
+        writes = math.ceil(model.written * _DAY * log_bytes(row) * _LOG_WRITES) if ssd else 0
         for server in prices.servers:
-            if pool and not server.pmem:
+            if (pmem and not server.pmem) or (ssd and not server.ssd):
                 continue
-            count = max(1, math.ceil(dram / (server.dram * USABLE)))
-            if pool:
-                count = max(count, math.ceil(pmem / (server.pmem * USABLE)))
+            needs = ((dram, server.dram), (pmem, server.pmem), (ssd, server.ssd))
+            count = max(1, *(math.ceil(need / (has * USABLE)) for need, has in needs if need))
             time = hours * way.time
             price = count * server.price
             found.append(
-                Choice(way.name, way.storage, server.name, count, row, dram, pmem, price, time, price * time)
+                Choice(
+                    *(way.name, way.storage, server.name, count, row, dram, pmem, price, time, price * time),
+                    ssd=ssd,
+                    ssd_writes=writes,
+                    ssd_wear=writes / (count * server.ssd_writes) if server.ssd_writes else 0.0,
+                )
             )
     return sorted(found, key=lambda item: (item.cost, item.system, item.server))
 
@@ -186,6 +218,8 @@ def check(model: Model) -> None:
         raise CostError("--rows and --dim are at least 1")
     if not 1 <= model.kept <= 64:
         raise CostError(f"--kept: found {model.kept}; 1 to 64 checkpoints are kept")
+    if model.written < 0:
+        raise CostError(f"--written-rows: found {model.written}; it is at least 0")
     if model.changed is not None and model.changed < 0:
         raise CostError(f"--changed-rows: found {model.changed}; it is at least 0")
     if model.optimizer not in OPTIMIZERS:
@@ -212,7 +246,7 @@ def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False
         f"bytes per row, {_gib(model.rows * found[0].row_bytes)} in all; {changed(model):,} rows change "
         f"between checkpoints, of which {model.kept} are kept",
     )
-    table = Table("rows in", "servers", "DRAM used", "PMem used", box=None, pad_edge=False)
+    table = Table("rows in", "servers", "DRAM used", "other memory used", box=None, pad_edge=False)
     for name in (f"{prices.currency}/hour", "hours/epoch", f"{prices.currency}/epoch", "of the cheapest"):
         table.add_column(name, justify="right")
     for item in found:
@@ -220,18 +254,30 @@ def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False
             item.system,
             f"{item.servers} × {item.server}",
             _gib(item.dram),
-            _gib(item.pmem) if item.pmem else "–",
+            f"{_gib(item.ssd)} NVMe" if item.ssd else f"{_gib(item.pmem)} PMem" if item.pmem else "–",
             f"{item.price:.2f}",
             f"{item.hours:.2f}",
             f"{item.cost:.2f}",
             f"{item.cost / found[0].cost:.2f} ×",
         )
     console.print(table)
+    for item in found:
+        if item.ssd_writes:
+            say(console, f"{'[yellow]![/] ' if item.ssd_wear > 1 else ''}{_endurance(item)}")
     oldest = min(item.date for item in [*prices.servers, *prices.systems])
     say(console, f"prices and times: {path or DEFAULT_PRICES}, the oldest of {oldest}")
     if path is None:
         say(console, "[yellow]![/] these are a paper's: copy the file and give your own with --prices")
     return 0
+
+
+def _endurance(item: Choice) -> str:
+    """What a choice writes to its drives."""
+    words = f"{item.system} on {item.server}: its drives are written {_gib(item.ssd_writes)} a day"
+    if not item.ssd_wear:
+        return f"{words}; for their rating, set ssd_writes in the price table"
+    words += f", {item.ssd_wear:.0%} of what they are rated for"
+    return f"{words}: use a larger cache, or drives of a higher class" if item.ssd_wear > 1 else words
 
 
 def _gib(size: float) -> str:

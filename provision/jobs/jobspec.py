@@ -22,7 +22,7 @@ from provision.inventory import vault
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
-from provision.jobs.storage import storage_directories, storage_of
+from provision.jobs.storage import CACHED, storage_directories, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -109,9 +109,11 @@ def _cache(inventory: Inventory, wanted: Request, text: str) -> int:
     except ValueError as error:
         raise TrainingError(f"--storage-cache: found {text!r}; {error}") from None
     storages = [storage_of(inventory.hosts[name], wanted) for name in inventory.parameter_servers]
-    if "dram_pmem" not in storages:
+    if not set(CACHED) & set(storages):
         found = ", ".join(dict.fromkeys(storages)) or "none"
-        raise TrainingError(f"--storage-cache goes with --storage dram_pmem; the storage here is {found}")
+        raise TrainingError(
+            f"--storage-cache goes with --storage {' or '.join(CACHED)}; the storage here is {found}"
+        )
     return size
 
 

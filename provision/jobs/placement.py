@@ -17,7 +17,16 @@ from provision.cluster.settings import Kind
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import containers, gpus, script, units
 from provision.jobs.request import Request
-from provision.jobs.storage import POOLS, cpu_count, cpus_of, dram_bytes, memory_bytes, nodes_of, place_of
+from provision.jobs.storage import (
+    CACHED,
+    POOLS,
+    cpu_count,
+    cpus_of,
+    dram_bytes,
+    memory_bytes,
+    nodes_of,
+    place_of,
+)
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, Job, ProcessSpec
 from provision.jobs.units import Place, on_host
 from provision.node import numa
@@ -193,7 +202,7 @@ def _server(
     if where.storage in POOLS:
         options["storage-checkpoints"] = max(LEAST_POOL_CHECKPOINTS, wanted.training.keep_checkpoints)
         flags.append("--storage-recover")
-    if where.storage == "dram_pmem":
+    if where.storage in CACHED:
         cache = wanted.storage_cache or server.storage_cache
         options["storage-cache"] = cache or dram_bytes(host, state) // 4 // beside
     size = server.storage_size

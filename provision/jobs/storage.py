@@ -13,7 +13,8 @@ from provision.jobs.units import Place, on_host
 from provision.node import drives, numa, tiering
 from provision.node.state import NumaNode, State
 
-POOLS = ("pmem_libpmem", "dram_pmem")  # storages whose rows persist
+POOLS = ("pmem_libpmem", "dram_pmem", "dram_ssd")  # storages whose rows persist
+CACHED = ("dram_pmem", "dram_ssd")  # those with a cache in DRAM
 MODES = {
     "pmem_libpmem": "fsdax",
     "dram_pmem": "fsdax",
@@ -36,12 +37,17 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
         bound = host.pmem.mode == "system-ram"
         devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
         return Place(storage=storage, bound=bound, tiered=host.pmem.mode == tiering.MODE, devices=devices)
-    if host.pmem.mode == "fsdax":
+    if host.pmem.mode == "fsdax" and storage != "dram_ssd":
         places = mounts_of(host, state)
         missing = f"{host.pmem.mount_prefix}0"
     elif host.ssd.devices:
         places = drives_of(host, state)
         missing = ", ".join(drives.place(host.desired(), name) for name in host.ssd.devices)
+    elif storage == "dram_ssd":
+        raise TrainingError(
+            f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none; name one, or use "
+            f"--storage {host.server.storage}"
+        )
     else:
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}, or a drive "

@@ -51,7 +51,7 @@ _PANELS: tuple[Panel, ...] = (
     (
         "Memory by tier",
         "bytes",
-        "Rows in DRAM (dram_pmem: the cache), rows in persistent memory, and indexes, which are in DRAM.",
+        "Rows in DRAM (with a cache: those in it), rows in persistent memory or on drives, and indexes.",
         [("sum by (tier) (oe_memory_bytes{w})", "{{tier}}")],
     ),
     (
@@ -78,7 +78,7 @@ _PANELS: tuple[Panel, ...] = (
     (
         "Cache hits",
         "percentunit",
-        "Of the rows that were read with storage dram_pmem, the part that came from DRAM.",
+        "Of the rows that were read with storage dram_pmem or dram_ssd, the part that came from DRAM.",
         [
             (
                 "sum by (instance) (rate(oe_cache_hits_total{w}{r})) / (sum by (instance) "

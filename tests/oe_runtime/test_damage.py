@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from server_processes import Servers
 
-from oe_runtime import Client, TableSpec, _core
+from oe_runtime import Client, StorageSpec, TableSpec, _core
+from oe_runtime.checkpoint.verification import verify
 
 KEYS = np.arange(2000, dtype=np.int64)
 SPEC = TableSpec("t", 4, optimizer={"name": "sgd"}, initializer={"name": "zeros"})
@@ -22,9 +23,9 @@ def push(client: Client, table: int) -> None:
     client.push(pulled, [-(KEYS[:, None] + np.arange(1, 5) / 8).astype(np.float32)], 1.0)
 
 
-def flip_a_bit(pool: Path, row: np.ndarray) -> Path:
+def flip_a_bit(pool: Path, row: np.ndarray, files: str = "*.pool") -> Path:
     """Of the row with these weights, which is in one place only; its file."""
-    (file,) = (path for path in pool.glob("*.pool") if row.tobytes() in path.read_bytes())
+    (file,) = (path for path in pool.glob(files) if row.tobytes() in path.read_bytes())
     content = bytearray(file.read_bytes())
     content[content.index(row.tobytes()) + 2] ^= 0x10
     file.write_bytes(content)
@@ -70,3 +71,32 @@ def test_a_flipped_bit_is_found_named_and_never_laundered(tmp_path, tier):
     assert "error: table 't': the row of key 1234 is damaged: its checksum does not fit, at byte " in log
     assert str(file) in log
     assert _core.verify_pools(str(tmp_path / "pool-0")) == []
+
+
+def test_a_flipped_bit_on_a_drive_takes_the_rows_of_its_block_and_names_them(tmp_path):
+    rows = tmp_path / "rows"
+    in_block = 4096 // 16
+
+    def open_again() -> Client:
+        return Client.in_process(StorageSpec("dram_ssd", str(rows), recover=True, cache_bytes=1 << 20))
+
+    with open_again() as client:
+        table = client.create_table(SPEC)
+        push(client, table)
+        client.checkpoint(1, wait=True)
+        wanted = client.pull_rows(table, KEYS)
+    assert verify(rows) == []
+    file = flip_a_bit(rows, wanted[1234], "*.log")
+    (problem,) = verify(tmp_path)
+    assert problem.startswith(f"{file} is damaged: the checksum of the block at byte ")
+    assert " is wrong, with rows of keys " in problem
+
+    with open_again() as client:
+        table = client.create_table(SPEC)
+        found = client.pull_rows(table, KEYS)
+        gone = ~(found == wanted).all(axis=1)
+        assert gone[1234]
+        assert 1 <= gone.sum() <= in_block
+        assert not found[gone].any()  # as the initializer says
+        damage = client.stats()["servers"][0]["tables"]["t"]["damage"]
+        assert damage["quarantined_rows"] == gone.sum()

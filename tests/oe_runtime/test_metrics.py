@@ -10,7 +10,7 @@ from test_client import train
 
 from oe_runtime import Client
 from oe_runtime.server import metrics as metrics_module
-from oe_runtime.spec import STORAGES
+from oe_runtime.spec import CACHED, STORAGES
 
 pytestmark = pytest.mark.process
 
@@ -42,7 +42,7 @@ def test_metrics_tell_memory_by_kind_and_what_was_moved(tmp_path, storage):
     assert metrics["memory"][rows] == sum(table["bytes"] for table in metrics["tables"]) > 0
     caches = [table["cache"] for table in metrics["tables"]]
     assert metrics["memory"][other] == sum(cache["bytes"] for cache in caches)
-    cached = storage == "dram_pmem"
+    cached = storage in CACHED
     assert [sum(cache[field] for cache in caches) > 0 for field in ("bytes", "rows", "misses")] == [
         cached
     ] * 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from oe_runtime import Client, StorageSpec, TableSpec
-from oe_runtime.spec import CACHED_STORAGES, DTYPES, OPTIMIZERS
+from oe_runtime.spec import CACHED, DTYPES, OPTIMIZERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(not persistent|is not persistent memory)")
 
@@ -36,7 +36,7 @@ def opened(directory: Path, hop: int, specs: list[TableSpec]) -> Client:
     storage = StorageSpec(
         kind,
         "" if kind == "dram" else directory / f"rows-{hop}",
-        cache_bytes=1 << 20 if kind in CACHED_STORAGES else 0,
+        cache_bytes=1 << 20 if kind in CACHED else 0,
     )
     client = Client.in_process(storage, servers)
     for spec in specs:

@@ -107,10 +107,27 @@ def test_the_servers_figures(tmp_path: Path) -> None:
     axis = {t.text: float(t.attrib["y"]) - 4 for t in hits.iter("text") if t.get("text-anchor") == "end"}
     per_cent = [100 * (axis["0"] - y) / (axis["0"] - axis["100"]) for y in heights]
     assert per_cent == pytest.approx([50, 90], abs=0.5)
-    assert "rows in persistent memory" in page
+    assert "rows in persistent memory or on drives" in page
     assert "indexes" not in page  # there were none
     assert "12,345" in page
     assert "3 MiB" in page
+
+
+def test_what_drives_read_and_wrote(tmp_path: Path) -> None:
+    page = render(
+        run(
+            tmp_path,
+            *steps(3),
+            servers(20, drive_read_bytes=20 << 20, drive_written_bytes=10 << 20),
+            servers(40, drive_read_bytes=60 << 20, drive_written_bytes=10 << 20),
+            servers(60, drive_read_bytes=20 << 20, drive_written_bytes=0),  # the server has restarted
+        )
+    )
+    drives = drawings(page)["Drives"][0]
+    heights = [float(c.attrib["cy"]) for c in drives.iter() if c.tag == "circle"]
+    axis = {t.text: float(t.attrib["y"]) - 4 for t in drives.iter("text") if t.get("text-anchor") == "end"}
+    mib = [2 * (axis["0 B"] - y) / (axis["0 B"] - axis["2 MiB"]) for y in heights]
+    assert mib == pytest.approx([1, 2, 1, 0.5, 0, 0], abs=0.02)
 
 
 def test_a_failed_and_a_running_run(tmp_path: Path) -> None:

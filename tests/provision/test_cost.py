@@ -83,6 +83,45 @@ def test_pool_bytes_per_row_follow_the_line_layout(row: int, size: float) -> Non
     assert cost.pool_bytes(row) == size + 16
 
 
+DRIVES = """\
+servers:
+  - {name: nvme, dram: 256G, ssd: 3840G, ssd_writes: 3840G, price: 4, source: test, date: 2026-11-26}
+systems:
+  - {name: dram_ssd, storage: dram_ssd, time: 1.2, source: test, date: 2026-11-26}
+"""
+
+
+def test_rows_on_drives_are_packed_into_blocks() -> None:
+    assert cost.log_bytes(512) == 512 + 20
+    assert cost.log_bytes(72) == 4096 / 56 + 20
+    assert cost.log_bytes(5000) == 8192 + 20
+
+
+def test_drives_have_room_for_the_cleaner_and_a_wear(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yml").write_text(DRIVES)
+    words = ["cost", "--rows", "1e9", "--dim", "64", "--changed-rows", "0", "--kept", "1"]
+    words += ["--prices", str(tmp_path / "mine.yml"), "--written-rows", "208000"]  # 50 batches of 4,160 rows
+    assert cli.run([*words, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["choices"]
+    assert found["row_bytes"] == 512
+    model = Model(10**9, 64, "adagrad", "float32", changed=0, kept=1)
+    assert found["ssd"] == pytest.approx(cost.slots(model) * 532 * 1.45)
+    assert found["servers"] == 1
+    assert found["ssd_writes"] == pytest.approx(208_000 * 86_400 * 532 * 2)
+    assert found["ssd_wear"] == pytest.approx(found["ssd_writes"] / (3840 << 30))
+    assert cli.run(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "dram_ssd on nvme: its drives are written 17,808.2 GiB a day, 464% of what they are rated for: use"
+        in said
+    )
+    (tmp_path / "mine.yml").write_text(DRIVES.replace("ssd_writes: 3840G, ", ""))
+    assert cli.run(words) == 0
+    assert "for their rating, set ssd_writes in the price table" in " ".join(capsys.readouterr().out.split())
+
+
 def test_rows_changed_between_checkpoints_take_slots() -> None:
     """A pool of so many places trains: rows fit, and all of them that change are updated (a full one)."""
     million = Model(1_000_000, 16, "adagrad", "float32", changed=100_000, kept=2)
@@ -177,6 +216,7 @@ def test_price_tables_that_cannot_be(
         (["--rows", "1e400"], "found '1e400'; expected a whole number"),
         (["--rows", "9", "--kept", "65"], "--kept"),
         (["--rows", "9", "--changed-rows", "-1"], "--changed-rows: found -1"),
+        (["--rows", "9", "--written-rows", "-1"], "--written-rows: found -1"),
         (["--rows", "nan"], "found 'nan'; expected a whole number"),
         (["--rows", "9", "--optimizer", "adagradd"], "--optimizer: found 'adagradd'; allowed: adadelta"),
         (["--rows", "9", "--dtype", "int8"], "--dtype: found 'int8'; allowed: float32"),

@@ -147,8 +147,8 @@ def test_a_note_is_in_the_text_and_on_the_screen(tmp_path: Path, capsys: pytest.
 def test_settings_that_need_others(tmp_path: Path) -> None:
     dram = {"parameter_server_storage": "dram", **CLASS, "parameter_server_storage_cache": "1G"}
     assert settled(tmp_path, dram).notes == (
-        "parameter_server_storage_cache has no effect on Kubernetes: it is for storage dram_pmem, and this "
-        "is dram",
+        "parameter_server_storage_cache has no effect on Kubernetes: it is for storage dram_pmem and "
+        "dram_ssd, not dram",
         "kubernetes_storage_class has no effect on Kubernetes: servers with storage dram have no volumes",
         "kubernetes_storage_size has no effect on Kubernetes: servers with storage dram have no volumes",
     )

@@ -104,6 +104,14 @@ def test_local_servers_take_turns_on_the_directories(tmp_path: Path) -> None:
     assert places[1].path == f"{names[1]}/job/server-1"
 
 
+def test_dram_ssd_is_on_drives_whatever_the_mode(tmp_path: Path) -> None:
+    facts = {"oeprov_kind": "re6p", "pmem_mode": "fsdax"}
+    both = host(tmp_path, {**facts, "ssd_devices": ["/data/rows"]})
+    assert place_of(both, State(), asked("dram_ssd"), "job", "s", 0).path == "/data/rows/oeprov/job/s"
+    with pytest.raises(TrainingError, match="dram_ssd needs a drive, and ssd_devices names none"):
+        place_of(host(tmp_path, facts), State(), asked("dram_ssd"), "job", "s", 0)
+
+
 def test_a_local_job_uses_the_directory(tmp_path: Path) -> None:
     local = {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": [str(tmp_path)]}
     place = place_of(host(tmp_path, local), None, asked("dram_pmem"), "job", "server-0", 0)
@@ -132,9 +140,15 @@ def test_a_host_that_is_not_ready_is_told_to_bootstrap(tmp_path: Path) -> None:
 
 def test_on_kubernetes_each_server_has_a_drive_of_its_own(tmp_path: Path) -> None:
     two = host(tmp_path, NVME)
-    volumes = plan._local(KubernetesSettings(), [two], [2], 2)
+    volumes = plan._local(KubernetesSettings(), [two], [2], 2, "dram_ssd")
     assert volumes == (("h", "/mnt/ssd0"), ("h", "/data/rows"))
     with pytest.raises(TrainingError, match="needs a drive of its own, and ssd_devices names 2"):
-        plan._local(KubernetesSettings(), [two], [3], 3)
+        plan._local(KubernetesSettings(), [two], [3], 3, "dram_ssd")
     both = host(tmp_path, {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "ssd_devices": [NAME]})
-    assert plan._local(KubernetesSettings(), [both], [1], 1) == (("h", "/mnt/pmem0"),)
+    assert plan._local(KubernetesSettings(), [both], [1], 1, "dram_pmem") == (("h", "/mnt/pmem0"),)
+    assert plan._local(KubernetesSettings(), [both], [1], 1, "dram_ssd") == (("h", "/mnt/ssd0"),)
+    none = host(tmp_path, {"oeprov_kind": "re6p", "pmem_mode": "fsdax"})
+    with pytest.raises(
+        TrainingError, match="host h: storage dram_ssd needs a drive, and ssd_devices names none"
+    ):
+        plan._local(KubernetesSettings(), [none], [1], 1, "dram_ssd")

@@ -111,13 +111,13 @@ def test_size_of_the_cache(tmp_path: Path) -> None:
     [
         (
             {"storage_cache": "5G"},
-            "--storage-cache goes with --storage dram_pmem; the storage here is pmem_lib",
+            "--storage-cache goes with --storage dram_pmem or dram_ssd; the storage here is pmem_lib",
         ),
         (
             {"storage": "dram_pmem", "storage_cache": "5GB"},
             "--storage-cache: found '5GB'; expected a size such",
         ),
-        ({"storage": "pmem"}, "allowed: dram, pmem_libpmem, dram_pmem, pmem_memkind"),
+        ({"storage": "pmem"}, "allowed: dram, pmem_libpmem, dram_pmem, dram_ssd, pmem_memkind"),
     ],
 )
 def test_refused_options(tmp_path: Path, options: dict[str, object], words: str) -> None:

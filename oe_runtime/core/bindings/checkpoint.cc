@@ -9,6 +9,7 @@
 #include "oe_runtime/core/bindings/module.h"
 #include "oe_runtime/core/checkpoint/compare.h"
 #include "oe_runtime/core/server/store.h"
+#include "oe_runtime/core/storage/log_verify.h"
 #include "oe_runtime/core/storage/pool_verify.h"
 
 namespace py = pybind11;
@@ -75,6 +76,8 @@ void BindCheckpoint(py::module_& module) {
       Release(), py::arg("file"), "The same, after comparing every checksum in it.");
   module.def("verify_pools", &VerifyPools, Release(), py::arg("directory"),
              "What is wrong with the pools in a directory that no server uses, a line each.");
+  module.def("verify_logs", &VerifyLogs, Release(), py::arg("directory"),
+             "What is wrong with the logs in a directory that no server uses, a line each.");
   module.def("table_chains", &Chains, Release(), py::arg("directories"), py::arg("table"),
              "Each server's files of a table, oldest first, after checking that they belong together.");
   module.def("compare_tables", &Compare, Release(), py::arg("before"), py::arg("after"), py::arg("memory"));

@@ -17,6 +17,7 @@
 #include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/common/params.h"
 #include "oe_runtime/core/server/summed_push.h"
+#include "oe_runtime/core/storage/log_pool.h"
 #include "oe_runtime/core/storage/slot_store.h"
 #include "oe_runtime/core/wire/errors.h"
 
@@ -102,6 +103,19 @@ void AddRoom(const Table& table, nlohmann::json* stats) {
   if (!room) return;
   (*stats)["pool"] = {{"slots", room->slots},     {"free", room->free},         {"reserved", room->reserved},
                       {"changed", room->changed}, {"headroom", room->headroom}, {"refused", room->refused}};
+}
+
+void AddDrive(const Table& table, nlohmann::json* stats) {
+  const std::optional<LogPoolStats> drive = table.drive();
+  if (!drive) return;
+  (*stats)["drive"] = {{"reads", drive->device.reads},
+                       {"read_bytes", drive->device.read_bytes},
+                       {"written_bytes", drive->device.written_bytes},
+                       {"segments", drive->log.segments},
+                       {"free_segments", drive->log.free_segments},
+                       {"live", drive->log.live},
+                       {"retired", drive->log.retired},
+                       {"moved", drive->log.moved}};
 }
 
 // The locks keep their table, which may be dropped while they are waited for.
@@ -616,6 +630,7 @@ nlohmann::json Store::Stats() const {
                                {"scrubs", damage.scrubs}};
     AddPolicies(*table, &tables.back());
     AddRoom(*table, &tables.back());
+    AddDrive(*table, &tables.back());
     durable_at = std::min(durable_at, table->durable_at());
   }
   if (tables.empty()) durable_at = 0;

@@ -33,12 +33,7 @@ using nlohmann::json;
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
 constexpr size_t kLeastChunkBytes = size_t{32} << 10;
 
-// "oe-0123456789abcdef.log"
-constexpr size_t kNameSize = 3 + 16 + 4;
-bool IsLogName(const std::string& name) {
-  return name.size() == kNameSize && name.compare(0, 3, "oe-") == 0 && name.compare(19, 4, ".log") == 0 &&
-         name.find_first_not_of("0123456789abcdef", 3) == 19;
-}
+constexpr size_t kNameSize = 3 + 16 + 4;  // IsRowLogName()
 
 // A device whose space a storage counts.
 class CountedDevice final : public BlockDevice {
@@ -184,7 +179,7 @@ class DramSsd final : public Storage {
     for (fs::directory_iterator entry(directory_, error), end; !error && entry != end;
          entry.increment(error)) {
       const std::string name = entry->path().filename().string();
-      if (IsLogName(name)) names.push_back(name);
+      if (IsRowLogName(name)) names.push_back(name);
     }
     if (error) throw StorageError("cannot list the storage directory " + directory_.string(), error.value());
     std::sort(names.begin(), names.end());

@@ -20,6 +20,11 @@
 
 namespace oe {
 
+struct LogPoolStats {
+  RowLogStats log;
+  BlockDeviceStats device;
+};
+
 // The rows of one table in a log on a drive (row_log.h), with a cache in DRAM for each internal shard
 // (log_store.h), and the thread that makes checkpoints durable, writes chunks and cleans.
 class LogPool final : public KeptRows {
@@ -54,8 +59,7 @@ class LogPool final : public KeptRows {
   uint64_t bytes() const override { return device_->size(); }
   CacheStats cache_stats() const override;
 
-  RowLogStats stats() const { return log_->stats(); }
-  BlockDeviceStats device_stats() const { return device_->stats(); }
+  LogPoolStats stats() const { return {log_->stats(), device_->stats()}; }
   std::string description() const { return device_->description(); }
 
  private:

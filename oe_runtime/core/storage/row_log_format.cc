@@ -65,6 +65,11 @@ void Get(const std::byte** from, size_t count, std::vector<T>* values) {
 
 }  // namespace
 
+bool IsRowLogName(const std::string& name) {
+  return name.size() == 23 && name.compare(0, 3, "oe-") == 0 && name.compare(19, 4, ".log") == 0 &&
+         name.find_first_not_of("0123456789abcdef", 3) == 19;
+}
+
 BlockBuffer EncodeRowLogSuper(const RowLogSuper& super, size_t most) {
   const size_t bytes = sizeof(SuperFront) + super.kept.size() * sizeof(KeptCheckpoint) +
                        super.discarded.size() * sizeof(EpochRange) + super.extents.size() * sizeof(uint16_t) +

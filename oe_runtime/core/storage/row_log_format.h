@@ -15,6 +15,9 @@ namespace oe {
 
 constexpr uint64_t kRowLogFormat = 1;
 
+// "oe-0123456789abcdef.log", the file of a log.
+bool IsRowLogName(const std::string& name);
+
 // The order of the entries of a key: its epoch, then the number of the entry among all of the log. Entries
 // that are moved keep theirs.
 constexpr uint32_t kLsnNumberBits = 39;

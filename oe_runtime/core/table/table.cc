@@ -566,6 +566,12 @@ std::optional<PoolRoom> Table::room() const {
   return room;
 }
 
+std::optional<LogPoolStats> Table::drive() const {
+  const std::shared_lock<FairSharedMutex> lock(content_mutex_);
+  if (!content_->log) return std::nullopt;
+  return content_->log->stats();
+}
+
 bool Table::is_pmem() const { return storage_->is_pmem(); }
 
 }  // namespace oe

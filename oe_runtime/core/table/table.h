@@ -34,6 +34,7 @@ class Damage;
 class KeptRows;
 class LogReads;
 class RowOps;
+struct LogPoolStats;
 struct PoolRoom;
 class TableFiles;
 struct TableFileInfo;
@@ -175,6 +176,8 @@ class Table {
   CacheStats cache() const;  // of dram_pmem and dram_ssd; otherwise all 0
   // How full the pool of its rows is; nullopt without a pool.
   std::optional<PoolRoom> room() const;
+  // What its log on a drive did since the table was made; nullopt without one.
+  std::optional<LogPoolStats> drive() const;
   // The size of a saved row: weights, optimizer's state, facts of policies.
   size_t row_bytes() const { return row_bytes_; }
 

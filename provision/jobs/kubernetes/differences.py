@@ -13,7 +13,7 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.setting_types import Settings
 from provision.jobs.request import Request
-from provision.jobs.storage import POOLS
+from provision.jobs.storage import CACHED, POOLS
 
 # Variables of the job without effect there, and what decides instead.
 _INSTEAD = {
@@ -66,13 +66,15 @@ def _by_settings(inventory: Inventory, wanted: Request, storage: str) -> dict[st
         found["parameter_server_count"] = "kubernetes_servers says how many there are"
     if wanted.workers:
         found["kubernetes_workers"] = "--workers says how many there are"
-    if storage != "dram_pmem":
-        found["parameter_server_storage_cache"] = f"it is for storage dram_pmem, and this is {storage}"
+    if storage not in CACHED:
+        found["parameter_server_storage_cache"] = f"it is for storage {' and '.join(CACHED)}, not {storage}"
     if storage not in POOLS:
         for key in ("kubernetes_storage_class", "kubernetes_storage_size", "ssd_devices", "ssd_mount_prefix"):
             found[key] = f"servers with storage {storage} have no volumes"
     elif inventory.kubernetes.storage_class:
         found.update(dict.fromkeys(("ssd_devices", "ssd_mount_prefix"), "a class makes the servers' volumes"))
-    elif all(inventory.hosts[name].pmem.mode == "fsdax" for name in inventory.parameter_servers):
+    elif storage != "dram_ssd" and all(
+        inventory.hosts[name].pmem.mode == "fsdax" for name in inventory.parameter_servers
+    ):
         found.update(dict.fromkeys(("ssd_devices", "ssd_mount_prefix"), "volumes are persistent memory"))
     return found

@@ -21,7 +21,7 @@ from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences, script
 from provision.jobs.kubernetes.script import PodScript
 from provision.jobs.request import LaunchOptions, Request, flag
-from provision.jobs.storage import POOLS, storage_of
+from provision.jobs.storage import CACHED, POOLS, storage_of
 from provision.node import drives
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
@@ -42,7 +42,7 @@ class Plan:
     storage: str
     servers: int
     threads: int
-    cache: int  # of storage dram_pmem
+    cache: int  # of a storage with one
     size: int  # most that a server may use; 0: no limit
     port: int
     metrics_port: int
@@ -112,12 +112,12 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
         storage=storage,
         servers=servers,
         threads=servers_as["threads"] or max(1, int(settings.server_cpus)),
-        cache=cache if storage == "dram_pmem" else 0,
+        cache=cache if storage in CACHED else 0,
         size=servers_as["storage_size"],
         port=port,
         metrics_port=metrics_port,
         server_hosts=named,
-        local=_local(settings, hosts, counts, servers) if storage in POOLS else (),
+        local=_local(settings, hosts, counts, servers, storage) if storage in POOLS else (),
         environment={
             **(script.environment(wanted.training, settings) if pods is not None else {}),
             **placement.worker_environment(workers[0]),
@@ -182,7 +182,7 @@ def _storage(hosts: list[Host], wanted: Request) -> str:
 
 
 def _local(
-    settings: KubernetesSettings, hosts: list[Host], counts: list[int], servers: int
+    settings: KubernetesSettings, hosts: list[Host], counts: list[int], servers: int, storage: str
 ) -> tuple[tuple[str, str], ...]:
     """Of each server the node and the mount point of its local volume; empty where a class makes volumes."""
     if settings.storage_class:
@@ -202,16 +202,18 @@ def _local(
             "mount points: leave one of them out, or set kubernetes_storage_class"
         )
     return tuple(
-        (host.name, _volume(host, number))
+        (host.name, _volume(host, number, storage))
         for host, count in zip(hosts, counts, strict=True)
         for number in range(count)
     )
 
 
-def _volume(host: Host, number: int) -> str:
+def _volume(host: Host, number: int, storage: str) -> str:
     """The mount point of a host's server: of its persistent memory, or one of ``ssd_devices``."""
     names = host.ssd.devices
-    if host.pmem.mode == "fsdax" or not names:
+    if storage == "dram_ssd" and not names:
+        raise TrainingError(f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none")
+    if (host.pmem.mode == "fsdax" and storage != "dram_ssd") or not names:
         return f"{host.pmem.mount_prefix}{number}"
     if number >= len(names):
         raise TrainingError(
