@@ -2,7 +2,7 @@
 
     mkdir rows
     python -m oe_runtime.train --script examples/rows_on_nvme.py --in-process --run-dir run \
-        --storage dram_ssd --storage-path rows --storage-cache 16777216 -- --gib 0.1
+        --storage dram_ssd --storage-path rows --storage-cache 33554432 -- --gib 0.1 --then 10
 
 `make demo-ssd` trains 20 GiB of rows so, in 4 GiB of memory. First each batch brings new ids, until the table
 is full. Then ids are drawn from all of them, a few often and most seldom, as in production.
