@@ -139,8 +139,10 @@ void LogPool::WaitIdle() noexcept {
 }
 
 std::vector<CheckpointInfo> LogPool::Checkpoints() const {
+  const std::vector<KeptCheckpoint> all = log_->kept();
   std::vector<CheckpointInfo> infos;
-  for (const KeptCheckpoint& kept : log_->kept()) infos.push_back({kept.id, kept.version, kept.rows});
+  infos.reserve(all.size());
+  for (const KeptCheckpoint& kept : all) infos.push_back({kept.id, kept.version, kept.rows});
   return infos;
 }
 

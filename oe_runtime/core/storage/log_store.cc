@@ -24,7 +24,7 @@ void LogReads::Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slo
 }
 
 void LogReads::Run() {
-  if (entries_.empty()) return;
+  if (log_ == nullptr) return;  // there are no entries
   const size_t n = entries_.size();
   const size_t row_bytes = log_->spec().row_bytes;
   const size_t parts = log_->reads_per_row();
@@ -343,8 +343,19 @@ void LogStore::Relocate(Key key, uint32_t slot, const std::function<uint32_t()>&
   }
 }
 
+// What pushes under way have reserved, mostly more than they take, comes back when they end.
+RowLog::Room LogStore::RoomToWriteBack() {
+  while (true) {
+    try {
+      return log_->Reserve(kAtOnce, RowLog::Need::kWriteBack);
+    } catch (const StorageFull&) {
+      if (!log_->AwaitRoom()) throw;
+    }
+  }
+}
+
 bool LogStore::WriteBack(uint64_t epoch, size_t* position) {
-  const RowLog::Room room = log_->Reserve(kAtOnce, RowLog::Need::kWriteBack);
+  const RowLog::Room room = RoomToWriteBack();
   const std::unique_lock<FairSharedMutex> lock(mutex_);
   for (size_t count = 0; *position < frames_.size(); ++*position) {
     const Frame& frame = frames_[*position];

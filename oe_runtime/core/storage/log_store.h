@@ -126,6 +126,7 @@ class LogStore final : public RowStore {
   bool EvictOne() noexcept;
   bool Evict(uint32_t frame) noexcept;
   bool WriteFrame(uint32_t frame) noexcept;
+  RowLog::Room RoomToWriteBack();
   void BeginChange(uint32_t frame);
   void Free(uint32_t frame) noexcept;
 

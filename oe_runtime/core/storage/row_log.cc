@@ -12,11 +12,12 @@
 namespace oe {
 namespace {
 
-constexpr uint64_t kCleanerSegments = 2;  // that appends leave to the cleaner
-constexpr uint64_t kLeastSegments = 8;    // that the log has at least, if the device has room
-constexpr uint64_t kMostGrowth = 256;     // segments at once
-constexpr size_t kMostUnwritten = 16;     // full chunks, beyond which Reserve() writes them
-constexpr int kMostAttempts = 64;         // to make room
+constexpr uint64_t kCleanerSegments = 2;    // that appends leave to the cleaner
+constexpr uint64_t kWriteBackSegments = 4;  // that pushes leave to checkpoints
+constexpr uint64_t kLeastSegments = 8;      // that the log has at least, if the device has room
+constexpr uint64_t kMostGrowth = 256;       // segments at once
+constexpr size_t kMostUnwritten = 16;       // full chunks, beyond which Reserve() writes them
+constexpr int kMostAttempts = 64;           // to make room
 
 }  // namespace
 
@@ -82,7 +83,7 @@ std::unique_ptr<RowLog> RowLog::Create(BlockDevice* device, const RowLogSpec& sp
     device->Write(copy * spec.super_bytes, nothing.data(), kBlockBytes);
   device->Flush();
   log->WriteSuper(super);
-  log->super_ = super;
+  log->super_ = std::move(super);
   return log;
 }
 
@@ -154,7 +155,8 @@ bool RowLog::HasRoom(uint64_t rows) const {
 bool RowLog::MayTake(uint64_t rows, Need need) const {
   if (need == Need::kWriteBack) return true;
   const uint64_t most = MostSegments();
-  const uint64_t kept = kCleanerSegments + 2 + (need == Need::kNewRows ? most / 16 + 2 : 0);
+  const uint64_t kept =
+      kCleanerSegments + kWriteBackSegments + 2 + (need == Need::kNewRows ? most / 16 + 2 : 0);
   uint64_t changes = 0;  // versions that kept checkpoints will need, beyond those that they need now
   if (need == Need::kNewRows) {
     changes = (spec_.window + uint64_t{1}) * std::max(most_changed_, changed_now_);
@@ -244,8 +246,18 @@ RowLog::Room RowLog::Reserve(uint64_t rows, Need need) {
 }
 
 void RowLog::GiveRoom(uint64_t rows) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  reserved_ -= rows;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    reserved_ -= rows;
+  }
+  given_.notify_all();
+}
+
+bool RowLog::AwaitRoom() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (reserved_ == 0) return false;
+  given_.wait(lock, [this, before = reserved_] { return reserved_ < before; });
+  return true;
 }
 
 uint64_t RowLog::CloseEpoch() {
@@ -288,7 +300,7 @@ RowLog::Pending* RowLog::OpenChunk(Stream* stream, bool row) {
     const size_t rows = open.chunk.rows.size();
     const size_t entries = rows + open.chunk.tombstones.size() + 1;
     const bool fits = ChunkHeaderBlocks(entries, open.row_blocks) <= open.chunk.header_blocks;
-    if (fits && (!row || rows < open.row_blocks / row_blocks_ * block_rows_)) return stream->open.get();
+    if (fits && (!row || rows < RowsIn(open.row_blocks))) return stream->open.get();
     Seal(stream);
   }
   if (stream->segment != kNoRow && RowBlocksFor(segment_blocks_ - segments_[stream->segment].blocks) == 0) {
@@ -313,7 +325,7 @@ RowLog::Pending* RowLog::OpenChunk(Stream* stream, bool row) {
   open->chunk.place = segment.blocks;
   open->chunk.header_blocks = HeaderFor(open->row_blocks);
   open->buffer = BlockBuffer((open->chunk.header_blocks + open->row_blocks) * kBlockBytes);
-  open->chunk.rows.reserve(open->row_blocks / row_blocks_ * block_rows_);
+  open->chunk.rows.reserve(RowsIn(open->row_blocks));
   resident_[FirstBlock(open->segment) + open->chunk.place + open->chunk.header_blocks] = open.get();
   stream->open = std::move(open);
   return stream->open.get();

@@ -122,6 +122,8 @@ class RowLog {
   // Grows the log, writes chunks and cleans until there is room. Throws StorageFull, and StorageError once
   // the device has failed.
   Room Reserve(uint64_t rows, Need need);
+  // Returns when somebody gives room back; false: nobody has any. For a thread that has none.
+  bool AwaitRoom();
   // So many more rows (or, negative, fewer) are to be written back some time: their room is not given away.
   // Recover() forgets them.
   void Claim(int64_t rows) noexcept { claimed_ += static_cast<uint64_t>(rows); }
@@ -223,6 +225,7 @@ class RowLog {
   uint64_t OffsetOf(uint64_t block) const { return 2 * spec_.super_bytes + block * kBlockBytes; }
   uint32_t FirstBlock(uint32_t segment) const { return segment * segment_blocks_; }
   uint32_t SlotOf(const Pending& pending, size_t row) const;
+  size_t RowsIn(uint32_t row_blocks) const { return size_t{row_blocks / row_blocks_} * block_rows_; }
   uint32_t BlockOf(uint32_t slot) const { return slot / block_rows_; }
   uint32_t SegmentOf(uint32_t slot) const { return BlockOf(slot) / segment_blocks_; }
   [[noreturn]] void Damaged(const std::string& what) const;
@@ -306,6 +309,7 @@ class RowLog {
   std::string failure_;
   std::atomic<uint64_t> epoch_{1};
   std::atomic<uint64_t> claimed_{0};
+  std::condition_variable given_;  // room
 };
 
 }  // namespace oe

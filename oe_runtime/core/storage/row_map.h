@@ -78,7 +78,7 @@ class RowMap {
   void Rows(const Key* keys, const uint32_t* numbers, size_t n, const std::byte** rows,
             LogReads* reads) const {
     for (size_t i = 0; i < n; ++i) {
-      if (numbers[i] != kNoRow && log_ != nullptr && (numbers[i] & kCopyBit) == 0) {
+      if (numbers[i] != kNoRow && log_ != nullptr && reads != nullptr && (numbers[i] & kCopyBit) == 0) {
         reads->Add(log_->log(), log_->device(), keys[i], numbers[i], &rows[i]);
       } else {
         rows[i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);

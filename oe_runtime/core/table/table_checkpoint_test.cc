@@ -227,7 +227,8 @@ TEST_P(TableCheckpointTest, SlotsAreUsedAgain) {
 TEST_P(TableCheckpointTest, AFullStorageRefusesThePushAndKeepsTheRest) {
   TableSpec spec = Spec("sgd");
   spec.dim = 64;
-  const auto table = Table::Create(spec, Directory(true, 2, IsLog() ? Capacity() : uint64_t{1536} << 10));
+  // A log has two superblocks of a quarter MiB beside its segments, and room for its cleaner.
+  const auto table = Table::Create(spec, Directory(true, 2, uint64_t{IsLog() ? 3072U : 1536U} << 10));
   Push(table.get(), 1);
   table->Checkpoint(1);
   table->WaitDurable();
