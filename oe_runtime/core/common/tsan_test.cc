@@ -9,8 +9,9 @@
 
 #ifdef __SANITIZE_THREAD__
 // libstdc++, which is not instrumented, counts the holders of an exception: that the last of them destroys it
-// after the others have read it is invisible.
-extern "C" const char* __tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
+// after the others have read it is invisible. Visible, since the sanitizer is a shared library.
+extern "C" __attribute__((visibility("default"))) const char*
+__tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
   return "race:std::__exception_ptr::exception_ptr::_M_release\n";
 }
 #endif
