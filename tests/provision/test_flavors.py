@@ -241,6 +241,8 @@ class TestRefusals:
                 "from PyPI does not support persistent memory",
             ),
             ("openembedding", "", {"storage": "pmem_memkind"}, "deeprec and oe_runtime have pmem_memkind"),
+            ("openembedding", "", {"storage": "dram_ssd"}, "OpenEmbedding has no such storage"),
+            ("deeprec", "", {"model": "wdl", "storage": "dram_ssd"}, "DeepRec has no such storage"),
             ("openembedding", "runtime_variant: mirrored", {"workers": 2}, "mirrored is one process"),
             ("deeprec", "", {"model": "deepfm"}, "flavor deeprec has wdl, dlrm"),
             ("deeprec", "", {"model": "wdl", "schema": "avazu"}, "--schema: flavor deeprec reads Criteo's"),

@@ -88,6 +88,11 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
             f"--storage: found {found!r}; DeepRec's script of {training.model} keeps rows in DRAM: use "
             f"--storage dram, or --model {named}"
         )
+    if found == "dram_ssd":
+        raise TrainingError(
+            f"host {hosts[0].name}: storage dram_ssd: DeepRec has no such storage: use --storage dram, or "
+            "the flavor oe_runtime"
+        )
     if found in POOLS and not hosts[0].server.storage_size:
         raise TrainingError(
             f"host {hosts[0].name}: storage {found}: DeepRec reserves its whole pool at once; set "

@@ -101,6 +101,11 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
 
 
 def _check_storage(host: Host, found: str) -> None:
+    if found == "dram_ssd":
+        raise TrainingError(
+            f"host {host.name}: storage dram_ssd: OpenEmbedding has no such storage: use --storage dram, "
+            "or the flavor oe_runtime"
+        )
     if found == "pmem_memkind":
         raise TrainingError(
             f"host {host.name}: storage pmem_memkind: OpenEmbedding keeps rows in DRAM or in pools on a file "
