@@ -148,7 +148,7 @@ def metrics() -> str:
         "# Metrics",
         "",
         "A parameter server started with `--metrics-port` serves these at `/metrics`. Some appear only where",
-        "they mean something: with pools, a cache, admission, eviction, several workers.",
+        "they mean something: with pools, a cache, drives, admission, eviction, several workers.",
         "",
         "| Metric | Type | Labels | Meaning |",
         "|---|---|---|---|",
@@ -170,6 +170,9 @@ _TABLE = {
     "cache": _COUNTS,
     "damage": dict.fromkeys(("quarantined_rows", "repaired_rows", "scrubbed_rows", "scrubs"), 0),
     "pool": dict.fromkeys(("slots", "free", "reserved", "changed", "headroom", "refused"), 1),
+    "drive": dict.fromkeys(
+        ("reads", "read_bytes", "written_bytes", "segments", "free_segments", "live", "retired", "moved"), 1
+    ),
     "admission": dict.fromkeys(("admitted_rows", "filter_bytes", "forgotten_keys", "refused_keys"), 1),
     "eviction": {
         "cap": {"evicted_rows": 1, "refused_keys": 1},
