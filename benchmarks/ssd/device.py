@@ -46,7 +46,18 @@ class Run:
     cpu: float
 
 
-def _fio(file: Path, seconds: float) -> Run:
+def file_of(directory: Path, gib: int) -> Path:
+    """The file that is read, which is made if it is not there."""
+    core_programs.build(PROGRAM.name)
+    file = directory / "ssd_device.blocks"
+    if not file.exists() or file.stat().st_size != gib << 30:
+        file.unlink(missing_ok=True)
+        subprocess.run([str(PROGRAM), str(file), "fill", str(gib)], check=True)
+    return file
+
+
+def fio(file: Path, seconds: float) -> Run:
+    """Reads of 4 KiB at depth 128 by io_uring."""
     argv = [
         "fio",
         "--name=read",
@@ -80,7 +91,7 @@ def _where(directory: Path) -> str:
     )
 
 
-def _table(fio: list[Run], runs: dict[str, list[Run]]) -> str:
+def _table(beside: list[Run], runs: dict[str, list[Run]]) -> str:
     lines = [
         "| reader | reads per second | lowest to highest | of fio's rate | asked | CPU µs per read | asked |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -94,10 +105,10 @@ def _table(fio: list[Run], runs: dict[str, list[Run]]) -> str:
             f"{asked} | {middle(run.cpu for run in found):.2f} | {cpu} |"
         )
 
-    lines.append(line("fio, io_uring, depth 128", fio, "", "", ""))
+    lines.append(line("fio, io_uring, depth 128", beside, "", "", ""))
     for name, found in runs.items():
         _, _, asked, cpu = CASES[name]
-        share = middle(run.rate / beside.rate for run, beside in zip(found, fio, strict=True))
+        share = middle(run.rate / one.rate for run, one in zip(found, beside, strict=True))
         lines.append(
             line(name, found, f"{share:.0%}", f"≥ {asked:.0%}" if asked else "", f"≤ {cpu:g}").replace(
                 "%", " %"
@@ -121,19 +132,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2, help="of each of a round's runs")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/ssd_device.md")
     options = parser.parse_args()
-    core_programs.build(PROGRAM.name)
-    file = options.directory / "ssd_device.blocks"
-    if not file.exists() or file.stat().st_size != options.gib << 30:
-        file.unlink(missing_ok=True)
-        subprocess.run([str(PROGRAM), str(file), "fill", str(options.gib)], check=True)
+    file = file_of(options.directory, options.gib)
     where = _where(options.directory)
-    fio: list[Run] = []
+    beside: list[Run] = []
     runs: dict[str, list[Run]] = {name: [] for name in CASES}
     for _ in range(options.rounds):
-        fio.append(_fio(file, options.seconds))
+        beside.append(fio(file, options.seconds))
         for name, (reader, in_flight, _, _) in CASES.items():
             runs[name].append(_ours(file, reader, options.seconds, in_flight))
-    table = _table(fio, runs)
+    table = _table(beside, runs)
     print(where, table, sep="\n\n")
     if options.save:
         about = (

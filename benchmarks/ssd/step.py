@@ -1,10 +1,12 @@
-"""Steps of a table whose rows are larger than its memory: dram_ssd, dram_pmem on a directory, and dram.
+"""Steps of a table with rows beyond its memory: dram_ssd, dram_pmem on a directory, dram, RocksDB.
 
-    python benchmarks/ssd/step.py [--directory DIRECTORY] [--rows 2000000] [--rounds 7] [--save]
+    python benchmarks/ssd/step.py [--directory DIRECTORY] [--rows 2000000] [--rounds 7] [--only NAME ...]
 
 As root, where control groups can limit memory. A step pulls and pushes a batch of 4,096 x 26 skewed ids. Each
-storage has a process of its own, with the same cache and the same limit of memory (but dram, which has none),
-and they take turns: a round is ten steps of each. The table has medians, and medians of each round's ratio.
+contender has a process of its own, with the same cache and the same limit of memory (but dram, which has
+none), and they take turns: a round is ten steps of each. The table has medians, and medians of each round's
+ratio. RocksDB has a block cache as large as the cache and the index of dram_ssd together, or in front of it a
+cache of rows as large as the cache of dram_ssd. It logs nothing. Needs librocksdb-dev.
 """
 
 from __future__ import annotations
@@ -24,7 +26,17 @@ import core_programs  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "ssd_step.md"
 PROGRAM = core_programs.FOLDER / "ssd_step"
+PEER = ROOT / "benchmarks" / "peers" / "rocksdb_step.cc"
+PEER_PROGRAM = ROOT / "build" / "peers" / "rocksdb_step"
 STORAGES = ("dram_ssd", "dram_pmem", "dram")
+# RocksDB: threads that share the MultiGet of a batch, and whether a cache of rows is in front.
+PEERS = {
+    "RocksDB, 1 thread": (1, False),
+    "RocksDB, 16 threads": (16, False),
+    "RocksDB, 32 threads": (32, False),
+    "RocksDB behind a cache of rows, 16 threads": (16, True),
+    "RocksDB behind a cache of rows, 32 threads": (32, True),
+}
 STEPS = 10
 INDEX = 24  # bytes of DRAM per row
 OTHERS = 224 << 20  # the process, and what a batch of new rows takes at once
@@ -34,23 +46,29 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 class Contender:
     """A process with a table, which runs steps when it is asked to."""
 
-    def __init__(self, storage: str, options: argparse.Namespace) -> None:
-        directory = options.directory / f"ssd_step-{storage}"
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        folder = "ssd_step-" + name.replace(" ", "_").replace(",", "")
+        directory = options.directory / folder
         directory.mkdir(exist_ok=True)
         row = 8 * options.dim
         cache = int(options.rows * row * options.cached)
-        self.limit = cache + options.rows * INDEX + OTHERS
-        self._group = GROUPS / f"ssd_step-{storage}"
-        argv = [PROGRAM, storage, directory, cache, options.rows, options.dim, options.threads]
+        index = options.rows * INDEX
+        self.limit = cache + index + OTHERS
+        self._group = GROUPS / folder
+        argv: list[object] = [PROGRAM, name, directory, cache, options.rows, options.dim, options.threads]
+        if name in PEERS:
+            threads, has_rows_cached = PEERS[name]
+            caches = (index, cache) if has_rows_cached else (index + cache, 0)
+            argv = [PEER_PROGRAM, directory, *caches, options.rows, options.dim, threads]
         self.process = subprocess.Popen(
             [str(word) for word in argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=None if storage == "dram" else self._join,
+            preexec_fn=None if name == "dram" else self._join,
         )
         if self._line() != ["ready"]:
-            raise SystemExit(f"{storage}: ended with status {self.process.wait()}")
+            raise SystemExit(f"{name}: ended with status {self.process.wait()}")
 
     def _join(self) -> None:
         self._group.mkdir(exist_ok=True)
@@ -69,9 +87,19 @@ class Contender:
         return [float(word) for word in self._line()]
 
 
+def _build_peer() -> None:
+    if not Path("/usr/include/rocksdb/db.h").exists():
+        raise SystemExit(
+            "there is no RocksDB here: apt-get install librocksdb-dev, or name others with --only"
+        )
+    PEER_PROGRAM.parent.mkdir(parents=True, exist_ok=True)
+    command = ["g++", "-std=c++17", "-O3", "-march=x86-64-v3", f"-I{ROOT}", PEER, "-o", PEER_PROGRAM]
+    subprocess.run([*command, "-lrocksdb", "-lpthread"], check=True, stdout=sys.stderr)
+
+
 def _table(runs: dict[str, list[list[float]]]) -> str:
     lines = [
-        "| storage | ms per step | × dram_ssd | processor ms | rows missed | read | written |",
+        "| rows in | ms per step | × `dram_ssd` | processor ms | rows missed | read | written |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     ours = [run[0] for run in runs["dram_ssd"]]
@@ -80,10 +108,9 @@ def _table(runs: dict[str, list[list[float]]]) -> str:
             statistics.median(column) for column in zip(*found, strict=True)
         )
         ratio = statistics.median(run[0] / beside for run, beside in zip(found, ours, strict=True))
-        drive = f"{read / 2**20:.1f} MiB | {written / 2**20:.1f} MiB" if storage == "dram_ssd" else "– | –"
-        lines.append(
-            f"| `{storage}` | {wall:.1f} | {ratio:.2f} | {processor:.0f} | {misses:,.0f} | {drive} |"
-        )
+        drive = f"{read / 2**20:.1f} MiB | {written / 2**20:.1f} MiB"
+        name = storage if storage in PEERS else f"`{storage}`"
+        lines.append(f"| {name} | {wall:.1f} | {ratio:.2f} | {processor:.0f} | {misses:,.0f} | {drive} |")
     return "\n".join(lines) + "\n"
 
 
@@ -100,11 +127,16 @@ def main() -> None:
     parser.add_argument("--cached", type=float, default=0.1, help="part of the rows that the cache holds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    everyone = (*STORAGES, *PEERS)
+    parser.add_argument("--only", nargs="+", choices=everyone, default=everyone, metavar="NAME")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/ssd_step.md")
     options = parser.parse_args()
     core_programs.build(PROGRAM.name)
-    contenders = {storage: Contender(storage, options) for storage in STORAGES}
-    runs: dict[str, list[list[float]]] = {storage: [] for storage in STORAGES}
+    if any(name in PEERS for name in options.only):
+        _build_peer()
+    # Ours is what the others are compared with.
+    contenders = {name: Contender(name, options) for name in dict.fromkeys(("dram_ssd", *options.only))}
+    runs: dict[str, list[list[float]]] = {name: [] for name in contenders}
     for round_ in range(options.rounds + 1):
         for storage, contender in contenders.items():
             found = contender.run()

@@ -9,6 +9,7 @@ vocabularies  WDL, DeepFM, DLRM at dims 9 and 64 and 40 k to 10 M ids a field, i
 auc           of the held-out rows over seeds: stock, stock that updates rows as tables do, served
 pipeline      input, pull, compute and push of a step, and what the pipeline hides
 checkpoints   what a checkpoint every so many steps costs, with rows on persistent memory
+drive         rows on a drive (dram_ssd) beside rows in memory, step by step
 workers       1 and 2 workers on 2 cores; on paper, up to 16 with 8 servers
 torch         PyTorch's sparse Embedding and EmbeddingBag beside ours (pip install torch)
 schemas       Avazu's columns and two more schemas, beside stock Keras
@@ -22,6 +23,7 @@ import sys
 
 import auc
 import checkpoints
+import drive
 import job
 import pipeline
 import pytorch
@@ -35,6 +37,7 @@ PARTS = {
     "auc": auc.main,
     "pipeline": pipeline.main,
     "checkpoints": checkpoints.main,
+    "drive": drive.main,
     "workers": workers.main,
     "torch": pytorch.main,
     "schemas": schemas.main,
