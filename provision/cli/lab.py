@@ -44,14 +44,18 @@ def _size(option: str, text: str) -> int:
 def up(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 2,
     pmem: Annotated[
-        str, typer.Option(metavar="SIZE", help="Persistent memory per node, a multiple of 128M.")
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Persistent memory per node, or the size of its drive with nvme; a multiple of 128M.",
+        ),
     ] = "2G",
     variant: Annotated[
         str,
         typer.Option(
             help="Hardware to imitate. bare-metal: a module with labels, no namespace, and a stand-in "
             "for ipmctl. re6p: namespace0.0 without labels. re7p: a memory node that a kernel argument turns "
-            "into persistent memory. cxl: a memory expander (QEMU 8.1 or newer)."
+            "into persistent memory. cxl: a memory expander (QEMU 8.1 or newer). nvme: an empty NVMe drive."
         ),
     ] = "bare-metal",
     memory: Annotated[str, typer.Option(metavar="SIZE", help="DRAM per node.")] = "1536M",

@@ -34,8 +34,8 @@ _PACKAGES = (
 )
 # What oeprov may install on a node, with what people like to have there.
 _REPOSITORY = (
-    "ndctl daxctl cxl numactl e2fsprogs xfsprogs libpmem1 libmemkind0 python3-venv python3-numpy python3-pip "
-    "libgomp1 pciutils less curl"
+    "ndctl daxctl cxl nvme-cli numactl e2fsprogs xfsprogs libpmem1 libmemkind0 python3-venv python3-numpy "
+    "python3-pip libgomp1 pciutils less curl"
 )
 # No file system checks at boot: they cost seconds, and the journal heals what a power cut leaves.
 _FSTAB = "UUID={root} / ext4 errors=remount-ro 0 0\nUUID={boot} /boot ext4 defaults 0 0\n"

@@ -213,6 +213,9 @@ class Lab:
                     file.truncate(spec.pmem + labels)
                 if labels:
                     label_area.write(module, labels)
+        if spec.variant == "nvme":
+            with (directory / machine.DRIVE).open("wb") as file:
+                file.truncate(spec.pmem)
         comment = f"root@{node.name}"
         programs.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", directory / "host_key"]
@@ -287,6 +290,7 @@ def inventory_text(specs: Sequence[Machine], key: Path, known_hosts: Path) -> st
             "ansible_port": spec.ssh_port,
             "oeprov_kind": machine.VARIANTS[spec.variant],
             "parameter_server_port": spec.server_port,
+            **({"ssd_devices": [spec.drive]} if spec.variant == "nvme" else {}),
         }
         for spec in specs
     }

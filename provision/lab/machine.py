@@ -23,7 +23,9 @@ VARIANTS = {
     "re6p": "re6p",
     "re7p": "re7p",
     "cxl": "cxl",
+    "nvme": "nvme",
 }
+DRIVE = "nvme0.raw"  # in a node's directory: the drive of variant nvme
 LABEL = 2 << 20  # bytes of a module's label area; its region is the backing file less this
 PORTS = 10  # of the parameter servers of one node
 CXL_SINCE = (8, 1)  # QEMU's volatile CXL memory
@@ -31,7 +33,10 @@ CXL_SINCE = (8, 1)  # QEMU's volatile CXL memory
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine is made of. Sizes in bytes; ``pmem`` is that of one module, one for each socket."""
+    """What a machine is made of. Sizes in bytes.
+
+    ``pmem`` is that of one module, one for each socket; of variant nvme, which has no module, of its drive.
+    """
 
     name: str
     index: int
@@ -46,6 +51,16 @@ class Machine:
     def server_port(self) -> int:
         """First of the ports that parameter servers on this node listen on, in the guest and here."""
         return 7100 + 10 * (self.ssh_port - 2220)  # so that two labs on one machine differ
+
+    @property
+    def drive(self) -> str:
+        """The guest's name for the drive of variant nvme."""
+        return f"/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_{self.serial}"
+
+    @property
+    def serial(self) -> str:
+        """The serial number of that drive."""
+        return f"oeprov-{self.name}"
 
 
 def arguments(
@@ -129,6 +144,11 @@ def _memory(machine: Machine) -> list[str]:
         argv += ["-device", "pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1"]
         argv += ["-device", "cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2"]
         return [*argv, "-device", "cxl-type3,bus=rp0,volatile-memdev=cxl0,id=cxl-memory0"]
+    if machine.variant == "nvme":
+        # As for the disk: what the guest has flushed is on the host's disk.
+        file = f"if=none,id=nvme0,file={DRIVE},format=raw,cache=writeback,discard=unmap"
+        device = f"nvme,bus=pcie.0,drive=nvme0,serial={machine.serial}"
+        return [*argv, "-machine", "q35", "-m", f"{machine.memory >> 20}M", "-drive", file, "-device", device]
     label = LABEL if machine.variant == "bare-metal" else 0
     most = machine.memory + machine.sockets * (machine.pmem + (2 << 30)) + (2 << 30)
     slots = f"slots={machine.sockets},maxmem={most >> 20}M"

@@ -110,6 +110,14 @@ class TestCommandLine:
     def test_what_is_flushed_reaches_the_disk(self) -> None:
         assert "cache=writeback" in values(arguments(), "-drive")[0]
 
+    def test_nvme_has_a_drive_that_the_inventory_names(self, tmp_path: Path) -> None:
+        argv = arguments(variant="nvme")
+        assert "nvme,bus=pcie.0,drive=nvme0,serial=oeprov-lab-1" in values(argv, "-device")
+        assert any(text.startswith("if=none,id=nvme0,file=nvme0.raw") for text in values(argv, "-drive"))
+        assert not [text for text in values(argv, "-device") if "nvdimm" in text]
+        text = lab_module.inventory_text([spec(variant="nvme")], tmp_path / "key", tmp_path / "known")
+        assert "/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_oeprov-lab-1" in text
+
     def test_cxl_needs_a_newer_qemu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setattr(machine, "version", lambda: (7, 2, 22))
@@ -153,7 +161,7 @@ class TestCommandLine:
 
     def test_unknown_variant(self) -> None:
         with pytest.raises(
-            LabError, match="optane is no variant of the lab; one of bare-metal, re6p, re7p, cxl"
+            LabError, match="optane is no variant of the lab; one of bare-metal, re6p, re7p, cxl, nvme"
         ):
             machine.check_variant("optane")
 
@@ -250,7 +258,13 @@ def sum_of(words: list[int]) -> int:
 class TestInventory:
     @pytest.mark.parametrize(
         ("variant", "kind"),
-        [("bare-metal", "bare_metal_pmem"), ("re6p", "re6p"), ("re7p", "re7p"), ("cxl", "cxl")],
+        [
+            ("bare-metal", "bare_metal_pmem"),
+            ("re6p", "re6p"),
+            ("re7p", "re7p"),
+            ("cxl", "cxl"),
+            ("nvme", "nvme"),
+        ],
     )
     def test_it_is_one_that_oeprov_reads(self, tmp_path: Path, variant: str, kind: str) -> None:
         specs = [spec(name=f"lab-{i}", index=i, ssh_port=2220 + i, variant=variant) for i in (1, 2)]
