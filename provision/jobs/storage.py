@@ -22,6 +22,11 @@ MODES = {
 }  # that they need
 
 
+def are_on_pmem(host: Host, storage: str) -> bool:
+    """Rows of a storage of ``POOLS`` are on persistent memory; otherwise on the drives of ``ssd_devices``."""
+    return host.pmem.mode == "fsdax" and storage != "dram_ssd"
+
+
 def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
     """Where server ``number`` of a host keeps its rows; TrainingError if the host cannot hold them so."""
     storage = storage_of(host, wanted)
@@ -37,7 +42,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
         bound = host.pmem.mode == "system-ram"
         devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
         return Place(storage=storage, bound=bound, tiered=host.pmem.mode == tiering.MODE, devices=devices)
-    if host.pmem.mode == "fsdax" and storage != "dram_ssd":
+    if are_on_pmem(host, storage):
         places = mounts_of(host, state)
         missing = f"{host.pmem.mount_prefix}0"
     elif host.ssd.devices:

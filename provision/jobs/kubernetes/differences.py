@@ -13,7 +13,7 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.setting_types import Settings
 from provision.jobs.request import Request
-from provision.jobs.storage import CACHED, POOLS
+from provision.jobs.storage import CACHED, POOLS, are_on_pmem
 
 # Variables of the job without effect there, and what decides instead.
 _INSTEAD = {
@@ -73,8 +73,6 @@ def _by_settings(inventory: Inventory, wanted: Request, storage: str) -> dict[st
             found[key] = f"servers with storage {storage} have no volumes"
     elif inventory.kubernetes.storage_class:
         found.update(dict.fromkeys(("ssd_devices", "ssd_mount_prefix"), "a class makes the servers' volumes"))
-    elif storage != "dram_ssd" and all(
-        inventory.hosts[name].pmem.mode == "fsdax" for name in inventory.parameter_servers
-    ):
+    elif all(are_on_pmem(inventory.hosts[name], storage) for name in inventory.parameter_servers):
         found.update(dict.fromkeys(("ssd_devices", "ssd_mount_prefix"), "volumes are persistent memory"))
     return found

@@ -21,7 +21,7 @@ from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences, script
 from provision.jobs.kubernetes.script import PodScript
 from provision.jobs.request import LaunchOptions, Request, flag
-from provision.jobs.storage import CACHED, POOLS, storage_of
+from provision.jobs.storage import CACHED, POOLS, are_on_pmem, storage_of
 from provision.node import drives
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
@@ -213,7 +213,7 @@ def _volume(host: Host, number: int, storage: str) -> str:
     names = host.ssd.devices
     if storage == "dram_ssd" and not names:
         raise TrainingError(f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none")
-    if (host.pmem.mode == "fsdax" and storage != "dram_ssd") or not names:
+    if are_on_pmem(host, storage) or not names:
         return f"{host.pmem.mount_prefix}{number}"
     if number >= len(names):
         raise TrainingError(
