@@ -1,6 +1,7 @@
 #include "oe_runtime/core/storage/log_pool.h"
 
 #include <chrono>
+#include <shared_mutex>
 #include <utility>
 
 #include "oe_runtime/core/common/come_after_others.h"
@@ -62,7 +63,7 @@ void LogPool::Run() {
     lock.unlock();
     std::string failure;
     try {
-      const std::lock_guard<std::mutex> working(work_mutex_);
+      const std::shared_lock<FairSharedMutex> working(moves_mutex_);
       if (tend) log_->Tend();
       if (job) MakeDurable(*job);
     } catch (const std::exception& error) {
@@ -154,7 +155,7 @@ int64_t LogPool::durable_at() const {
 CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                                 const std::function<void()>& before) {
   WaitIdle();
-  const std::lock_guard<std::mutex> working(work_mutex_);
+  const std::unique_lock<FairSharedMutex> alone(moves_mutex_);
   std::vector<Index*> former;
   for (const auto& shard : shards_) former.push_back(shard->UseIndex(nullptr));
   const auto index_of = [&](Key key) {

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "oe_runtime/core/common/fair_shared_mutex.h"
 #include "oe_runtime/core/storage/block_device.h"
 #include "oe_runtime/core/storage/kept_rows.h"
 #include "oe_runtime/core/storage/log_store.h"
@@ -48,6 +49,10 @@ class LogPool final : public KeptRows {
   // After it: the thread has work perhaps.
   void Poke();
 
+  // Who moves rows outside of pushes, to frames or within the log, holds it shared; alone, who needs them to
+  // stay where they are. After the locks of a table and before those of the shards.
+  FairSharedMutex& moves_mutex() { return moves_mutex_; }
+
   void Checkpoint(uint64_t id, uint64_t version) override;
   void WaitDurable() override;
   void WaitIdle() noexcept override;
@@ -74,7 +79,7 @@ class LogPool final : public KeptRows {
   uint64_t last_id_ = 0;  // of callers of Checkpoint(), who exclude each other
   bool has_id_ = false;
 
-  std::mutex work_mutex_;  // held while the thread works
+  FairSharedMutex moves_mutex_;  // held while the thread works
   mutable std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
   std::deque<KeptCheckpoint> queue_;  // the first is under way

@@ -48,7 +48,7 @@ void RowLog::SetLayout() {
   for (uint32_t used = 0;;) {
     const uint32_t blocks = RowBlocksFor(segment_blocks_ - used);
     if (blocks == 0) break;
-    segment_rows_ += blocks / row_blocks_ * block_rows_;
+    segment_rows_ += static_cast<uint32_t>(RowsIn(blocks));
     used += HeaderFor(blocks) + blocks;
   }
 }
@@ -56,7 +56,7 @@ void RowLog::SetLayout() {
 // Blocks of the header of a chunk that has room for so many blocks of rows: for their entries and, beside
 // these, for some tombstones.
 uint32_t RowLog::HeaderFor(uint32_t row_blocks) const {
-  const uint64_t rows = uint64_t{row_blocks} / row_blocks_ * block_rows_;
+  const uint64_t rows = RowsIn(row_blocks);
   return ChunkHeaderBlocks(rows + rows / 16 + 16, row_blocks);
 }
 
@@ -275,12 +275,6 @@ uint64_t RowLog::CloseEpoch() {
 
 // Appends.
 
-uint32_t RowLog::SlotOf(const Pending& pending, size_t row) const {
-  const uint32_t first = FirstBlock(pending.segment) + pending.chunk.place + pending.chunk.header_blocks;
-  const auto number = static_cast<uint32_t>(row);
-  return (first + number / block_rows_ * row_blocks_) * block_rows_ + number % block_rows_;
-}
-
 void RowLog::SetLive(uint32_t slot) {
   live_[slot / 64] |= uint64_t{1} << slot % 64;
   ++segments_[SegmentOf(slot)].live;
@@ -371,7 +365,8 @@ uint32_t RowLog::AppendTo(Stream* stream, Key key, uint64_t lsn, const std::byte
   const size_t used = number % block_rows_ * spec_.row_bytes + spec_.row_bytes;
   if (number % block_rows_ == 0) std::memset(at + spec_.row_bytes, 0, row_blocks_ * kBlockBytes - used);
   open->chunk.rows.push_back({key, lsn});
-  const uint32_t slot = SlotOf(*open, number);
+  const uint32_t first = FirstBlock(open->segment) + open->chunk.place + open->chunk.header_blocks;
+  const uint32_t slot = SlotAt(first, number);
   SetLive(slot);
   return slot;
 }
@@ -451,6 +446,23 @@ void RowLog::Locate(const uint32_t* slots, size_t n, std::byte* const* into, Blo
       reads[part].expected = sums_[block + part];
     }
   }
+}
+
+// How many blocks of a segment are on the device. With mutex_.
+uint32_t RowLog::WrittenBlocks(uint32_t segment) const {
+  uint32_t blocks = segments_[segment].state == State::kFree ? 0 : segments_[segment].blocks;
+  if (segments_[segment].unwritten == 0) return blocks;
+  for (const auto& [ticket, pending] : unwritten_) {
+    if (pending->segment == segment) blocks = std::min(blocks, pending->chunk.place);
+  }
+  return blocks;
+}
+
+uint64_t RowLog::used_bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t blocks = 0;
+  for (const Segment& segment : segments_) blocks += segment.state == State::kFree ? 0 : segment.blocks;
+  return blocks * kBlockBytes;
 }
 
 std::optional<std::vector<bool>> RowLog::ReadBlocks(uint64_t offset, uint32_t blocks, std::byte* into) const {

@@ -19,6 +19,7 @@
 #include "oe_runtime/core/storage/block_device.h"
 #include "oe_runtime/core/storage/epoch_marks.h"
 #include "oe_runtime/core/storage/row_log_format.h"
+#include "oe_runtime/core/storage/row_log_walk.h"
 #include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
@@ -148,6 +149,8 @@ class RowLog {
   size_t reads_per_row() const { return row_blocks_; }
   void Locate(const uint32_t* slots, size_t n, std::byte* const* into, BlockRead* reads,
               uint8_t* copied) const;
+  // What a RowLogWalk reads now.
+  uint64_t used_bytes() const;
 
   // Writes chunks that are full. Others are written by commits.
   void WriteChunks();
@@ -185,6 +188,9 @@ class RowLog {
   RowLogStats stats() const;
 
  private:
+  friend class RowLogWalk;
+  friend class SegmentChunks;
+
   enum class State : uint8_t { kFree, kOpen, kFull, kCleaning, kFreeing, kBad };
   struct Segment {
     uint64_t use = 0;
@@ -224,7 +230,11 @@ class RowLog {
 
   uint64_t OffsetOf(uint64_t block) const { return 2 * spec_.super_bytes + block * kBlockBytes; }
   uint32_t FirstBlock(uint32_t segment) const { return segment * segment_blocks_; }
-  uint32_t SlotOf(const Pending& pending, size_t row) const;
+  // Of a row, by its number in a chunk of which the rows begin at block `first`.
+  uint32_t SlotAt(uint32_t first, size_t row) const {
+    const auto number = static_cast<uint32_t>(row);
+    return (first + number / block_rows_ * row_blocks_) * block_rows_ + number % block_rows_;
+  }
   size_t RowsIn(uint32_t row_blocks) const { return size_t{row_blocks / row_blocks_} * block_rows_; }
   uint32_t BlockOf(uint32_t slot) const { return slot / block_rows_; }
   uint32_t SegmentOf(uint32_t slot) const { return BlockOf(slot) / segment_blocks_; }
@@ -238,6 +248,7 @@ class RowLog {
   uint32_t AppendTo(Stream* stream, Key key, uint64_t lsn, const std::byte* row);
   bool AppendTombstoneTo(Stream* stream, Key key, uint64_t lsn, Tombstone tombstone);
   bool IsLive(uint32_t slot) const { return (live_[slot / 64] >> slot % 64 & 1) != 0; }
+  uint32_t WrittenBlocks(uint32_t segment) const;
   void SetLive(uint32_t slot);
   void Kill(uint32_t slot);
   uint64_t MostSegments() const;
@@ -263,8 +274,7 @@ class RowLog {
   bool CleanLocked(Effort effort);
   std::vector<uint32_t> Victims(Effort effort);
   void Evacuate(uint32_t victim);
-  bool MoveRows(uint32_t victim, const Chunk& chunk, const std::byte* data,
-                const std::function<bool(uint32_t)>& is_bad);
+  bool MoveRows(SegmentChunks* chunks);
   uint32_t Move(uint32_t slot, const LogEntry& entry, const std::byte* row);
   void MoveTombstones(uint32_t victim, const Chunk& chunk);
   void ScanSegments(const RowLogSuper& super, Scan* scan) const;

@@ -1,6 +1,5 @@
 // How a log gives room back: the rows that are live move out of segments that are mostly dead.
 #include <algorithm>
-#include <cstring>
 #include <new>
 
 #include "oe_runtime/core/common/error.h"
@@ -78,64 +77,36 @@ void RowLog::Evacuate(uint32_t victim) {
     used = segments_[victim].blocks;
   }
   const BlockBuffer buffer(used * kBlockBytes);
-  const std::optional<std::vector<bool>> bad = ReadBlocks(OffsetOf(FirstBlock(victim)), used, buffer.data());
-  const auto is_bad = [&](uint32_t block) { return bad && (*bad)[block]; };
+  SegmentChunks chunks(*this, victim, used, buffer.data(),
+                       ReadBlocks(OffsetOf(FirstBlock(victim)), used, buffer.data()));
   bool unreadable = false;
-  Chunk chunk;
-  for (uint32_t place = 0; place < used; place += chunk.blocks) {
-    const std::byte* const header = buffer.data() + place * kBlockBytes;
-    const uint32_t header_blocks = is_bad(place) ? 0 : ChunkHeaderBlocks(header);
-    bool readable = header_blocks > 0 && place + header_blocks <= used;
-    for (uint32_t block = 1; readable && block < header_blocks; ++block) readable = !is_bad(place + block);
-    if (!readable || !DecodeChunk(header, &chunk) || chunk.place != place || place + chunk.blocks > used) {
-      unreadable = true;
-      break;
-    }
-    if (!MoveRows(victim, chunk, header, [&](uint32_t block) { return is_bad(place + block); })) {
-      unreadable = true;
-    }
-    MoveTombstones(victim, chunk);
+  while (chunks.Next()) {
+    if (!MoveRows(&chunks)) unreadable = true;
+    MoveTombstones(victim, chunks.chunk());
   }
   const std::lock_guard<std::mutex> lock(mutex_);
-  segments_[victim].state = unreadable ? State::kBad : State::kFull;
+  segments_[victim].state = unreadable || chunks.passed() < used ? State::kBad : State::kFull;
 }
 
-// False if a row that is needed cannot be read. `is_bad`: of blocks of the chunk.
-bool RowLog::MoveRows(uint32_t victim, const Chunk& chunk, const std::byte* data,
-                      const std::function<bool(uint32_t)>& is_bad) {
+// Those of the chunk. False if a row that is needed cannot be read.
+bool RowLog::MoveRows(SegmentChunks* chunks) {
   std::vector<uint32_t> live;  // numbers in the chunk
-  const uint32_t first = FirstBlock(victim) + chunk.place + chunk.header_blocks;
-  const auto slot_of = [&](uint32_t row) {
-    return (first + row / block_rows_ * row_blocks_) * block_rows_ + row % block_rows_;
-  };
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (uint32_t row = 0; row < chunk.rows.size(); ++row) {
-      if (IsLive(slot_of(row))) live.push_back(row);
+    for (uint32_t row = 0; row < chunks->chunk().rows.size(); ++row) {
+      if (IsLive(chunks->slot(row))) live.push_back(row);
     }
   }
   bool all = true;
-  uint32_t checked = UINT32_MAX;  // the first block of the last row, and whether it is intact
-  bool intact = false;
   for (const uint32_t row : live) {
-    const uint32_t block = row / block_rows_ * row_blocks_;
-    const std::byte* const at = data + (chunk.header_blocks + block) * kBlockBytes;
-    if (block != checked) {
-      checked = block;
-      intact = true;
-      for (uint32_t part = 0; intact && part < row_blocks_; ++part) {
-        intact = !is_bad(chunk.header_blocks + block + part) &&
-                 BlockChecksum(at + part * kBlockBytes) == chunk.sums[block + part];
-      }
-    }
-    const uint32_t slot = slot_of(row);
-    const LogEntry& entry = chunk.rows[row];
-    if (!intact) {
+    const uint32_t slot = chunks->slot(row);
+    const LogEntry& entry = chunks->chunk().rows[row];
+    const std::byte* const content = chunks->row(row);
+    if (content == nullptr) {
       all = false;
       if (spec_.damaged) spec_.damaged(entry.key, slot);
       continue;
     }
-    const std::byte* const content = at + row % block_rows_ * spec_.row_bytes;
     const std::function<uint32_t()> move = [&] { return Move(slot, entry, content); };
     spec_.relocate(entry.key, slot, move);
   }

@@ -179,8 +179,7 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
       std::copy(chunk.sums.begin(), chunk.sums.end(), scan->sums.begin() + first);
       for (uint32_t row = 0; row < chunk.rows.size(); ++row) {
         if (!scan->Counts(chunk.rows[row].lsn)) continue;
-        scan->AddRow(chunk.rows[row],
-                     (first + row / block_rows_ * row_blocks_) * block_rows_ + row % block_rows_);
+        scan->AddRow(chunk.rows[row], SlotAt(first, row));
       }
       for (const LogEntry& entry : chunk.tombstones) {
         if (scan->Counts(entry.lsn)) scan->AddTombstone(entry, cursor.segment);

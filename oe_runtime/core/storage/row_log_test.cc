@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -314,6 +316,93 @@ TEST(RowLogTest, DamageIsNamed) {
   RowLogSpec other = spec;
   other.row_bytes = 256;
   ExpectError([&] { (void)RowLog::Open(&device, other); }, "rows of 512 B");
+}
+
+// What a walk shows: the keys whose slot it was at, with rows that can be read, in the order of their slots.
+std::vector<Key> WalkedKeys(Owner* owner, RowLogWalk* walk) {
+  std::vector<Key> keys;
+  uint32_t last = 0;
+  while (walk->Next()) {
+    SegmentChunks& chunks = walk->chunks();
+    for (const uint32_t row : walk->live()) {
+      const Key key = chunks.chunk().rows[row].key;
+      if (owner->slot(key) != chunks.slot(row)) continue;  // a version that a checkpoint needs
+      EXPECT_TRUE(keys.empty() || chunks.slot(row) > last);
+      last = chunks.slot(row);
+      const std::byte* const content = chunks.row(row);
+      if (content == nullptr) {
+        walk->LeaveOut(chunks.slot(row));
+        continue;
+      }
+      uint32_t version = 0;
+      std::memcpy(&version, content, sizeof(version));
+      EXPECT_EQ(version, owner->version(key)) << key;
+      keys.push_back(key);
+    }
+  }
+  return keys;
+}
+
+class RowLogWalkTest : public testing::TestWithParam<size_t> {};
+
+TEST_P(RowLogWalkTest, ShowsEachRowOnceInOrderWithFewReads) {
+  SimulatedBlockDevice device(8);
+  Owner owner(&device, SmallSpec(GetParam()));
+  owner.Create();
+  std::mt19937_64 random(9);
+  for (Key key = 0; key < 1000; ++key) owner.Write(key);
+  owner.Checkpoint(1);
+  for (int i = 0; i < 4000; ++i) owner.Write(random() % 1000);
+  for (Key key = 0; key < 1000; key += 10) owner.Erase(key);
+  while (owner.log().stats().moved == 0 && owner.log().Clean()) {
+  }
+  const uint64_t before = device.stats().reads;
+  RowLogWalk walk(&owner.log());
+  std::vector<Key> keys = WalkedKeys(&owner, &walk);
+  EXPECT_LE(device.stats().reads - before, owner.log().stats().segments);
+  // The rest is in chunks that are not written yet.
+  std::sort(keys.begin(), keys.end());
+  EXPECT_TRUE(std::adjacent_find(keys.begin(), keys.end()) == keys.end());
+  size_t rest = 0;
+  for (Key key = 0; key < 1000; ++key) {
+    const bool walked = std::binary_search(keys.begin(), keys.end(), key);
+    if (owner.slot(key) == kNoRow) {
+      EXPECT_FALSE(walked);
+    } else {
+      EXPECT_EQ(walk.HasPassed(owner.slot(key)), walked) << key;
+      rest += walked ? 0 : 1;
+    }
+  }
+  EXPECT_GT(rest, 0U);
+  EXPECT_LT(rest, 200U);
+  owner.Checkpoint(2);
+  RowLogWalk again(&owner.log());
+  EXPECT_EQ(WalkedKeys(&owner, &again).size(), 900U);
+}
+
+INSTANTIATE_TEST_SUITE_P(RowBytes, RowLogWalkTest, testing::Values(72, 512, 5000));
+
+TEST(RowLogTest, AWalkLeavesOutWhatCannotBeRead) {
+  SimulatedBlockDevice device(5);
+  const RowLogSpec spec = SmallSpec(512);
+  Owner owner(&device, spec);
+  owner.Create();
+  for (Key key = 0; key < 1000; ++key) owner.Write(key);
+  owner.Checkpoint(1);
+  const auto offset_of = [&](Key key) { return 2 * spec.super_bytes + owner.slot(key) / 8 * kBlockBytes; };
+  device.Flip(offset_of(100) + 7, 3);  // a block with another checksum
+  device.FailReads(offset_of(300));    // one that cannot be read
+  const uint64_t segment = owner.slot(800) / 8 / 16;
+  device.Flip(2 * spec.super_bytes + segment * spec.segment_bytes + 100, 1);  // a header
+  RowLogWalk walk(&owner.log());
+  const std::vector<Key> keys = WalkedKeys(&owner, &walk);
+  const std::set<Key> walked(keys.begin(), keys.end());
+  for (Key key = 0; key < 1000; ++key) {
+    const uint64_t block = owner.slot(key) / 8;
+    const bool gone = offset_of(key) == offset_of(100) || offset_of(key) == offset_of(300);
+    EXPECT_EQ(walked.count(key) == 0, gone || block / 16 == segment) << key;
+    EXPECT_EQ(walk.HasPassed(owner.slot(key)), walked.count(key) > 0) << key;
+  }
 }
 
 TEST(RowLogTest, AFailedWriteEndsCheckpointsNotReads) {

@@ -65,6 +65,10 @@ class RowMap {
       Rows(keys + begin, numbers.data(), size, rows + begin, reads);
     }
   }
+  // numbers[i] = that of the row of keys[i], or kNoRow. Nothing is counted as a read.
+  void Numbers(const Key* keys, size_t n, uint32_t* numbers) const noexcept {
+    index_->Find(keys, n, numbers);
+  }
   // Whether all keys have rows.
   bool HasAll(const Key* keys, size_t n) const noexcept {
     uint32_t number = kNoRow;

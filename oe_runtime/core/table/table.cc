@@ -305,6 +305,8 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
 // Those that cannot be read are looked after. Without a lock of a shard.
 void Table::TakeIn(const LogReads& reads) const {
   const std::vector<LogReads::Entry>& entries = reads.entries();
+  const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
+  if (!moves_lock) return;  // a save needs rows to stay where they are
   RowLog::Room room;
   try {
     room = content_->log->Reserve(2 * entries.size(), RowLog::Need::kWriteBack);

@@ -240,6 +240,7 @@ class Table {
   std::unique_ptr<Content> NewContent(bool fresh) const;
   void RecoverContent(std::optional<uint64_t> id);
   KeptRows& RequireKept() const;
+  void WaitIdle() const noexcept;
   RowLog::Room RoomFor(const Plan& plan, size_t appends, bool adds) const;
   void TakeIn(const LogReads& reads) const;
   void RequireWhole() const;

@@ -31,6 +31,7 @@ TableFiles Table::Files() const {
 
 TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since) {
   RequireWhole();
+  WaitIdle();
   // Pulls go on; pushes wait, so that all rows are of one version and no shard needs its own lock.
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
@@ -42,8 +43,12 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
                                    [](const auto& map) { return map->changes().known(); });
     if (since != content_->saved || !known) since.reset();
     TableFiles::Damaged damaged;
-    const TableFileInfo info =
-        Files().Save(content_->shards, file, content_->version.load(), since, &damaged);
+    TableFileInfo info;
+    {
+      std::unique_lock<FairSharedMutex> moves_lock;
+      if (content_->log) moves_lock = std::unique_lock(content_->log->moves_mutex());
+      info = Files().Save(content_->shards, file, content_->version.load(), since, &damaged);
+    }
     content_->saved = info.checksum;
     content_->saved_version = info.version;
     for (const auto& map : content_->shards) map->changes().Start();
@@ -156,6 +161,16 @@ void Table::WaitDurable() const {
   content->kept()->WaitDurable();
 }
 
+// Checkpoints so far are durable, or never will be. Beside pulls and pushes: it may be long.
+void Table::WaitIdle() const noexcept {
+  std::shared_ptr<Content> content;
+  {
+    const std::shared_lock<FairSharedMutex> lock(content_mutex_);
+    content = content_;
+  }
+  if (content->kept() != nullptr) content->kept()->WaitIdle();
+}
+
 std::vector<CheckpointInfo> Table::Checkpoints() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   const KeptRows* const kept = content_->kept();
@@ -187,15 +202,7 @@ void Table::Drop() {
 }
 
 void Table::Recover(std::optional<uint64_t> id) {
-  {
-    std::shared_ptr<Content> content;
-    {
-      const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-      content = content_;
-    }
-    if (content->kept() != nullptr)
-      content->kept()->WaitIdle();  // beside pulls and pushes, which may be long
-  }
+  WaitIdle();
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
   // The tables of a server go back together, and most are there already.

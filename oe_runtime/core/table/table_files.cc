@@ -15,6 +15,11 @@ namespace {
 constexpr size_t kLoadBytes = size_t{4} << 20;  // of rows of a restore that are added at once
 constexpr size_t kRowsAhead = 16;               // of a save that are on their way from memory
 
+constexpr size_t kSavedAtOnce = 1024;  // rows of a save that are looked up together
+
+// How many blocks of a log are read in order in the time of one that is read by itself.
+constexpr uint64_t kRandomCost = 8;
+
 constexpr size_t kAddedAtOnce = 1024;  // rows of a restore that are added together
 
 // Room for the rows that a call adds to a log or changes there. Without the lock of the shard.
@@ -39,28 +44,59 @@ class Unpin {
   const size_t n_;
 };
 
-// Moves the entries of rows that changed to the front; how many there are.
-size_t KeepChanged(const RowMap& map, size_t n, Key* keys, uint32_t* numbers) {
+// Moves the entries that are to be kept to the front; how many there are.
+template <typename Keep>
+size_t KeepOnly(size_t n, Key* keys, uint32_t* numbers, const Keep& keep) {
   size_t kept = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (!map.HasChanged(keys[i], numbers[i])) continue;
+    if (!keep(keys[i], numbers[i])) continue;
     keys[kept] = keys[i];
     numbers[kept++] = numbers[i];
   }
   return kept;
 }
 
-uint64_t CountChanged(const RowMap& map) {
+size_t KeepChanged(const RowMap& map, size_t n, Key* keys, uint32_t* numbers) {
+  return KeepOnly(n, keys, numbers, [&](Key key, uint32_t number) { return map.HasChanged(key, number); });
+}
+
+// What the walk has not passed.
+size_t KeepRest(const RowLogWalk& walk, size_t n, Key* keys, uint32_t* numbers) {
+  return KeepOnly(n, keys, numbers, [&](Key /*key*/, uint32_t number) {
+    return (number & kCopyBit) != 0 || !walk.HasPassed(number);
+  });
+}
+
+// Whether to read all of a log rather than so many rows of it.
+bool IsMuchOf(const RowLog& log, uint64_t rows) {
+  return rows > 0 && rows * log.reads_per_row() * kBlockBytes >= log.used_bytes() / kRandomCost;
+}
+
+// Rows that are to be saved, and how many of them are in a log only.
+struct Wanted {
+  uint64_t rows = 0;
+  uint64_t to_read = 0;
+};
+
+Wanted CountChanged(const RowMap& map) {
   std::array<Key, 1024> keys{};
   std::array<uint32_t, 1024> numbers{};
   uint64_t position = 0;
-  uint64_t count = 0;
+  Wanted wanted;
   while (true) {
     const std::shared_lock<FairSharedMutex> lock(map.mutex());
     const size_t found = map.Scan(&position, keys.size(), keys.data(), numbers.data());
-    if (found == 0) return count;
-    count += KeepChanged(map, found, keys.data(), numbers.data());
+    if (found == 0) return wanted;
+    const size_t kept = KeepChanged(map, found, keys.data(), numbers.data());
+    wanted.rows += kept;
+    wanted.to_read += static_cast<uint64_t>(std::count_if(
+        numbers.data(), numbers.data() + kept, [](uint32_t number) { return (number & kCopyBit) == 0; }));
   }
+}
+
+Wanted CountAll(const RowMap& map) {
+  const uint64_t in_frames = map.log() != nullptr ? map.log()->stats().rows : 0;
+  return {map.size(), map.size() - std::min(map.size(), in_frames)};
 }
 
 // The keys that were erased and have no row now.
@@ -76,6 +112,37 @@ void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
 
 }  // namespace
 
+// Rows on their way to a file, block by block.
+class TableFiles::Blocks {
+ public:
+  Blocks(TableFileWriter* writer, size_t row_bytes)
+      : writer_(writer),
+        row_bytes_(row_bytes),
+        most_(writer->block_rows()),
+        keys_(new Key[most_]),
+        rows_(new std::byte[most_ * row_bytes]) {}
+
+  // Where the row of the key is to be written before the next call.
+  std::byte* Add(Key key) {
+    if (filled_ == most_) Finish();
+    keys_[filled_] = key;
+    return &rows_[filled_++ * row_bytes_];
+  }
+  // After the last one.
+  void Finish() {
+    if (filled_ > 0) writer_->WriteBlock(keys_.get(), rows_.get(), filled_);
+    filled_ = 0;
+  }
+
+ private:
+  TableFileWriter* const writer_;
+  const size_t row_bytes_;
+  const size_t most_;
+  const std::unique_ptr<Key[]> keys_;
+  const std::unique_ptr<std::byte[]> rows_;
+  size_t filled_ = 0;
+};
+
 TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uint64_t version,
                                std::optional<uint64_t> since, Damaged* damaged) const {
   TableFileInfo info;
@@ -85,58 +152,112 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uin
   info.version = version;
   info.row_bytes = row_bytes_;
   std::vector<Key> tombstones;
+  uint64_t to_read = 0;
   for (const auto& map : maps) {
-    if (since) {
-      info.rows += CountChanged(*map);
-      AddTombstones(*map, &tombstones);
-    } else {
-      info.rows += map->size();
-    }
+    const Wanted wanted = since ? CountChanged(*map) : CountAll(*map);
+    info.rows += wanted.rows;
+    to_read += wanted.to_read;
+    if (since) AddTombstones(*map, &tombstones);
   }
   info.base = since;
   info.tombstones = tombstones.size();
 
   TableFileWriter writer(info);
   writer.WriteTombstones(tombstones.data(), tombstones.size());
-  const size_t block = writer.block_rows();
-  const std::unique_ptr<Key[]> keys(new Key[block]);
-  const std::unique_ptr<uint32_t[]> numbers(new uint32_t[block]);
-  const std::unique_ptr<std::byte[]> rows(new std::byte[block * row_bytes_]);
-  const std::unique_ptr<const std::byte*[]> contents(new const std::byte*[block]);
-  size_t filled = 0;
+  Blocks blocks(&writer, row_bytes_);
+  std::optional<RowLogWalk> walk;
+  if (const LogStore* const log = maps.front()->log(); log != nullptr && IsMuchOf(*log->log(), to_read)) {
+    walk.emplace(log->log());
+    SaveInOrder(maps, since.has_value(), &*walk, &blocks);
+  }
   for (const auto& map : maps) {
-    uint64_t position = 0;
-    while (true) {
-      const std::shared_lock<FairSharedMutex> lock(map->mutex());  // a log's thread may move rows
-      size_t found = map->Scan(&position, block - filled, &keys[filled], numbers.get());
-      if (found == 0) break;
-      if (since) found = KeepChanged(*map, found, &keys[filled], numbers.get());
-      LogReads reads;
-      map->Rows(&keys[filled], numbers.get(), found, contents.get(), &reads);
-      reads.Run();
-      const auto prefetch = [&](size_t i) {
-        if (map->log() == nullptr) map->Prefetch(numbers[i]);
-      };
-      for (size_t i = 0; i < std::min(found, kRowsAhead); ++i) prefetch(i);
-      for (size_t i = 0; i < found; ++i) {
-        if (i + kRowsAhead < found) prefetch(i + kRowsAhead);
-        const Key key = keys[filled + i];
-        std::byte* row = &rows[(filled + i) * row_bytes_];
-        if (contents[i] != nullptr) std::memcpy(row, contents[i], row_bytes_);
-        if (contents[i] != nullptr && map->Intact(key, numbers[i])) continue;
-        // The file's checksum would say that it is right. As when it is pushed, the key begins anew.
-        new_row_(key, row);
-        damaged->emplace_back(map.get(), key);
+    SaveRest(*map, since.has_value(), walk ? &*walk : nullptr, &blocks,
+             [&](Key key) { damaged->emplace_back(map.get(), key); });
+  }
+  blocks.Finish();
+  return writer.Finish();
+}
+
+// Rows of logs that are not in frames, as they come.
+void TableFiles::SaveInOrder(const RowMaps& maps, bool changed, RowLogWalk* walk, Blocks* blocks) const {
+  struct OfShard {
+    std::vector<Key> keys;
+    std::vector<uint32_t> rows;  // of the chunk
+    std::vector<uint32_t> numbers;
+  };
+  std::array<OfShard, kShards> shards;
+  std::vector<uint8_t> wanted;
+  while (walk->Next()) {
+    SegmentChunks& chunks = walk->chunks();
+    for (OfShard& shard : shards) {
+      shard.keys.clear();
+      shard.rows.clear();
+    }
+    for (const uint32_t row : walk->live()) {
+      const Key key = chunks.chunk().rows[row].key;
+      const uint32_t shard = shard_of_(key);
+      if (shard == kShards) continue;
+      shards[shard].keys.push_back(key);
+      shards[shard].rows.push_back(row);
+    }
+    wanted.assign(chunks.chunk().rows.size(), 0);
+    for (uint32_t i = 0; i < kShards; ++i) {
+      OfShard& shard = shards[i];
+      shard.numbers.resize(shard.keys.size());
+      maps[i]->Numbers(shard.keys.data(), shard.keys.size(), shard.numbers.data());
+      for (size_t at = 0; at < shard.keys.size(); ++at) {
+        if (shard.numbers[at] != chunks.slot(shard.rows[at]))
+          continue;  // it has a frame, or is a former version
+        wanted[shard.rows[at]] = !changed || maps[i]->HasChanged(shard.keys[at], shard.numbers[at]) ? 1 : 0;
       }
-      filled += found;
-      if (filled == block) {
-        writer.WriteBlock(keys.get(), rows.get(), filled);
-        filled = 0;
+    }
+    for (const uint32_t row : walk->live()) {
+      if (wanted[row] == 0) continue;
+      const std::byte* const content = chunks.row(row);
+      if (content != nullptr) {
+        std::memcpy(blocks->Add(chunks.chunk().rows[row].key), content, row_bytes_);
+      } else {
+        walk->LeaveOut(chunks.slot(row));
       }
     }
   }
-  if (filled > 0) writer.WriteBlock(keys.get(), rows.get(), filled);
-  return writer.Finish();
+}
+
+// All rows, but for those that the walk has passed.
+void TableFiles::SaveRest(const RowMap& map, bool changed, const RowLogWalk* walk, Blocks* blocks,
+                          const std::function<void(Key)>& damaged) const {
+  std::array<Key, kSavedAtOnce> keys;                   // NOLINT(cppcoreguidelines-pro-type-member-init)
+  std::array<uint32_t, kSavedAtOnce> numbers;           // NOLINT(cppcoreguidelines-pro-type-member-init)
+  std::array<const std::byte*, kSavedAtOnce> contents;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  uint64_t position = 0;
+  size_t found = 0;
+  for (bool more = true; more; found = 0) {
+    const std::shared_lock<FairSharedMutex> lock(map.mutex());
+    while (found < keys.size()) {  // of many that have been written few may be left
+      size_t n = map.Scan(&position, keys.size() - found, &keys[found], &numbers[found]);
+      more = n > 0;
+      if (!more) break;
+      if (changed) n = KeepChanged(map, n, &keys[found], &numbers[found]);
+      if (walk != nullptr) n = KeepRest(*walk, n, &keys[found], &numbers[found]);
+      found += n;
+    }
+    LogReads reads;
+    map.Rows(keys.data(), numbers.data(), found, contents.data(), &reads);
+    reads.Run();
+    const auto prefetch = [&](size_t i) {
+      if (map.log() == nullptr) map.Prefetch(numbers[i]);
+    };
+    for (size_t i = 0; i < std::min(found, kRowsAhead); ++i) prefetch(i);
+    for (size_t i = 0; i < found; ++i) {
+      if (i + kRowsAhead < found) prefetch(i + kRowsAhead);
+      std::byte* const row = blocks->Add(keys[i]);
+      if (contents[i] != nullptr) std::memcpy(row, contents[i], row_bytes_);
+      if (contents[i] != nullptr && map.Intact(keys[i], numbers[i])) continue;
+      // The file's checksum would say that it is right. As when it is pushed, the key begins anew.
+      new_row_(keys[i], row);
+      damaged(keys[i]);
+    }
+  }
 }
 
 // Rows of a chain, ordered by internal shard.

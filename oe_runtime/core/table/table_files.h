@@ -38,8 +38,9 @@ class TableFiles {
         new_row_(std::move(new_row)) {}
 
   // Writes all rows, or with `since` an increment on the file with that checksum: what the maps note as
-  // changed. The caller keeps writers away. Of a damaged row a new one is written, and it is added to
-  // *damaged. Throws CheckpointError; then nothing is left of the file.
+  // changed. The caller keeps writers away, and of rows in a log who moves them (LogPool::moves_mutex). Of a
+  // damaged row a new one is written, and it is added to *damaged. Throws CheckpointError; then nothing is
+  // left of the file.
   using Damaged = std::vector<std::pair<RowMap*, Key>>;
   TableFileInfo Save(const RowMaps& maps, const std::string& file, uint64_t version,
                      std::optional<uint64_t> since, Damaged* damaged) const;
@@ -52,7 +53,11 @@ class TableFiles {
   void Apply(TableFileReader* reader, const RowMaps& maps) const;
 
  private:
+  class Blocks;
   struct Load;
+  void SaveInOrder(const RowMaps& maps, bool changed, RowLogWalk* walk, Blocks* blocks) const;
+  void SaveRest(const RowMap& map, bool changed, const RowLogWalk* walk, Blocks* blocks,
+                const std::function<void(Key)>& damaged) const;
   bool ReadLoad(TableChainReader* reader, Load* load) const;
   void AddLoad(const Load& load, RowMap* map, uint32_t shard) const;
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,6 +15,7 @@
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/storage/log_pool.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -77,6 +79,14 @@ class TableSsdTest : public testing::TestWithParam<uint32_t> {
     ASSERT_EQ(of_left, of_right);
     Push(left, keys);
     Push(right, keys);
+  }
+
+  // The file of the only table.
+  std::string Log() const {
+    for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
+      if (entry.path().extension() == ".log") return entry.path().string();
+    }
+    return "";
   }
 
   TestDirectory directory_;
@@ -155,15 +165,11 @@ TEST_F(TableSsdFileTest, ARowWithAFlippedBitIsQuarantined) {
   ssd->WaitDurable();
   ssd.reset();
   // A bit in a block of rows: some blocks behind the header of a chunk.
-  std::string file;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
-    if (entry.path().extension() == ".log") file = entry.path().string();
-  }
-  std::string bytes = ReadAll(file);
+  std::string bytes = ReadAll(Log());
   size_t header = size_t{512} << 10;
   while (bytes.compare(header + 1, 6, "OECHNK") != 0) header += 4096;
   bytes[header + size_t{20} * 4096 + 17] ^= 8;
-  WriteAll(file, bytes);
+  WriteAll(Log(), bytes);
   ssd = Table::Create(Spec(64, "sgd"), Storage(true, 100 << 10));
   EXPECT_EQ(ssd->rows(), keys.size());
   std::vector<float> weights(keys.size() * 64);
@@ -176,6 +182,40 @@ TEST_F(TableSsdFileTest, ARowWithAFlippedBitIsQuarantined) {
   EXPECT_EQ(ssd->rows(), keys.size());
   ssd->Checkpoint(2);
   ssd->WaitDurable();
+}
+
+TEST_F(TableSsdFileTest, ASaveWritesNewRowsForThoseThatAreDamaged) {
+  auto ssd = Table::Create(Spec(64, "sgd"), Storage());
+  std::vector<Key> keys(5000);
+  for (Key key = 0; key < keys.size(); ++key) keys[key] = key;
+  Push(ssd.get(), keys);
+  ssd->Checkpoint(1);
+  ssd->WaitDurable();
+  // All of it is damaged but for the headers of chunks: only rows in frames are left.
+  const std::string bytes = ReadAll(Log());
+  std::fstream file(Log(), std::ios::in | std::ios::out | std::ios::binary);
+  for (size_t at = 2 * RowLogSpec{}.super_bytes; at < bytes.size(); at += kBlockBytes) {
+    const auto* block = reinterpret_cast<const std::byte*>(bytes.data() + at);
+    if (const uint32_t header = ChunkHeaderBlocks(block); header > 0) {
+      at += (header - 1) * kBlockBytes;
+    } else {
+      (void)file.seekp(static_cast<std::streamoff>(at + 17)).put(static_cast<char>(bytes[at + 17] ^ 8));
+    }
+  }
+  file.close();
+  const uint64_t frames = ssd->cache().rows;
+  EXPECT_GT(frames, 50U);
+  EXPECT_EQ(ssd->Save(directory_.file("saved")).rows, keys.size());
+  EXPECT_EQ(ssd->damage_counts().quarantined, keys.size() - frames);
+  EXPECT_EQ(ssd->rows(), frames);
+  const auto copy = Table::Create(Spec(64, "sgd"), StorageSpec{});
+  copy->Restore({directory_.file("saved")});
+  EXPECT_EQ(RowsOf(*copy).size(), RowsOf(*ssd).size());
+  std::vector<float> left(keys.size() * 64);
+  std::vector<float> right(left.size());
+  copy->Pull(keys.data(), keys.size(), left.data());
+  ssd->Pull(keys.data(), keys.size(), right.data());
+  EXPECT_EQ(left, right);
 }
 
 TEST_F(TableSsdFileTest, AFullStorageRefusesNewRowsAndGoesOn) {
@@ -229,6 +269,33 @@ TEST_F(TableSsdFileTest, FilesWithAllRowsAndIncrementsGoFromOneToAnother) {
     EXPECT_EQ(RowsOf(*copy), RowsOf(*trained));
   }
   EXPECT_EQ(copy->version(), trained->version());
+}
+
+TEST_P(TableSsdTest, ASaveReadsTheLogInOrder) {
+  const auto ssd = Table::Create(Spec(GetParam()), Storage());
+  std::mt19937_64 random(5);
+  std::vector<Key> keys(kKeys);
+  for (Key key = 0; key < kKeys; ++key) keys[key] = key;
+  Push(ssd.get(), keys);
+  for (int step = 0; step < 20; ++step) Push(ssd.get(), Batch(&random, 1000));
+  for (int step = 0; step < 2; ++step) {  // without a checkpoint, rows in frames are nowhere else
+    const uint64_t before = ssd->drive()->device.reads;
+    EXPECT_EQ(ssd->Save(directory_.file("saved")).rows, kKeys);
+    // One for each segment, and for rows of chunks that are not on the drive yet, which are copied.
+    EXPECT_LE(ssd->drive()->device.reads - before, ssd->drive()->log.segments);
+    const auto copy = Table::Create(Spec(GetParam()), StorageSpec{});
+    copy->Restore({directory_.file("saved")});
+    EXPECT_EQ(RowsOf(*copy), RowsOf(*ssd));
+    ssd->Checkpoint(static_cast<uint64_t>(step) + 1);
+    ssd->WaitDurable();
+  }
+  // Of few rows that changed, each is read by itself.
+  const uint64_t checksum = ssd->Save(directory_.file("all")).checksum;
+  std::vector<Key> few(keys.begin(), keys.begin() + 10);
+  Push(ssd.get(), few);
+  const uint64_t before = ssd->drive()->device.read_bytes;
+  EXPECT_EQ(ssd->Save(directory_.file("few"), checksum).rows, few.size());
+  EXPECT_LE(ssd->drive()->device.read_bytes - before, few.size() * 4096);
 }
 
 TEST_F(TableSsdFileTest, ThreadsPullPushEraseAndSaveMeanwhile) {

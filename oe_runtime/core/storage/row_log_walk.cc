@@ -1,0 +1,111 @@
+#include "oe_runtime/core/storage/row_log_walk.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "oe_runtime/core/storage/row_log.h"
+
+namespace oe {
+
+SegmentChunks::SegmentChunks(const RowLog& log, uint32_t segment, uint32_t blocks, const std::byte* data,
+                             std::optional<std::vector<bool>> bad)
+    : log_(log), segment_(segment), blocks_(blocks), data_(data), bad_(std::move(bad)) {}
+
+bool SegmentChunks::Next() {
+  if (passed_ >= blocks_) return false;
+  const std::byte* const header = data_ + passed_ * kBlockBytes;
+  const uint32_t header_blocks = IsBad(passed_) ? 0 : ChunkHeaderBlocks(header);
+  if (header_blocks == 0 || passed_ + header_blocks > blocks_) return false;
+  for (uint32_t block = 1; block < header_blocks; ++block) {
+    if (IsBad(passed_ + block)) return false;
+  }
+  if (!DecodeChunk(header, &chunk_) || chunk_.place != passed_ || passed_ + chunk_.blocks > blocks_) {
+    return false;
+  }
+  passed_ += chunk_.blocks;
+  checked_ = UINT32_MAX;
+  return true;
+}
+
+uint32_t SegmentChunks::slot(size_t row) const {
+  return log_.SlotAt(log_.FirstBlock(segment_) + chunk_.place + chunk_.header_blocks, row);
+}
+
+const std::byte* SegmentChunks::row(size_t row) {
+  const auto number = static_cast<uint32_t>(row);
+  const uint32_t block = number / log_.block_rows_ * log_.row_blocks_;
+  const uint32_t place = chunk_.place + chunk_.header_blocks + block;
+  const std::byte* const at = data_ + place * kBlockBytes;
+  if (block != checked_) {
+    checked_ = block;
+    intact_ = true;
+    for (uint32_t part = 0; intact_ && part < log_.row_blocks_; ++part) {
+      intact_ = !IsBad(place + part) && BlockChecksum(at + part * kBlockBytes) == chunk_.sums[block + part];
+    }
+  }
+  return intact_ ? at + number % log_.block_rows_ * log_.spec_.row_bytes : nullptr;
+}
+
+RowLogWalk::RowLogWalk(const RowLog* log, uint32_t first)
+    : log_(log), queue_(log->device_->NewQueue()), begin_segment_(first), next_segment_(first) {
+  Begin(readings_.data());
+}
+
+// Begins to read the next segment that has something.
+void RowLogWalk::Begin(Reading* reading) {
+  reading->blocks = 0;
+  {
+    const std::lock_guard<std::mutex> lock(log_->mutex_);
+    for (; reading->blocks == 0 && begin_segment_ < log_->segments_.size(); ++begin_segment_) {
+      reading->segment = begin_segment_;
+      reading->blocks = log_->WrittenBlocks(begin_segment_);
+    }
+  }
+  if (reading->blocks == 0) return;
+  const size_t bytes = reading->blocks * kBlockBytes;
+  if (reading->buffer.size() < bytes) reading->buffer = BlockBuffer(log_->spec_.segment_bytes);
+  reading->read = BlockRead{};
+  reading->read.offset = log_->OffsetOf(log_->FirstBlock(reading->segment));
+  reading->read.into = reading->buffer.data();
+  reading->read.bytes = static_cast<uint32_t>(bytes);
+  queue_->Submit(&reading->read, 1);
+  read_bytes_ += bytes;
+}
+
+bool RowLogWalk::NextSegment() {
+  if (chunks_) turn_ ^= 1;
+  Reading& now = readings_[turn_];
+  if (now.blocks == 0) return false;
+  queue_->Wait();
+  Begin(&readings_[turn_ ^ 1]);
+  std::optional<std::vector<bool>> bad;
+  if (now.read.error != 0) bad = log_->ReadBlocks(now.read.offset, now.blocks, now.buffer.data());
+  chunks_ =
+      std::make_unique<SegmentChunks>(*log_, now.segment, now.blocks, now.buffer.data(), std::move(bad));
+  next_segment_ = now.segment + 1;
+  return true;
+}
+
+bool RowLogWalk::Next() {
+  while (!chunks_ || !chunks_->Next()) {
+    if (!NextSegment()) return false;
+  }
+  const uint32_t segment = next_segment_ - 1;
+  if (passed_.size() <= segment) passed_.resize(segment + 1);
+  passed_[segment] = static_cast<uint16_t>(chunks_->passed());
+  live_.clear();
+  const std::lock_guard<std::mutex> lock(log_->mutex_);
+  for (uint32_t row = 0; row < chunks_->chunk().rows.size(); ++row) {
+    if (log_->IsLive(chunks_->slot(row))) live_.push_back(row);
+  }
+  return true;
+}
+
+bool RowLogWalk::HasPassed(uint32_t slot) const {
+  const uint32_t block = log_->BlockOf(slot);
+  const uint32_t segment = block / log_->segment_blocks_;
+  return segment < passed_.size() && block % log_->segment_blocks_ < passed_[segment] &&
+         left_out_.count(slot) == 0;
+}
+
+}  // namespace oe
