@@ -20,7 +20,7 @@ CACHE = ("--storage", "dram_ssd", "--storage-cache", "256K")
 
 @pytest.fixture(scope="module")
 def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    lab = new_lab(nodes=1, variant="nvme", pmem=1 << 30)
+    lab = new_lab(nodes=1, variant="nvme", pmem=4 << 30)  # 52 tables of 16 MiB at least
     found = Trainer(
         lab,
         tmp_path_factory.mktemp("drives"),
