@@ -356,6 +356,7 @@ TEST_P(RowLogWalkTest, ShowsEachRowOnceInOrderWithFewReads) {
   for (Key key = 0; key < 1000; key += 10) owner.Erase(key);
   while (owner.log().stats().moved == 0 && owner.log().Clean()) {
   }
+  for (Key key = 1; key < 10; ++key) owner.Write(key);
   const uint64_t before = device.stats().reads;
   RowLogWalk walk(&owner.log());
   std::vector<Key> keys = WalkedKeys(&owner, &walk);
