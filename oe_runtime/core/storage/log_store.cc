@@ -173,8 +173,7 @@ void LogStore::BeginChange(uint32_t at) {
   if (frame.dirty == epoch) return;
   if (!WriteFrame(at)) {
     throw StorageFull("storage " + log_->spec().where + " is full: table '" + log_->spec().table +
-                      "' needs room for changes of its rows; raise the storage size of the servers or use "
-                      "more servers");
+                      "' needs room for changes of its rows" + kMakeRoom);
   }
   if (frame.slot != kNoRow) log_->Supersede(frame.slot);
   frame.slot = kNoRow;
@@ -363,7 +362,7 @@ bool LogStore::WriteBack(uint64_t epoch, size_t* position) {
     if (count++ == kAtOnce) return true;
     if (WriteFrame(static_cast<uint32_t>(*position))) continue;
     throw StorageFull("storage " + log_->spec().where + " has no room for a checkpoint of table '" +
-                      log_->spec().table + "'; raise the storage size of the servers or use more servers");
+                      log_->spec().table + "'" + kMakeRoom);
   }
   return false;
 }

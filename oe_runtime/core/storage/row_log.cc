@@ -241,8 +241,7 @@ RowLog::Room RowLog::Reserve(uint64_t rows, Need need) {
   throw StorageFull("storage " + spec_.where + " is full: table '" + spec_.table + "' needs room for " +
                     std::to_string(rows) + " rows beside the " + std::to_string(rows_live_) + " in its " +
                     BytesText(segments_.size() * spec_.segment_bytes) + ", of which kept checkpoints need " +
-                    std::to_string(retired_.size()) +
-                    "; raise the storage size of the servers or use more servers");
+                    std::to_string(retired_.size()) + kMakeRoom);
 }
 
 void RowLog::GiveRoom(uint64_t rows) noexcept {

@@ -24,6 +24,10 @@
 
 namespace oe {
 
+// The end of the messages about a log that is full, by its storage's size or by its file system.
+inline constexpr const char* kMakeRoom =
+    "; raise the storage size of the servers, free space on the drive, or use more servers";
+
 struct RowLogSpec {
   std::string table;     // its name, for messages
   std::string where;     // the files, for messages
