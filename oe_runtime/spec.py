@@ -140,7 +140,6 @@ class StorageSpec:
     ``"dram"``. ``"pmem_libpmem"``: persistent memory, in the directory ``path``. ``"dram_pmem"``: the same,
     with the most used rows in ``cache_bytes`` of DRAM, for all tables of a server together.
     ``"dram_ssd"``: a directory on an NVMe drive, with such a cache; a batch's missing rows are read at once.
-    It takes no admission and no eviction.
     ``"pmem_memkind"``: persistent or CXL memory as NUMA nodes, or an unnamed file in ``path``; neither
     outlives the process.
 

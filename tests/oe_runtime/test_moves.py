@@ -137,8 +137,6 @@ def test_policies_together_do_what_they_say(tmp_path, name):
     chain: list[Path] = []
     tombstones = 0
     for hop in range(len(PLACES)):
-        if PLACES[hop][0] == "dram_ssd":
-            continue  # it has no policies
         with opened(tmp_path, hop, [spec]) as client:
             if chain:
                 client.restore(*chain)

@@ -30,6 +30,7 @@ Eviction::Eviction(const std::vector<EvictionSpec>& specs, Dtype dtype, uint32_t
     const auto every = static_cast<uint64_t>(spec.params.at("every_steps"));
     by_name_.push_back({reason, every, entry.new_sweep(spec, rows_)});
     sweeps_ |= 1U << reason;
+    if (!entry.needs(spec).any()) needs_rows_ |= 1U << reason;
     scheduled_ = scheduled_ || every > 0;
     seconds_ = std::max(seconds_, by_name_.back().rule->seconds());
   }

@@ -54,6 +54,8 @@ class Eviction {
   std::vector<Turn> Due(uint64_t step, uint32_t parts) const;
   bool scheduled() const { return scheduled_; }
 
+  // Whether policies of `reasons` look at the weights of rows, not only at their facts.
+  bool NeedsRows(uint32_t reasons) const noexcept { return (reasons & needs_rows_) != 0; }
   // Why the row goes in push number `step` at `time`, by the policies of `reasons`; kNoReason if it stays.
   Reason Judge(const std::byte* row, uint32_t reasons, uint32_t step, TtlClock::Reading time) const noexcept;
 
@@ -83,6 +85,7 @@ class Eviction {
   std::unique_ptr<const CapRule> cap_;
   Reason cap_reason_ = kNoReason;
   uint32_t sweeps_ = 0;
+  uint32_t needs_rows_ = 0;
   bool scheduled_ = false;
   uint32_t seconds_ = 0;
 };

@@ -29,12 +29,18 @@ class RowFacts {
   // Rows have `bytes` bytes, a multiple of `alignment` (4 or 8), without the facts, and another multiple with
   // them.
   RowFacts(size_t bytes, size_t alignment, Needs needs)
-      : step_(needs.step ? bytes : kNone),
+      : begin_(bytes),
+        step_(needs.step ? bytes : kNone),
         count_(needs.count ? bytes + (needs.step ? kWord : 0) : kNone),
         seconds_(needs.seconds ? bytes + (needs.step ? kWord : 0) + (needs.count ? kWord : 0) : kNone),
         end_(bytes + ((needs.step ? 1U : 0U) + (needs.count ? 1U : 0U) + (needs.seconds ? 1U : 0U)) * kWord),
         pad_(end_ % alignment == 0 ? kNone : end_) {}
 
+  // At most so many words.
+  static constexpr size_t kMost = 3;
+  // Where the first one is, and how many there are.
+  size_t at() const { return begin_; }
+  uint32_t words() const { return static_cast<uint32_t>((end_ - begin_) / kWord); }
   // Of a row with the facts.
   size_t row_bytes() const { return end_ + (pad_ == kNone ? 0 : kWord); }
 
@@ -73,6 +79,7 @@ class RowFacts {
     if (at != kNone) std::memcpy(row + at, &value, sizeof(value));
   }
 
+  const size_t begin_;
   const size_t step_;
   const size_t count_;
   const size_t seconds_;

@@ -33,6 +33,8 @@ using nlohmann::json;
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
 constexpr size_t kLeastChunkBytes = size_t{32} << 10;
 
+constexpr const char* kCountsDirectory = "counts";
+
 constexpr size_t kNameSize = 3 + 16 + 4;  // IsRowLogName()
 
 // A device whose space a storage counts.
@@ -79,6 +81,8 @@ class DramSsd final : public Storage {
     for (const std::string& name : List()) {
       if (!spec.recover || !IsWhole(name)) RemoveFile(name);
     }
+    std::error_code error;
+    if (fs::exists(directory_ / kCountsDirectory, error)) (void)Counts();
   }
 
   bool is_pmem() const override { return false; }
@@ -129,9 +133,25 @@ class DramSsd final : public Storage {
                                      log, !*opened, [this, name] { RemoveFile(name); });
   }
 
+  // Of the counts of an admission filter, of which each push changes some, a few bytes each: in files that
+  // are mapped.
+  std::unique_ptr<Pool> NewPool(const PoolSpec& spec, bool fresh, bool* opened) override {
+    *opened = false;
+    return spec.led() ? Counts()->NewPool(spec, fresh, opened) : nullptr;
+  }
+
+  uint64_t bytes() const override {
+    const std::lock_guard<std::mutex> lock(counts_mutex_);
+    return Storage::bytes() + (counts_ ? counts_->bytes() : 0);
+  }
+
   uint64_t DropUnopened(const std::string& job, const std::optional<std::string>& table) override {
     const std::lock_guard<std::mutex> lock(find_mutex_);
     uint64_t dropped = 0;
+    {
+      const std::lock_guard<std::mutex> counts_lock(counts_mutex_);
+      if (counts_) (void)counts_->DropUnopened(job, table);
+    }
     for (const std::string& name : List()) {
       if (InUse(name)) continue;
       const auto device = Open(name);
@@ -149,6 +169,18 @@ class DramSsd final : public Storage {
  private:
   std::string PathOf(const std::string& name) const { return (directory_ / name).string(); }
 
+  // The pools of counts, in a directory of their own. What they may have is counted by itself.
+  std::shared_ptr<Storage> Counts() {
+    const std::lock_guard<std::mutex> lock(counts_mutex_);
+    if (!counts_) {
+      StorageSpec pools{"pmem_libpmem", PathOf(kCountsDirectory), spec().capacity_bytes};
+      pools.recover = spec().recover;
+      pools.kept_checkpoints = spec().kept_checkpoints;
+      counts_ = OpenPools(pools);
+    }
+    return counts_;
+  }
+
   RowLogSpec LogSpec(const PoolSpec& table, const std::string& name, const std::string& identity) const {
     RowLogSpec log;
     log.table = table.table;
@@ -156,6 +188,8 @@ class DramSsd final : public Storage {
     log.identity = identity;
     log.row_bytes = std::max<size_t>(1, table.row_bytes);
     log.window = table.window;
+    log.facts_at = table.facts_at;
+    log.fact_words = table.fact_words;
     // Some dozens of segments at least, and some chunks in each.
     while (spec().capacity_bytes > 0 && log.segment_bytes > kLeastSegmentBytes &&
            log.segment_bytes > spec().capacity_bytes / 64) {
@@ -241,7 +275,9 @@ class DramSsd final : public Storage {
   CacheMemory cache_;
   const fs::path directory_;
   const DirectoryLock lock_;  // before any use of the directory, after the last
-  std::mutex find_mutex_;     // held while logs are looked at that may not be open yet
+  mutable std::mutex counts_mutex_;
+  std::shared_ptr<Storage> counts_;
+  std::mutex find_mutex_;  // held while logs are looked at that may not be open yet
   mutable std::mutex in_use_mutex_;
   std::set<std::string> in_use_;  // files of tables that are open
 };

@@ -78,6 +78,7 @@ void LogPool::Run() {
         queue_.pop_front();
       } else {
         queue_.clear();  // what comes after builds on it
+        if (led_ != nullptr) led_->EndCheckpoints(failure);
       }
     }
     queue_changed_.notify_all();
@@ -85,6 +86,7 @@ void LogPool::Run() {
 }
 
 void LogPool::MakeDurable(const KeptCheckpoint& checkpoint) {
+  if (led_ != nullptr) led_->MakeDurableUpTo(checkpoint.id);
   for (const auto& shard : shards_) {
     size_t position = 0;
     while (shard->WriteBack(checkpoint.epoch, &position)) {
@@ -110,6 +112,7 @@ void LogPool::Checkpoint(uint64_t id, uint64_t version) {
     }
     queue_.emplace_back();  // all that can throw comes first
     try {
+      if (led_ != nullptr) led_->Checkpoint(id, version);
       checkpoint.epoch = log_->CloseEpoch();
     } catch (...) {
       queue_.pop_back();

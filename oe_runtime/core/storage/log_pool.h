@@ -40,6 +40,9 @@ class LogPool final : public KeptRows {
   LogPool(const LogPool&) = delete;
   LogPool& operator=(const LogPool&) = delete;
 
+  // Leads `other`, as a pool does (Pool::Lead).
+  void Lead(Pool* other) { led_ = other; }
+
   // The rows of an internal shard. Recover() replaces them.
   LogStore* shard(uint32_t number) { return shards_[number].get(); }
 
@@ -74,6 +77,7 @@ class LogPool final : public KeptRows {
   const std::unique_ptr<BlockDevice> device_;
   const PoolSpec spec_;
   const std::function<void()> remove_files_;
+  Pool* led_ = nullptr;
   std::unique_ptr<RowLog> log_;
   std::vector<std::unique_ptr<LogStore>> shards_;
   uint64_t last_id_ = 0;  // of callers of Checkpoint(), who exclude each other

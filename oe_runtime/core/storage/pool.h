@@ -32,6 +32,8 @@ struct PoolSpec {
   std::string identity;  // a JSON object that says whose rows they are: a pool with another one is refused
   std::vector<std::string> may_differ;  // names of its fields that do not matter
   size_t row_bytes = 0;
+  size_t facts_at = 0;  // as in RowLogSpec; pools do not need them
+  uint32_t fact_words = 0;
   uint32_t shards = 1;                    // internal ones
   std::function<uint32_t(Key)> shard_of;  // the shard of a key; `shards` for a key that cannot be here
   uint32_t window = 2;                    // checkpoints that are kept
@@ -65,9 +67,9 @@ struct PoolSpec {
 // and segments oe-<uuid>-<number>.pool with a header, the metadata of their slots and their rows
 // (pool_format.h).
 //
-// A pool may lead another one, of what else a table must remember: a checkpoint of the leader is one of the
-// led pool too, and durable there first. The led pool keeps one checkpoint more, so it has all those of its
-// leader whenever the power goes.
+// A pool or a log (log_pool.h) may lead a pool, of what else a table must remember: a checkpoint of the
+// leader is one of the led pool too, and durable there first. The led pool keeps one checkpoint more, so it
+// has all those of its leader whenever the power goes.
 //
 // Thread-safe but for what the comments exclude.
 class Pool final : public KeptRows {
@@ -96,6 +98,10 @@ class Pool final : public KeptRows {
   void WaitIdle() noexcept override;
   // Makes pending checkpoints durable in the calling thread, without `background`.
   void RunPending();
+  // For the leader of this pool: makes pending checkpoints up to that one durable; or there are no more,
+  // since one of the leader's failed.
+  void MakeDurableUpTo(uint64_t id);
+  void EndCheckpoints(const std::string& failure);
 
   std::vector<CheckpointInfo> Checkpoints() const override;
   int64_t durable_at() const override;
@@ -157,7 +163,6 @@ class Pool final : public KeptRows {
   void Run();
   void GrowAhead() noexcept;
   void MakeDurable(const Job& job);
-  void MakeDurableUpTo(uint64_t id);
   void Fail(const std::string& failure);
   void Seal(const Job& job);
   uint64_t CountDigest(const Slots& retired) const;

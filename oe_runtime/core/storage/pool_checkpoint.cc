@@ -139,15 +139,17 @@ void Pool::Run() {
 void Pool::Fail(const std::string& failure) {
   failure_ = failure;
   queue_.clear();
-  if (led_ == nullptr) return;
-  {
-    const std::lock_guard<std::mutex> lock(led_->queue_mutex_);
-    led_->Fail(failure);
-  }
-  led_->queue_changed_.notify_all();
+  if (led_ != nullptr) led_->EndCheckpoints(failure);
 }
 
-// For the leader: the pending checkpoints up to that one.
+void Pool::EndCheckpoints(const std::string& failure) {
+  {
+    const std::lock_guard<std::mutex> lock(queue_mutex_);
+    Fail(failure);
+  }
+  queue_changed_.notify_all();
+}
+
 void Pool::MakeDurableUpTo(uint64_t id) {
   std::unique_lock<std::mutex> lock(queue_mutex_);
   while (!queue_.empty() && queue_.front().checkpoint.id <= id) {

@@ -57,7 +57,7 @@ void RowLog::SetLayout() {
 // these, for some tombstones.
 uint32_t RowLog::HeaderFor(uint32_t row_blocks) const {
   const uint64_t rows = RowsIn(row_blocks);
-  return ChunkHeaderBlocks(rows + rows / 16 + 16, row_blocks);
+  return ChunkHeaderBlocks(rows + rows / 16 + 16, row_blocks, rows * spec_.fact_words);
 }
 
 // The most blocks of rows that a chunk in so many blocks has.
@@ -132,6 +132,7 @@ void RowLog::AddSegments(uint64_t count) {
   segments_.resize(after);
   sums_.resize(after * segment_blocks_);
   live_.resize((slots + 63) / 64);
+  facts_.resize(slots * spec_.fact_words);
   appended_now_.Grow(slots);
   for (auto segment = static_cast<uint32_t>(after); segment > before; --segment) free_.push_back(segment - 1);
 }
@@ -292,7 +293,8 @@ RowLog::Pending* RowLog::OpenChunk(Stream* stream, bool row) {
     const Pending& open = *stream->open;
     const size_t rows = open.chunk.rows.size();
     const size_t entries = rows + open.chunk.tombstones.size() + 1;
-    const bool fits = ChunkHeaderBlocks(entries, open.row_blocks) <= open.chunk.header_blocks;
+    const uint64_t facts = (rows + 1) * spec_.fact_words;
+    const bool fits = ChunkHeaderBlocks(entries, open.row_blocks, facts) <= open.chunk.header_blocks;
     if (fits && (!row || rows < RowsIn(open.row_blocks))) return stream->open.get();
     Seal(stream);
   }
@@ -319,6 +321,8 @@ RowLog::Pending* RowLog::OpenChunk(Stream* stream, bool row) {
   open->chunk.header_blocks = HeaderFor(open->row_blocks);
   open->buffer = BlockBuffer((open->chunk.header_blocks + open->row_blocks) * kBlockBytes);
   open->chunk.rows.reserve(RowsIn(open->row_blocks));
+  open->chunk.fact_words = spec_.fact_words;
+  open->chunk.facts.reserve(RowsIn(open->row_blocks) * spec_.fact_words);
   resident_[FirstBlock(open->segment) + open->chunk.place + open->chunk.header_blocks] = open.get();
   stream->open = std::move(open);
   return stream->open.get();
@@ -366,6 +370,11 @@ uint32_t RowLog::AppendTo(Stream* stream, Key key, uint64_t lsn, const std::byte
   open->chunk.rows.push_back({key, lsn});
   const uint32_t first = FirstBlock(open->segment) + open->chunk.place + open->chunk.header_blocks;
   const uint32_t slot = SlotAt(first, number);
+  if (spec_.fact_words > 0) {
+    uint32_t* const facts = &facts_[size_t{slot} * spec_.fact_words];
+    std::memcpy(facts, row + spec_.facts_at, spec_.fact_words * sizeof(uint32_t));
+    open->chunk.facts.insert(open->chunk.facts.end(), facts, facts + spec_.fact_words);
+  }
   SetLive(slot);
   return slot;
 }
@@ -445,6 +454,12 @@ void RowLog::Locate(const uint32_t* slots, size_t n, std::byte* const* into, Blo
       reads[part].expected = sums_[block + part];
     }
   }
+}
+
+void RowLog::CopyFacts(const uint32_t* slots, size_t n, uint32_t* into) const {
+  const size_t words = spec_.fact_words;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < n; ++i) std::copy_n(facts_.data() + slots[i] * words, words, into + i * words);
 }
 
 // How many blocks of a segment are on the device. With mutex_.

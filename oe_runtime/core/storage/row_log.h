@@ -41,6 +41,10 @@ struct RowLogSpec {
   size_t segment_bytes = size_t{4} << 20;
   size_t chunk_bytes = size_t{256} << 10;  // of one write
   size_t super_bytes = size_t{256} << 10;  // of each copy of the superblock
+  // The facts of a row, by which it may be evicted: words of 4 bytes in it that are in DRAM and in the
+  // headers of chunks too, so that nobody reads rows for them.
+  size_t facts_at = 0;  // the first of them
+  uint32_t fact_words = 0;
 
   // Lets the cleaner move the row of a key out of `slot`: calls `move`, at most once, without a lock of the
   // log and where nobody reads or supersedes the row of this key. Its result is the new slot, to be
@@ -153,6 +157,8 @@ class RowLog {
   size_t reads_per_row() const { return row_blocks_; }
   void Locate(const uint32_t* slots, size_t n, std::byte* const* into, BlockRead* reads,
               uint8_t* copied) const;
+  // Copies the facts of the rows in n slots, fact_words of each, as they were written.
+  void CopyFacts(const uint32_t* slots, size_t n, uint32_t* into) const;
   // What a RowLogWalk reads now.
   uint64_t used_bytes() const;
 
@@ -301,8 +307,9 @@ class RowLog {
   std::condition_variable written_;
   std::vector<Segment> segments_;
   std::vector<uint32_t> free_;
-  std::vector<uint32_t> sums_;  // BlockChecksum() of each block, in use or not
-  std::vector<uint64_t> live_;  // a bit per slot
+  std::vector<uint32_t> sums_;   // BlockChecksum() of each block, in use or not
+  std::vector<uint64_t> live_;   // a bit per slot
+  std::vector<uint32_t> facts_;  // fact_words per slot
   uint64_t rows_live_ = 0;
   EpochMarks appended_now_;                                 // slots of the open epoch
   std::unordered_map<uint32_t, uint64_t> retired_;          // slot → epoch in which it was superseded

@@ -14,6 +14,7 @@ namespace {
 constexpr uint64_t kLogMagic = 0x0A4752534C454F01;    // "\1OELSRG\n"
 constexpr uint64_t kChunkMagic = 0x0A4B4E4843454F01;  // "\1OECHNK\n"
 constexpr uint32_t kMostBlocks = 1U << 16;
+constexpr uint32_t kMostFactWords = 16;
 
 struct SuperFront {
   uint64_t magic;
@@ -42,7 +43,7 @@ struct ChunkFront {
   uint32_t blocks;
   uint32_t rows;
   uint32_t tombstones;
-  uint32_t unused;
+  uint32_t fact_words;
 };
 
 uint64_t Checksum(const std::byte* data, size_t bytes) {
@@ -148,8 +149,9 @@ bool DecodeRowLogSuper(const std::byte* data, size_t bytes, RowLogSuper* super) 
   return true;
 }
 
-uint32_t ChunkHeaderBlocks(uint64_t entries, uint64_t row_blocks) {
-  const uint64_t bytes = sizeof(ChunkFront) + entries * sizeof(LogEntry) + row_blocks * sizeof(uint32_t);
+uint32_t ChunkHeaderBlocks(uint64_t entries, uint64_t row_blocks, uint64_t facts) {
+  const uint64_t bytes =
+      sizeof(ChunkFront) + entries * sizeof(LogEntry) + (row_blocks + facts) * sizeof(uint32_t);
   return static_cast<uint32_t>((bytes + kBlockBytes - 1) / kBlockBytes);
 }
 
@@ -165,12 +167,13 @@ void EncodeChunk(const Chunk& chunk, std::byte* header) {
                    chunk.blocks,
                    static_cast<uint32_t>(chunk.rows.size()),
                    static_cast<uint32_t>(chunk.tombstones.size()),
-                   0};
+                   chunk.fact_words};
   std::memcpy(header, &front, sizeof(front));
   std::byte* to = header + sizeof(front);
   Put(chunk.rows, &to);
   Put(chunk.tombstones, &to);
   Put(chunk.sums, &to);
+  Put(chunk.facts, &to);
   front.checksum = Checksum(header, bytes);
   std::memcpy(header, &front, sizeof(front));
 }
@@ -178,10 +181,13 @@ void EncodeChunk(const Chunk& chunk, std::byte* header) {
 uint32_t ChunkHeaderBlocks(const std::byte* block) {
   ChunkFront front{};
   std::memcpy(&front, block, sizeof(front));
-  if (front.magic != kChunkMagic || front.blocks > kMostBlocks || front.header_blocks > front.blocks)
+  if (front.magic != kChunkMagic || front.blocks > kMostBlocks || front.header_blocks > front.blocks ||
+      front.fact_words > kMostFactWords) {
     return 0;
+  }
   const uint64_t entries = uint64_t{front.rows} + front.tombstones;
-  if (ChunkHeaderBlocks(entries, front.blocks - front.header_blocks) > front.header_blocks) return 0;
+  const uint64_t facts = uint64_t{front.rows} * front.fact_words;
+  if (ChunkHeaderBlocks(entries, front.blocks - front.header_blocks, facts) > front.header_blocks) return 0;
   return front.header_blocks;
 }
 
@@ -200,6 +206,8 @@ bool DecodeChunk(const std::byte* header, Chunk* chunk) {
   Get(&from, front.rows, &chunk->rows);
   Get(&from, front.tombstones, &chunk->tombstones);
   Get(&from, front.blocks - header_blocks, &chunk->sums);
+  chunk->fact_words = front.fact_words;
+  Get(&from, size_t{front.rows} * front.fact_words, &chunk->facts);
   return true;
 }
 

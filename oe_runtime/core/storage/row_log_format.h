@@ -72,11 +72,13 @@ struct Chunk {
   uint32_t blocks = 0;  // with those of the header
   std::vector<LogEntry> rows;
   std::vector<LogEntry> tombstones;
-  std::vector<uint32_t> sums;  // BlockChecksum() of each block of rows
+  std::vector<uint32_t> sums;   // BlockChecksum() of each block of rows
+  uint32_t fact_words = 0;      // RowLogSpec::fact_words
+  std::vector<uint32_t> facts;  // so many of each row
 };
 
-// Blocks of a header with that many entries and blocks of rows.
-uint32_t ChunkHeaderBlocks(uint64_t entries, uint64_t row_blocks);
+// Blocks of a header with that many entries, blocks of rows and words of facts.
+uint32_t ChunkHeaderBlocks(uint64_t entries, uint64_t row_blocks, uint64_t facts);
 // Writes all header_blocks.
 void EncodeChunk(const Chunk& chunk, std::byte* header);
 // How many blocks the header has that begins with this block; 0 if it is none.

@@ -22,7 +22,8 @@ struct RowLog::Scan {
 
   std::vector<Segment> segments;
   std::vector<uint32_t> sums;
-  std::vector<uint64_t> lsns;  // of the entries that slots have
+  std::vector<uint64_t> lsns;   // of the entries that slots have
+  std::vector<uint32_t> facts;  // of their rows
   struct Loser {
     uint32_t slot;
     uint64_t epoch;  // of an entry that superseded it
@@ -177,9 +178,16 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
       segment.use = chunk.use;
       const uint32_t first = FirstBlock(cursor.segment) + cursor.place + chunk.header_blocks;
       std::copy(chunk.sums.begin(), chunk.sums.end(), scan->sums.begin() + first);
+      const size_t words = spec_.fact_words;
+      if (chunk.fact_words != words) {
+        Damaged(where(cursor) + " has " + std::to_string(chunk.fact_words) + " facts of each row, not " +
+                std::to_string(words));
+      }
       for (uint32_t row = 0; row < chunk.rows.size(); ++row) {
         if (!scan->Counts(chunk.rows[row].lsn)) continue;
-        scan->AddRow(chunk.rows[row], SlotAt(first, row));
+        const uint32_t slot = SlotAt(first, row);
+        scan->AddRow(chunk.rows[row], slot);
+        std::copy_n(chunk.facts.data() + row * words, words, scan->facts.data() + slot * words);
       }
       for (const LogEntry& entry : chunk.tombstones) {
         if (scan->Counts(entry.lsn)) scan->AddTombstone(entry, cursor.segment);
@@ -195,6 +203,7 @@ void RowLog::Reset() {
   free_.clear();
   sums_.clear();
   live_.clear();
+  facts_.clear();
   rows_live_ = 0;
   appended_now_ = EpochMarks();
   retired_.clear();
@@ -270,6 +279,7 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
   scan.segments.resize(segments);
   scan.sums.resize(segments * segment_blocks_);
   scan.lsns.resize(segments * segment_blocks_ * block_rows_);
+  scan.facts.resize(scan.lsns.size() * spec_.fact_words);
   ScanSegments(next, &scan);
   if (scan.rows != chosen.rows || scan.digest != chosen.digest) {
     Damaged("checkpoint " + std::to_string(chosen.id) + " has " + std::to_string(scan.rows) + " rows of " +
@@ -340,6 +350,7 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
   free_ = std::move(free);
   sums_ = std::move(scan.sums);
   live_ = std::move(live);
+  facts_ = std::move(scan.facts);
   rows_live_ = rows_live;
   retired_ = std::move(retired);
   tombstones_ = std::move(scan.tombstones);

@@ -189,6 +189,8 @@ TEST(RowLogFormatTest, SuperblocksAndChunksAreReadAsWritten) {
   chunk.rows = {{1, 2}, {3, 4}};
   chunk.tombstones = {{5, 6}};
   chunk.sums = {8, 9};
+  chunk.fact_words = 2;
+  chunk.facts = {10, 11, 12, 13};
   const BlockBuffer header(kBlockBytes);
   EncodeChunk(chunk, header.data());
   Chunk same;
@@ -197,6 +199,8 @@ TEST(RowLogFormatTest, SuperblocksAndChunksAreReadAsWritten) {
   EXPECT_EQ(same.rows.at(1).lsn, 4U);
   EXPECT_EQ(same.tombstones.at(0).key, 5U);
   EXPECT_EQ(same.sums, chunk.sums);
+  EXPECT_EQ(same.fact_words, 2U);
+  EXPECT_EQ(same.facts, chunk.facts);
   for (size_t at = 0; at < kBlockBytes; ++at) {
     header.data()[at] ^= std::byte{1};
     EXPECT_FALSE(ChunkHeaderBlocks(header.data()) == 1 && DecodeChunk(header.data(), &same)) << at;
@@ -317,6 +321,33 @@ TEST(RowLogTest, DamageIsNamed) {
   RowLogSpec other = spec;
   other.row_bytes = 256;
   ExpectError([&] { (void)RowLog::Open(&device, other); }, "rows of 512 B");
+}
+
+TEST(RowLogTest, FactsOfRowsAreInDramWhereverTheRowsGo) {
+  SimulatedBlockDevice device(3);
+  RowLogSpec spec = SmallSpec(512);
+  spec.facts_at = 0;  // the version, and a word that the key is in
+  spec.fact_words = 2;
+  Owner owner(&device, spec);
+  owner.Create();
+  std::mt19937_64 random(4);
+  const auto check = [&] {
+    for (Key key = 0; key < 1000; ++key) {
+      const uint32_t slot = owner.slot(key);
+      std::array<uint32_t, 2> facts{};
+      owner.log().CopyFacts(&slot, 1, facts.data());
+      ASSERT_EQ(facts[0], owner.version(key)) << key;
+      ASSERT_EQ(facts[1], static_cast<uint32_t>(Mix64(key * 1000003 + facts[0] + 4))) << key;
+    }
+  };
+  for (Key key = 0; key < 1000; ++key) owner.Write(key);
+  for (int i = 0; i < 6000; ++i) owner.Write(random() % 1000);
+  EXPECT_GT(owner.log().stats().moved, 0U);
+  check();
+  owner.Checkpoint(1);
+  owner.ForgetLog();
+  owner.Recover();
+  check();
 }
 
 // What a walk shows: the keys whose slot it was at, with rows that can be read, in the order of their slots.

@@ -154,25 +154,28 @@ class RowMap {
     Forget(key, number);
   }
 
-  // Erases the rows for which wants(key, row) among about `most` keys of the range from *position on (0 at
-  // first), which moves on; false when there are no more keys. Rows that come or go between calls may be
-  // missed. Throws StorageError.
-  template <typename Wants>
-  bool EraseIf(const Index::Range& range, uint64_t* position, size_t most, const Wants& wants) {
-    std::array<Key, kAtOnce> keys{};
-    std::array<uint32_t, kAtOnce> numbers{};
+  // Erases rows among about `most` keys of the range from *position on (0 at first), which moves on; false
+  // when there are no more keys. judge(keys, numbers, n, goes) sets goes[i] for the rows, at most
+  // kJudgedAtOnce, that are to go; erased(i) is called for each that is gone. Rows that come or go between
+  // calls may be missed. Throws StorageError.
+  static constexpr size_t kJudgedAtOnce = 64;
+  template <typename Judge, typename Erased>
+  bool EraseIf(const Index::Range& range, uint64_t* position, size_t most, const Judge& judge,
+               const Erased& erased) {
+    std::array<Key, kJudgedAtOnce> keys{};
+    std::array<uint32_t, kJudgedAtOnce> numbers{};
     for (size_t seen = 0; seen < most;) {
       const uint64_t start = *position;
-      const size_t found = index_->Scan(range, position, kAtOnce, keys.data(), numbers.data());
+      const size_t found = index_->Scan(range, position, kJudgedAtOnce, keys.data(), numbers.data());
       if (found == 0) return false;
-      for (size_t i = 0; i < found; ++i) oe::Prefetch(row(numbers[i]));
-      bool erased = false;
+      std::array<bool, kJudgedAtOnce> goes{};
+      judge(keys.data(), numbers.data(), found, goes.data());
       for (size_t i = 0; i < found; ++i) {
-        if (!wants(keys[i], static_cast<const std::byte*>(row(numbers[i])))) continue;
+        if (!goes[i]) continue;
+        *position = start;  // the place of an erased key may have another one now
         Erase(keys[i], numbers[i]);
-        erased = true;
+        erased(i);
       }
-      if (erased) *position = start;  // the place of an erased key may have another one now
       seen += found;
     }
     return true;

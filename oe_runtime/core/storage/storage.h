@@ -79,7 +79,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
 
   const StorageSpec& spec() const { return spec_; }
   // Bytes that all tables hold now, pool headers included.
-  uint64_t bytes() const;
+  virtual uint64_t bytes() const;
   // True when the memory is persistent (DAX); a plain directory under pmem_libpmem is not.
   virtual bool is_pmem() const = 0;
 

@@ -10,7 +10,7 @@ namespace oe {
 // For tests only: every type of storage, which the same tests must pass.
 inline constexpr const char* kStorageTypes[] = {"dram", "pmem_libpmem", "dram_pmem", "dram_ssd",
                                                 "pmem_memkind"};
-// Those whose rows are all in memory: pointers to them stay good, and their tables may have policies.
+// Those whose rows are all in memory: pointers to them stay good.
 inline constexpr const char* kStorageTypesInMemory[] = {"dram", "pmem_libpmem", "dram_pmem", "pmem_memkind"};
 
 inline bool KeepsCheckpoints(const std::string& type) {

@@ -32,8 +32,8 @@ struct Table::Content {
 
   // The arena, the pool or the log holds the rows; before the shards, which point to it.
   std::unique_ptr<Arena> arena;
+  std::unique_ptr<Pool> counts;  // of the filter; led by the pool or the log
   std::unique_ptr<LogPool> log;
-  std::unique_ptr<Pool> counts;  // of the filter; led by the pool, if there are both
   std::unique_ptr<Pool> pool;
   std::array<std::unique_ptr<RowStore>, kShards> stores;  // of the arena
   std::array<std::unique_ptr<RowMap>, kShards> shards;
@@ -52,6 +52,11 @@ struct Table::Content {
   bool opened = false;  // the pool was there already
   // The pool or the log, if there is one: what keeps checkpoints.
   KeptRows* kept() const { return pool ? static_cast<KeptRows*>(pool.get()) : log.get(); }
+
+  void Lead(Pool* of_filter) const {
+    if (pool) pool->Lead(of_filter);
+    if (log) log->Lead(of_filter);
+  }
 
   // The checksum of the file that had this content when the shards' changes were empty.
   std::optional<uint64_t> saved;

@@ -14,6 +14,7 @@
 #include <new>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -83,8 +84,10 @@ std::unique_ptr<Table> Open(const std::string& directory, const std::string& typ
 class KillTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
-  const bool ssd = std::string(GetParam()) == "dram_ssd";
-  const std::string filter = ssd ? "" : GetParam();
+  constexpr std::string_view kSsd = "dram_ssd";
+  const std::string parameter = GetParam();
+  const bool ssd = parameter.compare(0, kSsd.size(), kSsd) == 0;
+  const std::string filter = ssd ? parameter.substr(std::min(kSsd.size() + 1, parameter.size())) : parameter;
   const TestDirectory directory;
   void* memory = ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
@@ -138,7 +141,8 @@ TEST_P(KillTest, EveryRowIsAsItWasAtTheNewestCheckpoint) {
   ::munmap(memory, sizeof(Progress));
 }
 
-INSTANTIATE_TEST_SUITE_P(Filters, KillTest, testing::Values("", "counter", "cbf", "dram_ssd"),
+INSTANTIATE_TEST_SUITE_P(Filters, KillTest,
+                         testing::Values("", "counter", "cbf", "dram_ssd", "dram_ssd_counter"),
                          [](const auto& filter) {
                            return std::string(*filter.param == '\0' ? "none" : filter.param);
                          });

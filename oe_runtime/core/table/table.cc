@@ -58,6 +58,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       job_(std::move(job)),
       ops_(RowOps::Create(spec_)),
       eviction_(spec_.eviction, ops_->format().dtype, spec_.dim, ops_->format().facts_at),
+      by_facts_(spec_.eviction, ops_->format().dtype, spec_.dim, 0),
       row_bytes_(eviction_.facts().row_bytes()),
       kept_bytes_(storage_->spec().weights_only ? ops_->format().state_at : row_bytes_),
       is_array_(IsArray(spec_)),
@@ -84,6 +85,10 @@ PoolSpec Table::NewPoolSpec() const {
   pool.may_differ = {"max_rows", "max_bytes"};  // the cap, which RecoverContent() keeps
   pool.damage = damage_;
   pool.row_bytes = kept_bytes_;
+  if (kept_bytes_ == row_bytes_) {
+    pool.facts_at = eviction_.facts().at();
+    pool.fact_words = eviction_.facts().words();
+  }
   pool.shards = kShards;
   pool.shard_of = [this](Key key) { return InternalShard(key); };
   return pool;
@@ -119,10 +124,7 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   std::array<std::unique_ptr<Index>, kShards> indexes;
   for (uint32_t i = 0; i < kShards; ++i) indexes[i] = NewIndex(i);
   content->pool = storage_->NewPool(NewPoolSpec(), fresh, &content->opened);
-  if (!content->pool) {
-    if (storage_->spec().type == "dram_ssd") RequireNoPolicies();
-    content->log = storage_->NewLog(NewPoolSpec(), fresh, &content->opened);
-  }
+  if (!content->pool) content->log = storage_->NewLog(NewPoolSpec(), fresh, &content->opened);
   if (content->kept() == nullptr) content->arena = storage_->NewArena(spec_.name);
   for (uint32_t i = 0; i < kShards; ++i) {
     RowStore* store = nullptr;
@@ -138,14 +140,6 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   }
   NewFilter(content.get(), fresh);
   return content;
-}
-
-// What policies need of rows would be read from the drive row by row.
-void Table::RequireNoPolicies() const {
-  if (!has_policies_) return;
-  const char* what = spec_.admission.name.empty() ? "'eviction'" : "'admission'";
-  throw SpecError("table '" + spec_.name + "': storage dram_ssd has no " + what +
-                  " yet; leave it out, or use dram_pmem or dram");
 }
 
 void Table::RefuseKey(Key key) const {
@@ -339,7 +333,9 @@ RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
     bool added = false;
     plan.ForEachShard(nullptr, [&](size_t begin, size_t end, size_t shard) {
       const std::shared_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
-      added = added || !content_->shards[shard]->HasAll(&plan.keys[begin], end - begin);
+      const RowMap& map = *content_->shards[shard];
+      // At the cap, each takes the place of another one.
+      added = added || (map.size() < most_rows_[shard] && !map.HasAll(&plan.keys[begin], end - begin));
     });
     if (added) throw;
   }
@@ -395,7 +391,7 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   // It keeps away what exchanges the content, too.
   std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::defer_lock);
   if (locked == Lock::kTake) push_lock.lock();
-  const RowLog::Room room = RoomFor(plan, 2 * n, true);
+  const RowLog::Room room = RoomFor(plan, AppendsOf(n), true);
   const Pins pins(plan, *content_, numbers.get());
   // Where a push may evict, another one must not hold numbers of rows meanwhile.
   std::unique_lock<std::mutex> lone_push_lock(lone_push_mutex_, std::defer_lock);

@@ -33,6 +33,7 @@ class AdmissionFilter;
 class Damage;
 class KeptRows;
 class LogReads;
+class RowMap;
 class RowOps;
 struct LogPoolStats;
 struct PoolRoom;
@@ -242,9 +243,11 @@ class Table {
   KeptRows& RequireKept() const;
   void WaitIdle() const noexcept;
   RowLog::Room RoomFor(const Plan& plan, size_t appends, bool adds) const;
+  // Of a push of n keys to a log: each row is written at most twice, and so is each of the two that the cap
+  // may evict for it, once as a tombstone.
+  size_t AppendsOf(size_t n) const { return (eviction_.capped() ? 6 : 2) * n; }
   void TakeIn(const LogReads& reads) const;
   void RequireWhole() const;
-  void RequireNoPolicies() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
   uint32_t InternalShard(Key key) const;
@@ -266,7 +269,13 @@ class Table {
   void AddAssigned(const Plan& plan, size_t begin, size_t end, uint32_t shard, uint32_t* numbers,
                    AssignCounts* counts);
   bool EvictOne(Content* content, uint32_t shard, uint32_t step);
+  using Facts = std::array<uint32_t, RowFacts::kMost>;
+  void CopyFacts(const RowMap& map, const uint32_t* numbers, size_t n, Facts* facts) const;
+  static const std::byte* RowOf(const Facts& facts) {
+    return reinterpret_cast<const std::byte*>(facts.data());
+  }
   void KeepCap(Content* content);
+  static RowLog::Room RoomToEvict(const RowMap& map, size_t rows);
   bool Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, uint64_t* position);
   void SweepQuietly(uint32_t shard, uint32_t reasons, const Index::Range& range);
   void SweepInTurn(uint64_t step);
@@ -281,6 +290,7 @@ class Table {
   const std::string job_;
   const std::unique_ptr<const RowOps> ops_;
   const Eviction eviction_;
+  const Eviction by_facts_;  // the same for rows that are nothing but their facts
   const size_t row_bytes_;
   const size_t kept_bytes_;  // how many of these the storage keeps, from the first on
   const bool is_array_;

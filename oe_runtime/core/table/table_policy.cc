@@ -1,6 +1,7 @@
 // Which keys get rows and which rows go, as the table's policies say.
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr size_t kSample = 16;             // rows of which the cap evicts the first
 constexpr size_t kSwept = size_t{4096};    // rows that a sweep looks at while pushes wait
+constexpr size_t kSweptOfLog = 512;        // the same in a log, which must have room for their tombstones
 constexpr size_t kSampled = size_t{4096};  // rows of an internal shard that say how old the newest is
 
 std::vector<std::unique_ptr<Index>> NewIndexes() {
@@ -51,7 +53,7 @@ PoolSpec Table::CountsPoolSpec() const {
 // Of a content whose rows have their place. One that is there already gets its counts from RecoverFilter().
 void Table::NewFilter(Content* content, bool fresh) const {
   if (spec_.admission.name.empty() || storage_->spec().weights_only) return;
-  if (!content->pool) {
+  if (content->kept() == nullptr) {
     try {
       content->filter = AdmissionFilter::Create(spec_.admission, kShards, shard_);
     } catch (const StorageError& error) {
@@ -70,7 +72,7 @@ void Table::NewFilter(Content* content, bool fresh) const {
     content->counts->Remove();
     content->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
   }
-  content->pool->Lead(content->counts.get());
+  content->Lead(content->counts.get());
   if (!opened)
     content->filter = NewPooledFilter(spec_.admission, shard_, content->counts.get(), NewIndexes());
 }
@@ -104,12 +106,12 @@ void Table::RecoverFilter(std::optional<uint64_t> id, const std::function<void()
   } else {
     recover_rows();
     content_->filter.reset();
-    content_->pool->Lead(nullptr);
+    content_->Lead(nullptr);
     content_->counts->Remove();
     content_->counts.reset();  // which makes room
     bool opened = false;
     content_->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
-    content_->pool->Lead(content_->counts.get());
+    content_->Lead(content_->counts.get());
   }
   content_->filter = NewPooledFilter(spec_.admission, shard_, content_->counts.get(), std::move(indexes));
 }
@@ -193,6 +195,23 @@ void Table::AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t sha
   }
 }
 
+// What policies know of the rows that keys have. In a log, that is in DRAM for all rows.
+void Table::CopyFacts(const RowMap& map, const uint32_t* numbers, size_t n, Facts* facts) const {
+  const size_t words = eviction_.facts().words();
+  const size_t at = eviction_.facts().at();
+  const auto in_memory = [&](uint32_t number) { return map.log() == nullptr || (number & kCopyBit) != 0; };
+  for (size_t i = 0; i < n; ++i) {
+    if (in_memory(numbers[i])) Prefetch(map.row(numbers[i]) + row_bytes_ - 1);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (in_memory(numbers[i])) {
+      std::memcpy(facts[i].data(), map.row(numbers[i]) + at, words * sizeof(uint32_t));
+    } else {
+      map.log()->log()->CopyFacts(&numbers[i], 1, facts[i].data());
+    }
+  }
+}
+
 // Evicts the row that goes first among the next few that are not of push number `step`; false if there is
 // none. The hand goes around like CLOCK's, so that every row is looked at before one is a second time.
 bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
@@ -200,6 +219,7 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
   uint64_t& hand = content->hands[shard];
   std::array<Key, kSample> keys{};
   std::array<uint32_t, kSample> numbers{};
+  std::array<Facts, kSample> facts{};
   size_t sample = 0;
   size_t seen = 0;
   for (int turns = 0; turns < 2 && sample < kSample && (sample == 0 || seen < 8 * kSample);) {
@@ -211,17 +231,18 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
     }
     seen += found;
     const size_t end = sample + found;
-    for (size_t i = sample; i < end; ++i) Prefetch(map.row(numbers[i]) + row_bytes_ - 1);
+    CopyFacts(map, &numbers[sample], found, &facts[sample]);
     for (size_t i = sample; i < end; ++i) {
-      if (eviction_.facts().step(map.row(numbers[i])) == step) continue;
+      if (by_facts_.facts().step(RowOf(facts[i])) == step) continue;
       keys[sample] = keys[i];
-      numbers[sample++] = numbers[i];
+      numbers[sample] = numbers[i];
+      facts[sample++] = facts[i];
     }
   }
   if (sample == 0) return false;
   size_t first = 0;
   for (size_t i = 1; i < sample; ++i) {
-    if (eviction_.Before(map.row(numbers[i]), map.row(numbers[first]), step)) first = i;
+    if (by_facts_.Before(RowOf(facts[i]), RowOf(facts[first]), step)) first = i;
   }
   map.Erase(keys[first], numbers[first]);
   ++evicted_[eviction_.cap()];
@@ -234,8 +255,12 @@ bool Table::EvictOne(Content* content, uint32_t shard, uint32_t step) {
 void Table::KeepCap(Content* content) {
   const auto step = static_cast<uint32_t>(content->version.load() + 1);
   for (uint32_t shard = 0; shard < kShards; ++shard) {
+    RowMap& map = *content->shards[shard];
     try {
-      while (content->shards[shard]->size() > most_rows_[shard] && EvictOne(content, shard, step)) {
+      for (bool more = true; more && map.size() > most_rows_[shard];) {
+        const RowLog::Room room = RoomToEvict(map, 1);
+        const std::unique_lock<FairSharedMutex> lock(map.mutex());
+        more = EvictOne(content, shard, step);
       }
     } catch (const StorageFull&) {  // NOLINT(bugprone-empty-catch): see above
     }
@@ -246,28 +271,31 @@ void Table::KeepCap(Content* content) {
 // keeps pushes away.
 bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, uint64_t* position) {
   RowMap& map = *content_->shards[shard];
+  const RowLog::Room room = RoomToEvict(map, kSweptOfLog + RowMap::kJudgedAtOnce);
   const std::unique_lock<FairSharedMutex> lock(map.mutex());
   const auto step = static_cast<uint32_t>(content_->version.load());
   const TtlClock::Reading time = eviction_.has_ttl() ? clock_.Read() : TtlClock::Reading{};
+  const bool whole = eviction_.NeedsRows(reasons);
   std::vector<Key> from_the_future;
-  Eviction::Reason last = Eviction::kNoReason;
-  const auto wants = [&](Key key, const std::byte* row) {
-    const Eviction::Reason reason = eviction_.Judge(row, reasons, step, time);
-    if (reason == Eviction::kNoReason) {
-      if (eviction_.facts().seconds(row) > time.now && eviction_.has_ttl()) from_the_future.push_back(key);
-      return false;
+  std::array<Eviction::Reason, RowMap::kJudgedAtOnce> why{};
+  const auto judge = [&](const Key* keys, const uint32_t* numbers, size_t n, bool* goes) {
+    std::array<Facts, RowMap::kJudgedAtOnce> facts{};
+    std::array<const std::byte*, RowMap::kJudgedAtOnce> rows{};
+    LogReads reads;  // of rows that are not in DRAM
+    CopyFacts(map, numbers, n, facts.data());
+    if (whole) map.Rows(keys, numbers, n, rows.data(), &reads);
+    reads.Run();
+    for (size_t i = 0; i < n; ++i) {
+      if (whole && rows[i] == nullptr) continue;  // it cannot be read; a pull or push looks after it
+      why[i] = whole ? eviction_.Judge(rows[i], reasons, step, time)
+                     : by_facts_.Judge(RowOf(facts[i]), reasons, step, time);
+      goes[i] = why[i] != Eviction::kNoReason;
+      const bool future = eviction_.has_ttl() && by_facts_.facts().seconds(RowOf(facts[i])) > time.now;
+      if (!goes[i] && future) from_the_future.push_back(keys[i]);
     }
-    last = reason;
-    ++evicted_[reason];
-    return true;
   };
-  bool more = false;
-  try {
-    more = map.EraseIf(range, position, kSwept, wants);
-  } catch (const StorageError&) {  // this row stays
-    --evicted_[last];
-    throw;
-  }
+  const bool more = map.EraseIf(range, position, map.log() != nullptr ? kSweptOfLog : kSwept, judge,
+                                [&](size_t i) { ++evicted_[why[i]]; });
   if (from_the_future.empty()) return more;
   std::vector<uint32_t> numbers(from_the_future.size());
   map.FindWritable(from_the_future.data(), numbers.size(), numbers.data());
@@ -276,7 +304,15 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, u
     if (number == kNoRow) continue;  // it was damaged
     eviction_.facts().SetSeconds(map.row(number), time.now);
   }
+  map.Unpin(numbers.data(), numbers.size());
   return more;
+}
+
+// Room in a log, if the rows are in one, for what `rows` evicted rows need, or as many that are changed.
+// Without the lock of the shard.
+RowLog::Room Table::RoomToEvict(const RowMap& map, size_t rows) {
+  if (map.log() == nullptr) return {};
+  return map.log()->log()->Reserve(2 * rows, RowLog::Need::kWriteBack);
 }
 
 // Some more of a sweep of the filter's part, if one is due: keys that were not counted for as long as a row
@@ -306,13 +342,16 @@ void Table::NoteLoaded(const Content& content) {
   std::vector<uint32_t> pushed;
   std::array<Key, kSample> keys{};
   std::array<uint32_t, kSample> numbers{};
+  std::array<Facts, kSample> facts{};
   for (const auto& map : content.shards) {
     uint64_t position = 0;
+    const std::shared_lock<FairSharedMutex> lock(map->mutex());  // a log's thread may move rows
     for (size_t seen = 0; seen < kSampled;) {
       const size_t found = map->Scan(&position, kSample, keys.data(), numbers.data());
       if (found == 0) break;
       seen += found;
-      for (size_t i = 0; i < found; ++i) pushed.push_back(eviction_.facts().seconds(map->row(numbers[i])));
+      CopyFacts(*map, numbers.data(), found, facts.data());
+      for (size_t i = 0; i < found; ++i) pushed.push_back(by_facts_.facts().seconds(RowOf(facts[i])));
     }
   }
   clock_.Loaded(std::move(pushed), eviction_.seconds());

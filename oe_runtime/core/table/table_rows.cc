@@ -25,7 +25,7 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
   // A push that runs may hold the number of a row that is evicted here.
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
-  const RowLog::Room room = RoomFor(plan, 2 * n, true);
+  const RowLog::Room room = RoomFor(plan, AppendsOf(n), true);
   const Pins pins(plan, *content_, numbers.get());
   // First every row that is missing, which may fail.
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {

@@ -149,13 +149,6 @@ INSTANTIATE_TEST_SUITE_P(Dims, TableSsdTest, testing::Values(2, 16, 400));
 
 class TableSsdFileTest : public TableSsdTest {};
 
-TEST_F(TableSsdFileTest, PoliciesAreRefusedByName) {
-  TableSpec spec = Spec(4);
-  spec.admission = {"counter", {{"filter_freq", 2}}};
-  EXPECT_EQ(MessageOf<SpecError>([&] { (void)Table::Create(spec, Storage()); }),
-            "table 't': storage dram_ssd has no 'admission' yet; leave it out, or use dram_pmem or dram");
-}
-
 TEST_F(TableSsdFileTest, ARowWithAFlippedBitIsQuarantined) {
   auto ssd = Table::Create(Spec(64, "sgd"), Storage(false, 100 << 10));
   std::vector<Key> keys(5000);
