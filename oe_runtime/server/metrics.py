@@ -26,7 +26,7 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
     tables[].cache      0 unless dram_pmem or dram_ssd: hits and misses (rows read from the cache, and from
                         the pool or drive), rows and bytes in the cache, evictions, write_backs (changed rows
                         written to the pool or drive)
-    tables[].damage     of pools: quarantined_rows (wrong checksum, removed; they start anew at the next
+    tables[].damage     of pools and logs: quarantined_rows (wrong checksum, removed; they start anew at the next
                         push), repaired_rows (nothing was lost), scrubbed_rows (checked by --storage-scrub),
                         scrubs (complete passes over the table)
     tables[].pool       of durable storages: slots; free slots; reserved (slots that new rows leave to
@@ -87,7 +87,7 @@ _CACHE = (
     ("write_backs", "counter", "Rows changed in the cache and written to the pool or drive."),
 )
 
-# Per table in a pool: damaged rows.
+# Per table in a pool or log: damaged rows.
 _DAMAGE = (
     ("quarantined_rows", "Rows removed because of a wrong checksum."),
     ("repaired_rows", "Rows with a wrong checksum that were repaired without loss."),
@@ -98,7 +98,7 @@ _DAMAGE = (
 # Per table in a storage with checkpoints: its slots. Each holds a row, an old value of a row that a kept
 # checkpoint needs, or a tombstone.
 _POOL = (
-    ("oe_pool_slots", "slots", "gauge", "Slots of a table's pool."),
+    ("oe_pool_slots", "slots", "gauge", "Slots of a table's pool or log."),
     ("oe_pool_free_slots", "free", "gauge", "Free slots."),
     (
         "oe_pool_reserved_slots",

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -129,8 +130,9 @@ class DramSsd final : public Storage {
       const std::lock_guard<std::mutex> in_use_lock(in_use_mutex_);
       in_use_.erase(name);
     };
-    return std::make_unique<LogPool>(std::make_unique<CountedDevice>(std::move(device), take, give), spec,
-                                     log, !*opened, [this, name] { RemoveFile(name); });
+    return std::make_unique<LogPool>(
+        std::make_unique<CountedDevice>(std::move(device), take, give), spec, log, !*opened,
+        [this] { return LeftOnDevice(); }, [this, name] { RemoveFile(name); });
   }
 
   // Of the counts of an admission filter, of which each push changes some, a few bytes each: in files that
@@ -179,6 +181,12 @@ class DramSsd final : public Storage {
       counts_ = OpenPools(pools);
     }
     return counts_;
+  }
+
+  uint64_t LeftOnDevice() const noexcept {
+    struct statvfs device{};
+    if (::statvfs(directory_.c_str(), &device) != 0) return 0;
+    return std::min<uint64_t>(Left(), uint64_t{device.f_bavail} * device.f_frsize);
   }
 
   RowLogSpec LogSpec(const PoolSpec& table, const std::string& name, const std::string& identity) const {

@@ -10,8 +10,8 @@
 namespace oe {
 
 LogPool::LogPool(std::unique_ptr<BlockDevice> device, const PoolSpec& table, RowLogSpec log, bool fresh,
-                 std::function<void()> remove)
-    : device_(std::move(device)), spec_(table), remove_files_(std::move(remove)) {
+                 std::function<uint64_t()> left, std::function<void()> remove)
+    : device_(std::move(device)), spec_(table), left_(std::move(left)), remove_files_(std::move(remove)) {
   log.relocate = [this](Key key, uint32_t slot, const std::function<uint32_t()>& move) {
     shards_[spec_.shard_of(key)]->Relocate(key, slot, move);
   };
@@ -160,6 +160,7 @@ CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<In
   WaitIdle();
   const std::unique_lock<FairSharedMutex> alone(moves_mutex_);
   std::vector<Index*> former;
+  former.reserve(shards_.size());
   for (const auto& shard : shards_) former.push_back(shard->UseIndex(nullptr));
   const auto index_of = [&](Key key) {
     const uint32_t shard = spec_.shard_of(key);
@@ -190,6 +191,18 @@ CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<In
   last_id_ = kept.id;
   has_id_ = kept.epoch > 0;
   return {kept.id, kept.version, kept.rows};
+}
+
+PoolRoom LogPool::room() const {
+  const RowLogRoom of_log = log_->room(left_());
+  PoolRoom room;
+  room.slots = of_log.slots;
+  room.free = of_log.free;
+  room.reserved = of_log.reserved;
+  room.changed = of_log.changed;
+  room.headroom = of_log.headroom;
+  room.refused = refused_;
+  return room;
 }
 
 CacheStats LogPool::cache_stats() const {

@@ -31,9 +31,10 @@ struct LogPoolStats {
 class LogPool final : public KeptRows {
  public:
   // Of `table` what PoolSpec says of rows, shards, window, damage and cache; of `log` the rest. Without
-  // `fresh` Recover() must follow. `remove` removes the files. Throws StorageError.
+  // `fresh` Recover() must follow. `left` says by about how many bytes the device may grow; `remove` removes
+  // the files. Throws StorageError.
   LogPool(std::unique_ptr<BlockDevice> device, const PoolSpec& table, RowLogSpec log, bool fresh,
-          std::function<void()> remove);
+          std::function<uint64_t()> left, std::function<void()> remove);
   // Makes durable what Checkpoint() was called for. Rows without any checkpoint are worth nothing after this
   // and are removed.
   ~LogPool() override;
@@ -67,6 +68,9 @@ class LogPool final : public KeptRows {
   uint64_t bytes() const override { return device_->size(); }
   CacheStats cache_stats() const override;
 
+  // New rows were refused for lack of room.
+  void NoteRefused() noexcept { refused_.fetch_add(1, std::memory_order_relaxed); }
+  PoolRoom room() const;
   LogPoolStats stats() const { return {log_->stats(), device_->stats()}; }
   std::string description() const { return device_->description(); }
 
@@ -76,7 +80,9 @@ class LogPool final : public KeptRows {
 
   const std::unique_ptr<BlockDevice> device_;
   const PoolSpec spec_;
+  const std::function<uint64_t()> left_;
   const std::function<void()> remove_files_;
+  std::atomic<uint64_t> refused_{0};
   Pool* led_ = nullptr;
   std::unique_ptr<RowLog> log_;
   std::vector<std::unique_ptr<LogStore>> shards_;

@@ -367,10 +367,10 @@ bool LogStore::WriteBack(uint64_t epoch, size_t* position) {
   return false;
 }
 
-void LogStore::Report(Key key, uint32_t slot) const noexcept {
+void LogStore::Report(Damage::Kind kind, Key key, uint32_t slot) const noexcept {
   if (damage_ == nullptr) return;
   try {
-    damage_->Report(Damage::Kind::kQuarantined, "the row of key " + std::to_string(key),
+    damage_->Report(kind, "the row of key " + std::to_string(key),
                     "slot " + std::to_string(slot) + " of " + log_->spec().where);
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): nothing more can be said
   }

@@ -99,7 +99,12 @@ class LogStore final : public RowStore {
   static constexpr size_t kAtOnce = 256;
   bool WriteBack(uint64_t epoch, size_t* position);
 
-  void Report(Key key, uint32_t slot) const noexcept;
+  // Where the content of a frame is in the log; kNoRow: nowhere.
+  uint32_t SlotOf(uint32_t number) const noexcept { return frames_[number % kCopyBit].slot; }
+  // That cannot be read, so the content is to be written anew, as if it had changed.
+  void Renew(uint32_t number) { BeginChange(number % kCopyBit); }
+
+  void Report(Damage::Kind kind, Key key, uint32_t slot) const noexcept;
   // Whether a row was changed since the last checkpoint.
   bool changed() const noexcept { return changed_; }
   void CloseEpoch() noexcept { changed_ = false; }

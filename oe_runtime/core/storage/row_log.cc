@@ -19,6 +19,12 @@ constexpr uint64_t kMostGrowth = 256;       // segments at once
 constexpr size_t kMostUnwritten = 16;       // full chunks, beyond which Reserve() writes them
 constexpr int kMostAttempts = 64;           // to make room
 
+// Of `most` segments, those that only write-backs and cleaning may fill; for new rows, with those for
+// updates.
+uint64_t KeptSegments(uint64_t most, bool new_rows) {
+  return std::min(most, kCleanerSegments + kWriteBackSegments + 2 + (new_rows ? most / 16 + 2 : 0));
+}
+
 }  // namespace
 
 RowLog::RowLog(BlockDevice* device, const RowLogSpec& spec) : device_(device), spec_(spec) { SetLayout(); }
@@ -152,19 +158,36 @@ bool RowLog::HasRoom(uint64_t rows) const {
   return free_.size() >= segments + kCleanerSegments;
 }
 
-// Whether so many rows more leave enough to what must go on: cleaning, and for new rows also updates.
-bool RowLog::MayTake(uint64_t rows, Need need) const {
-  if (need == Need::kWriteBack) return true;
-  const uint64_t most = MostSegments();
-  const uint64_t kept =
-      kCleanerSegments + kWriteBackSegments + 2 + (need == Need::kNewRows ? most / 16 + 2 : 0);
+// Rows that the log may have in `most` segments, those that are promised among them, so that enough is left
+// to what must go on: cleaning, and for new rows also updates.
+uint64_t RowLog::MostRows(uint64_t most, Need need) const {
+  const uint64_t kept = KeptSegments(most, need == Need::kNewRows);
   uint64_t changes = 0;  // versions that kept checkpoints will need, beyond those that they need now
   if (need == Need::kNewRows) {
     changes = (spec_.window + uint64_t{1}) * std::max(most_changed_, changed_now_);
     changes -= std::min<uint64_t>(changes, retired_.size());
   }
   // Commits leave chunks that are not full.
-  return most > kept && RowsWanted() + changes + rows <= (most - kept) * segment_rows_ * 7 / 8;
+  const uint64_t rows = (most - kept) * segment_rows_ * 7 / 8;
+  return rows - std::min(rows, changes);
+}
+
+bool RowLog::MayTake(uint64_t rows, Need need) const {
+  return need == Need::kWriteBack || RowsWanted() + rows <= MostRows(MostSegments(), need);
+}
+
+RowLogRoom RowLog::room(uint64_t left) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t most = std::min(MostSegments(), segments_.size() + left / spec_.segment_bytes);
+  const uint64_t wanted = RowsWanted();
+  RowLogRoom room;
+  room.slots = segments_.size() * segment_rows_;
+  room.free = room.slots - std::min(room.slots, wanted);
+  room.reserved = KeptSegments(most, true) * segment_rows_;
+  room.changed = std::max(most_changed_, changed_now_);
+  const uint64_t rows = MostRows(most, Need::kNewRows);
+  room.headroom = rows - std::min(rows, wanted);
+  return room;
 }
 
 uint64_t RowLog::TargetSegments() const {

@@ -55,6 +55,15 @@ struct RowLogSpec {
   std::function<void(Key key, uint32_t slot)> damaged;
 };
 
+// How full a log is, in rows.
+struct RowLogRoom {
+  uint64_t slots = 0;     // that its segments have room for
+  uint64_t free = 0;      // of these, those that are neither live nor promised
+  uint64_t reserved = 0;  // that new rows leave to updates, checkpoints and cleaning
+  uint64_t changed = 0;   // expected to change from one checkpoint to the next
+  uint64_t headroom = 0;  // new rows that the log and its device have room for, about
+};
+
 struct RowLogStats {
   uint64_t segments = 0;
   uint64_t free_segments = 0;
@@ -196,6 +205,8 @@ class RowLog {
   static uint64_t KeyDigest(Key key) { return Mix64(key); }
 
   RowLogStats stats() const;
+  // With `left` bytes by which the device may grow.
+  RowLogRoom room(uint64_t left) const;
 
  private:
   friend class RowLogWalk;
@@ -265,6 +276,7 @@ class RowLog {
   uint64_t TargetSegments() const;
   bool HasRoom(uint64_t rows) const;
   bool IsLow() const;
+  uint64_t MostRows(uint64_t most, Need need) const;
   bool MayTake(uint64_t rows, Need need) const;
   uint64_t RowsWanted() const { return rows_live_ + reserved_ + claimed_; }
   void Reset();

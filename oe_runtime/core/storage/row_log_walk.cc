@@ -46,14 +46,19 @@ const std::byte* SegmentChunks::row(size_t row) {
   return intact_ ? at + number % log_.block_rows_ * log_.spec_.row_bytes : nullptr;
 }
 
-RowLogWalk::RowLogWalk(const RowLog* log, uint32_t first)
-    : log_(log), queue_(log->device_->NewQueue()), begin_segment_(first), next_segment_(first) {
+RowLogWalk::RowLogWalk(const RowLog* log, uint32_t first, uint32_t most_segments)
+    : log_(log),
+      queue_(log->device_->NewQueue()),
+      begin_segment_(first),
+      left_segments_(most_segments),
+      next_segment_(first) {
   Begin(readings_.data());
 }
 
 // Begins to read the next segment that has something.
 void RowLogWalk::Begin(Reading* reading) {
   reading->blocks = 0;
+  if (left_segments_ == 0) return;
   {
     const std::lock_guard<std::mutex> lock(log_->mutex_);
     for (; reading->blocks == 0 && begin_segment_ < log_->segments_.size(); ++begin_segment_) {
@@ -62,6 +67,7 @@ void RowLogWalk::Begin(Reading* reading) {
     }
   }
   if (reading->blocks == 0) return;
+  --left_segments_;
   const size_t bytes = reading->blocks * kBlockBytes;
   if (reading->buffer.size() < bytes) reading->buffer = BlockBuffer(log_->spec_.segment_bytes);
   reading->read = BlockRead{};

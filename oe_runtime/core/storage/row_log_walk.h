@@ -55,8 +55,9 @@ class SegmentChunks {
 // or supersedes rows meanwhile must look at them again.
 class RowLogWalk {
  public:
-  // From segment `first` on, which may be beyond the last one. The log must outlive the walk.
-  explicit RowLogWalk(const RowLog* log, uint32_t first = 0);
+  // From segment `first` on, which may be beyond the last one, at most so many that have rows. The log must
+  // outlive the walk.
+  explicit RowLogWalk(const RowLog* log, uint32_t first = 0, uint32_t most_segments = UINT32_MAX);
 
   // Goes to the next chunk; false after the last one.
   bool Next();
@@ -90,6 +91,7 @@ class RowLogWalk {
   const std::unique_ptr<ReadQueue> queue_;  // after the memory that it reads into
   size_t turn_ = 0;                         // of readings_, which chunks_ is of
   uint32_t begin_segment_ = 0;              // that the next Begin() looks at
+  uint32_t left_segments_ = 0;              // that it may read still
   uint32_t next_segment_ = 0;
   uint64_t read_bytes_ = 0;
   std::unique_ptr<SegmentChunks> chunks_;

@@ -235,13 +235,17 @@ class RowMap {
     index_->Find(&key, 1, &number);
     if (number == kNoRow) return;
     if (log_ != nullptr) {
-      if ((number & kCopyBit) != 0) return;
+      const bool in_frame = (number & kCopyBit) != 0;
+      const uint32_t slot = in_frame ? log_->SlotOf(number) : number;
+      if (slot == kNoRow) return;
       LogReads reads;
       const std::byte* content = nullptr;
-      reads.Add(log_->log(), log_->device(), key, number, &content);
+      reads.Add(log_->log(), log_->device(), key, slot, &content);
       reads.Run();
-      if (content == nullptr) Quarantine(key, number);
-      return;
+      if (content != nullptr) return;
+      if (!in_frame) return Quarantine(key, number);
+      log_->Renew(number);
+      return log_->Report(Damage::Kind::kRepaired, key, slot);
     }
     if (slots_->Intact(key, PlaceOf(number))) return;
     OrStorageError([&] { slots_->ReserveCopy(); });
@@ -378,7 +382,7 @@ class RowMap {
   void Quarantine(Key key, uint32_t number) {
     if (log_ != nullptr) {
       Forget(key, number);
-      return log_->Report(key, number);
+      return log_->Report(Damage::Kind::kQuarantined, key, number);
     }
     OrStorageError([&] { slots_->ReserveQuarantine(); });
     Forget(key, number);

@@ -66,11 +66,7 @@ void SlotStore::MakeRoom() {
       pool_->WaitIdle();
       if (spare() > 0) break;
       ++refused_;
-      throw StorageFull(full.what() + std::string(". Table '") + pool_->spec().table +
-                        "' takes no new rows: the slots that are free are kept for updates and evictions of "
-                        "its rows (with " +
-                        std::to_string(pool_->spec().window) +
-                        " kept checkpoints); evict rows, cap the table, or keep fewer checkpoints");
+      throw NoNewRows(full, pool_->spec().table, pool_->spec().window);
     }
   }
   // What changes in this epoch is looked at again after a few rows.

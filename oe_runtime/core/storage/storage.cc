@@ -24,6 +24,14 @@ constexpr size_t kLargestSegment = size_t{1} << 30;
 
 }  // namespace
 
+StorageFull NoNewRows(const StorageFull& full, const std::string& table, uint32_t window) {
+  return StorageFull(full.what() + std::string(". Table '") + table +
+                     "' takes no new rows: the slots that are free are kept for updates and evictions of its "
+                     "rows (with " +
+                     std::to_string(window) +
+                     " kept checkpoints); evict rows, cap the table, or keep fewer checkpoints");
+}
+
 std::string BytesText(uint64_t bytes) {
   static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);

@@ -13,6 +13,7 @@ namespace oe {
 
 class LogPool;
 class Pool;
+class StorageFull;
 struct PoolSpec;
 
 constexpr uint32_t kMostKeptCheckpoints = 64;
@@ -145,6 +146,10 @@ std::shared_ptr<Storage> OpenSsd(const StorageSpec& spec);  // dram_ssd
 // The canonical path of a storage directory, which is made if only its last part is missing. Throws
 // StorageError.
 std::string UseDirectory(const std::string& path);
+
+// The error of a push that new rows make fail, of a table that keeps `window` checkpoints; `full` says what has
+// no room.
+StorageFull NoNewRows(const StorageFull& full, const std::string& table, uint32_t window);
 
 // 1536 → "1.5 KiB".
 std::string BytesText(uint64_t bytes);

@@ -307,6 +307,7 @@ void Table::TakeIn(const LogReads& reads) const {
   } catch (const StorageError&) {
     return;  // the push says it
   }
+  std::vector<Key> damaged;
   for (size_t begin = 0; begin < entries.size();) {
     RowMap& map = *content_->shards[InternalShard(entries[begin].key)];
     const std::unique_lock<FairSharedMutex> lock(map.mutex());
@@ -315,11 +316,29 @@ void Table::TakeIn(const LogReads& reads) const {
       if (entries[begin].error == 0) {
         map.log()->Install(entries[begin].key, entries[begin].slot, reads.content(begin));
       } else {
-        map.CheckQuietly(entries[begin].key);
+        damaged.push_back(entries[begin].key);
       }
     }
   }
+  CheckRows(damaged);
   content_->log->Poke();
+}
+
+// Looks after rows of a log that could not be read. With moves_mutex and without a lock of a shard. While
+// pushes are kept away, as by a checkpoint, the rows stay, to be found again.
+void Table::CheckRows(const std::vector<Key>& keys) const {
+  if (keys.empty()) return;
+  const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
+  if (!push_lock) return;
+  try {
+    const RowLog::Room room = content_->log->Reserve(2 * keys.size(), RowLog::Need::kWriteBack);
+    for (const Key key : keys) {
+      RowMap& map = *content_->shards[InternalShard(key)];
+      const std::unique_lock<FairSharedMutex> lock(map.mutex());
+      map.CheckQuietly(key);
+    }
+  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): there is no room to note it
+  }
 }
 
 // Room for so many appends to the log, if there is one, for a call on these keys. Without a lock of a shard.
@@ -328,7 +347,7 @@ RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
   if (!content_->log) return {};
   try {
     return content_->log->Reserve(appends, adds ? RowLog::Need::kNewRows : RowLog::Need::kUpdates);
-  } catch (const StorageFull&) {
+  } catch (const StorageFull& full) {
     if (!adds) throw;
     bool added = false;
     plan.ForEachShard(nullptr, [&](size_t begin, size_t end, size_t shard) {
@@ -337,7 +356,10 @@ RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
       // At the cap, each takes the place of another one.
       added = added || (map.size() < most_rows_[shard] && !map.HasAll(&plan.keys[begin], end - begin));
     });
-    if (added) throw;
+    if (added) {
+      content_->log->NoteRefused();
+      throw NoNewRows(full, spec_.name, storage_->spec().kept_checkpoints);
+    }
   }
   return content_->log->Reserve(appends, RowLog::Need::kUpdates);
 }
@@ -462,8 +484,35 @@ void Table::Upkeep(Executor* executor) {
   for (size_t shard = 0; shard < kShards; ++shard) run(shard);
 }
 
+// A segment of the log. Pushes, saves and checkpoints go on.
+bool Table::ScrubLog(ScrubPosition* position, uint64_t* bytes) {
+  RowLogWalk walk(content_->log->shard(0)->log(), static_cast<uint32_t>(position->of_shard), 1);
+  std::vector<Key> damaged;
+  uint64_t rows = 0;
+  while (walk.Next()) {
+    SegmentChunks& chunks = walk.chunks();
+    rows += walk.live().size();
+    for (const uint32_t row : walk.live()) {
+      if (chunks.row(row) == nullptr) damaged.push_back(chunks.chunk().rows[row].key);
+    }
+  }
+  *bytes = walk.read_bytes();
+  position->of_shard = walk.next_segment();
+  scrubbed_rows_ += rows;
+  const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
+  if (moves_lock) CheckRows(damaged);
+  if (*bytes > 0) return true;
+  ++scrubs_;
+  return false;
+}
+
 bool Table::Scrub(ScrubPosition* position, uint64_t* bytes) {
   *bytes = 0;
+  {
+    const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
+    if (!content_lock) return true;
+    if (content_->log) return ScrubLog(position, bytes);
+  }
   // Beside pushes; a save, a checkpoint or a restore is not waited for.
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) return true;
@@ -550,6 +599,7 @@ CacheStats Table::cache() const {
 
 std::optional<PoolRoom> Table::room() const {
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
+  if (content_->log) return content_->log->room();
   if (!content_->pool) return std::nullopt;
   PoolRoom room;
   uint64_t least = std::numeric_limits<uint64_t>::max() / kShards;

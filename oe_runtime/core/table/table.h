@@ -146,9 +146,9 @@ class Table {
   // has been answered, so that no client waits for it. The next push does the rest.
   void Upkeep(Executor* executor = nullptr);
 
-  // For tables in pools: checks some rows from *position on (all zeros at first) against their checksums, and
-  // advances it. Damaged rows are repaired or quarantined, counted and logged. One thread calls it
-  // repeatedly. False after the last row, and for a table in no pool.
+  // For tables in pools and logs: checks some rows from *position on (all zeros at first) against their
+  // checksums, and advances it. Damaged rows are repaired or quarantined, counted and logged. One thread
+  // calls it repeatedly. False after the last row, and for a table in neither.
   struct ScrubPosition {
     uint32_t shard = 0;
     uint64_t of_shard = 0;
@@ -175,7 +175,7 @@ class Table {
   uint64_t index_bytes() const;  // of DRAM for the index
   bool is_pmem() const;
   CacheStats cache() const;  // of dram_pmem and dram_ssd; otherwise all 0
-  // How full the pool of its rows is; nullopt without a pool.
+  // How full the pool or log of its rows is; nullopt without one.
   std::optional<PoolRoom> room() const;
   // What its log on a drive did since the table was made; nullopt without one.
   std::optional<LogPoolStats> drive() const;
@@ -247,6 +247,8 @@ class Table {
   // may evict for it, once as a tombstone.
   size_t AppendsOf(size_t n) const { return (eviction_.capped() ? 6 : 2) * n; }
   void TakeIn(const LogReads& reads) const;
+  void CheckRows(const std::vector<Key>& keys) const;
+  bool ScrubLog(ScrubPosition* position, uint64_t* bytes);
   void RequireWhole() const;
   Plan MakePlan(const Key* keys, size_t n) const;
   size_t PullPiece(const Key* keys, size_t n, std::byte* out) const;
