@@ -23,6 +23,8 @@ from provision.lab.node import BOOT_SECONDS
 SUITE = "bookworm"
 # Its kernel (6.3 or newer) and its tool `cxl` know volatile CXL memory, and its QEMU emulates it.
 CXL_SUITE = "trixie"
+# Devices of a machine reach only its DRAM, not emulated CXL memory: this copies what they transfer.
+_KERNEL_ARGUMENTS = {CXL_SUITE: "swiotlb=force"}
 _HERE = Path(__file__).resolve().parent
 _MIB = 1 << 20
 _BOOT_MIB, _DISK_MIB = 255, 6 * 1024
@@ -65,7 +67,8 @@ class Image:
 def digest(suite: str = SUITE) -> str:
     """Digest of what decides what is in an image, except the state of the distribution."""
     recipe = hashlib.sha256()
-    for part in (suite, _PACKAGES, _REPOSITORY, *_EXCLUDED, _FSTAB, str(_BOOT_MIB), str(_DISK_MIB)):
+    parts = (suite, _PACKAGES, _REPOSITORY, *_EXCLUDED, _FSTAB, str(_BOOT_MIB), str(_DISK_MIB))
+    for part in (*parts, *_KERNEL_ARGUMENTS.get(suite, "").split()):
         recipe.update(part.encode() + b"\0")
     for name in ("guest.sh", "ipmctl.py"):
         recipe.update((_HERE / name).read_bytes())
@@ -148,7 +151,11 @@ def _debootstrap(suite: str, root: Path, work: Path, log: Path) -> None:
     argv: list[str | Path] = ["unshare", "--mount", "--propagation", "private"]
     argv += ["mmdebstrap", "--mode=root", "--variant=apt", "--include=" + _PACKAGES]
     argv += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + apt_options()
-    argv += ["--skip=cleanup/apt", "--customize-hook=" + hook, suite, root]
+    argv += ["--skip=cleanup/apt", "--customize-hook=" + hook]
+    for argument in _KERNEL_ARGUMENTS.get(suite, "").split():
+        edit = f's/^GRUB_CMDLINE_LINUX="/&{argument} /'
+        argv.append(f"--customize-hook=sed -i '{edit}' \"$1/etc/default/grub\"")
+    argv += [suite, root]
     programs.run([*argv, *sources(suite)], log=log)
 
 

@@ -79,13 +79,16 @@ def arguments(
     argv += ["-qmp", "unix:qmp.sock,server=on,wait=off"]
     # What the guest has flushed is on the host's disk; what it has not may be lost with QEMU.
     argv += ["-drive", "if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap"]
-    argv += ["-device", "virtio-blk-pci,bus=pcie.0,drive=disk"]
+    # With cxl, the guest's DMA goes through its DRAM (image.py): QEMU's devices reach no emulated CXL memory,
+    # and stop for good when they are given an address there.
+    through = ",iommu_platform=on,disable-legacy=on" if machine.variant == "cxl" else ""
+    argv += ["-device", "virtio-blk-pci,bus=pcie.0,drive=disk" + through]
     argv += ["-netdev", "user,id=net0,restrict=on" + forwards]
     argv += [
         "-device",
-        "virtio-net-pci,bus=pcie.0,netdev=net0,romfile=",
+        "virtio-net-pci,bus=pcie.0,netdev=net0,romfile=" + through,
         "-device",
-        "virtio-rng-pci,bus=pcie.0",
+        "virtio-rng-pci,bus=pcie.0" + through,
     ]
     argv += ["-fw_cfg", f"name=opt/oeprov/hostname,string={machine.name}"]
     argv += ["-fw_cfg", "name=opt/oeprov/host_key,file=host_key"]

@@ -110,6 +110,12 @@ class TestCommandLine:
     def test_what_is_flushed_reaches_the_disk(self) -> None:
         assert "cache=writeback" in values(arguments(), "-drive")[0]
 
+    def test_devices_reach_the_dram_of_a_node_with_cxl_memory(self) -> None:
+        devices = [text for text in values(arguments(variant="cxl"), "-device") if "virtio" in text]
+        assert len(devices) == 3
+        assert all("iommu_platform=on" in text for text in devices)
+        assert "iommu_platform" not in " ".join(arguments())
+
     def test_nvme_has_a_drive_that_the_inventory_names(self, tmp_path: Path) -> None:
         argv = arguments(variant="nvme")
         assert "nvme,bus=pcie.0,drive=nvme0,serial=oeprov-lab-1" in values(argv, "-device")
