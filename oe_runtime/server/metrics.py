@@ -26,9 +26,9 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
     tables[].cache      0 unless dram_pmem or dram_ssd: hits and misses (rows read from the cache, and from
                         the pool or drive), rows and bytes in the cache, evictions, write_backs (changed rows
                         written to the pool or drive)
-    tables[].damage     of pools and logs: quarantined_rows (wrong checksum, removed; they start anew at the next
-                        push), repaired_rows (nothing was lost), scrubbed_rows (checked by --storage-scrub),
-                        scrubs (complete passes over the table)
+    tables[].damage     of pools and logs: quarantined_rows (wrong checksum, removed; they start anew at the
+                        next push), repaired_rows (nothing was lost), scrubbed_rows (checked by
+                        --storage-scrub), scrubs (complete passes over the table)
     tables[].pool       of durable storages: slots; free slots; reserved (slots that new rows leave to
                         existing rows); changed (slots that changes take between two checkpoints); headroom
                         (about how many new rows fit; tables share the storage's free space); refused (times
