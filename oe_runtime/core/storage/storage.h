@@ -147,8 +147,8 @@ std::shared_ptr<Storage> OpenSsd(const StorageSpec& spec);  // dram_ssd
 // StorageError.
 std::string UseDirectory(const std::string& path);
 
-// The error of a push that new rows make fail, of a table that keeps `window` checkpoints; `full` says what has
-// no room.
+// The error of a push that new rows make fail, of a table that keeps `window` checkpoints; `full` says what
+// has no room.
 StorageFull NoNewRows(const StorageFull& full, const std::string& table, uint32_t window);
 
 // 1536 → "1.5 KiB".
