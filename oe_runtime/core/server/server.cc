@@ -76,7 +76,8 @@ class Server::Impl {
     for (unsigned i = 0; i < pool_.threads() + 3; ++i) {
       threads_.emplace_back([this] { Work(); });
     }
-    scrubber_ = std::make_unique<Scrubber>(jobs_.get(), options.scrub_bytes_per_second);
+    scrubber_ = std::make_unique<Scrubber>([this](const auto& pace) { jobs_->Scrub(pace); },
+                                           options.scrub_bytes_per_second);
   }
 
   ~Impl() { Stop(); }
