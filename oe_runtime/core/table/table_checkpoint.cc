@@ -52,11 +52,14 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
     content_->saved = info.checksum;
     content_->saved_version = info.version;
     for (const auto& map : content_->shards) map->changes().Start();
-    for (const auto& [map, key] : damaged) {
-      const RowLog::Room room =
-          content_->log ? content_->log->Reserve(1, RowLog::Need::kWriteBack) : RowLog::Room();
-      const std::unique_lock<FairSharedMutex> lock(map->mutex());
-      map->CheckQuietly(key);
+    try {
+      for (const auto& [map, key] : damaged) {
+        const RowLog::Room room =
+            content_->log ? content_->log->Reserve(1, RowLog::Need::kWriteBack) : RowLog::Room();
+        const std::unique_lock<FairSharedMutex> lock(map->mutex());
+        map->CheckQuietly(key);
+      }
+    } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): as in CheckRows(); the file is complete
     }
     return info;
   };

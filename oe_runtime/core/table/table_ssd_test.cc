@@ -1,9 +1,11 @@
 // Tables in logs on a drive: equal to tables in DRAM to the bit, with a cache of a small part of their rows.
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -12,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "oe_runtime/core/checkpoint/filter_file.h"
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
@@ -212,6 +215,42 @@ TEST_F(TableSsdFileTest, ASaveWritesNewRowsForThoseThatAreDamaged) {
   copy->Pull(keys.data(), keys.size(), left.data());
   ssd->Pull(keys.data(), keys.size(), right.data());
   EXPECT_EQ(left, right);
+}
+
+// A drive that refuses a write ends the checkpoints: a file is the way out then, whatever cannot be read.
+TEST_F(TableSsdFileTest, ASaveAfterAFailedWriteGoesOnPastRowsThatAreDamaged) {
+  TableSpec spec = Spec(64, "sgd");
+  spec.admission = {"counter", {{"filter_freq", 1}}};
+  auto ssd = Table::Create(spec, Storage());
+  std::vector<Key> keys(5000);
+  for (Key key = 0; key < keys.size(); ++key) keys[key] = key;
+  Push(ssd.get(), keys);
+  for (uint64_t id = 1; id <= 12; ++id) {  // until the log does not grow any more
+    ssd->Checkpoint(id);
+    ssd->WaitDurable();
+    Push(ssd.get(), {1, 2, 3});
+  }
+  // A limit on file sizes stands in for the drive's error.
+  struct rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  struct rlimit limit = before;
+  limit.rlim_cur = 64 << 10;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  ssd->Checkpoint(13);
+  const std::string failure = MessageOf<StorageError>([&] { ssd->WaitDurable(); });
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  (void)std::signal(SIGXFSZ, handler);
+  EXPECT_NE(failure.find("cannot write"), std::string::npos) << failure;
+  EXPECT_THROW(ssd->Checkpoint(14), StorageError);
+  DamageRows();
+  const std::string file = directory_.file("saved");
+  ASSERT_NO_THROW(EXPECT_EQ(ssd->Save(file).rows, keys.size()));
+  EXPECT_EQ(ssd->rows(), keys.size()) << "the log cannot note what is quarantined";
+  EXPECT_TRUE(std::filesystem::exists(FilterFileName(file)));
+  const auto copy = Table::Create(spec, StorageSpec{});
+  copy->Restore({file});
+  EXPECT_EQ(copy->rows(), keys.size());
 }
 
 TEST_F(TableSsdFileTest, AScrubRepairsRowsInFramesAndQuarantinesTheRest) {
