@@ -413,11 +413,12 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   // It keeps away what exchanges the content, too.
   std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::defer_lock);
   if (locked == Lock::kTake) push_lock.lock();
-  const RowLog::Room room = RoomFor(plan, AppendsOf(n), true);
-  const Pins pins(plan, *content_, numbers.get());
-  // Where a push may evict, another one must not hold numbers of rows meanwhile.
+  // Where a push may evict, another one must not hold numbers of rows meanwhile, nor take room while it
+  // waits.
   std::unique_lock<std::mutex> lone_push_lock(lone_push_mutex_, std::defer_lock);
   if (eviction_.capped() || eviction_.scheduled()) lone_push_lock.lock();
+  const RowLog::Room room = RoomFor(plan, AppendsOf(n), true);
+  const Pins pins(plan, *content_, numbers.get());
   // First every row that is missing, which may fail. A row that was made has its initializer's value, the
   // same that a pull read before (or would have, but for admission), so a push that fails here has changed
   // nothing that anyone can see in a pull, but for rows that were evicted.

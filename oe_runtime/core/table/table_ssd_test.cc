@@ -5,13 +5,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/filter_file.h"
@@ -345,6 +349,35 @@ TEST_F(TableSsdFileTest, AFullStorageRefusesNewRowsAndGoesOn) {
     ssd->Checkpoint(turn + 1);
     ssd->WaitDurable();
   }
+}
+
+// With a cap, a push takes room for what it may evict, and pushes run one by one.
+TEST_F(TableSsdFileTest, APushThatWaitsForAnotherTakesNoRoom) {
+  struct Meanwhile final : Executor {
+    std::function<void()> once;
+    void ParallelFor(size_t count, const std::function<void(size_t)>& task) override {
+      if (const auto now = std::exchange(once, {})) now();
+      for (size_t i = 0; i < count; ++i) task(i);
+    }
+  };
+  TableSpec spec = Spec(64, "sgd");
+  spec.eviction = {{"cap", {{"max_rows", 1e6}}, "lru"}};
+  StorageSpec storage = Storage();
+  storage.capacity_bytes = uint64_t{16} << 20;
+  const auto ssd = Table::Create(spec, storage);
+  // With six appends per row, most of the room: there is none for two pushes at once.
+  std::vector<Key> keys(ssd->room()->headroom / 7);
+  for (Key key = 0; key < keys.size(); ++key) keys[key] = key;
+  const std::vector<float> grads(keys.size() * 64, 1.0F);
+  std::future<void> other;
+  Meanwhile meanwhile;
+  meanwhile.once = [&] {
+    other = std::async(std::launch::async, [&] { Push(ssd.get(), keys); });
+    (void)other.wait_for(std::chrono::milliseconds(200));  // it cannot end before this one
+  };
+  ssd->Push(keys.data(), keys.size(), grads.data(), 0.01, &meanwhile);
+  EXPECT_NO_THROW(other.get());
+  EXPECT_EQ(ssd->version(), 2U);
 }
 
 TEST_F(TableSsdFileTest, FilesWithAllRowsAndIncrementsGoFromOneToAnother) {
