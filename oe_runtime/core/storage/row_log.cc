@@ -18,6 +18,7 @@ constexpr uint64_t kLeastSegments = 8;      // that the log has at least, if the
 constexpr uint64_t kMostGrowth = 256;       // segments at once
 constexpr size_t kMostUnwritten = 16;       // full chunks, beyond which Reserve() writes them
 constexpr int kMostAttempts = 64;           // to make room
+constexpr int kMostInVain = 2;              // cleanings in turn, beyond which the log takes more space
 
 // Of `most` segments, those that only write-backs and cleaning may fill; for new rows, with those for
 // updates.
@@ -224,7 +225,13 @@ bool RowLog::Grow(bool beyond_target) {
   return true;
 }
 
+size_t RowLog::free_segments() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return free_.size();
+}
+
 RowLog::Room RowLog::Reserve(uint64_t rows, Need need) {
+  int in_vain = 0;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     bool behind = false;
     bool may = false;
@@ -259,7 +266,17 @@ RowLog::Room RowLog::Reserve(uint64_t rows, Need need) {
       (void)Grow(false);
       continue;
     }
-    if (!Grow(false) && !CleanLocked(Effort::kMost) && !Grow(true)) break;
+    if (Grow(false)) continue;
+    const size_t before = free_segments();
+    const bool cleaned = CleanLocked(Effort::kMost);
+    if (free_segments() > before) {
+      in_vain = 0;
+      continue;
+    }
+    // One that moves much may give room only with the next.
+    if (cleaned && ++in_vain < kMostInVain) continue;
+    in_vain = 0;
+    if (!Grow(true) && !cleaned) break;
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   throw StorageFull("storage " + spec_.where + " is full: table '" + spec_.table + "' needs room for " +

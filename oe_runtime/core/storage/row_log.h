@@ -95,7 +95,8 @@ struct RowLogStats {
 //
 // A tombstone hides older entries of its key, dead ones too. From the commit on in which no kept checkpoint
 // is older than it, none of them is live, so none is moved; when all segments that were in use then are free,
-// nothing is left to hide. Until then the cleaner moves it.
+// nothing is left to hide. Until then the cleaner moves it; while there are more tombstones than rows, it
+// also moves the rows that have lain for longest, which tombstones wait for.
 //
 // Thread-safe. No method may be called with a lock that `relocate` takes, but Append(), AppendTombstone(),
 // Supersede() and Locate(), which do not wait for the device.
@@ -279,8 +280,11 @@ class RowLog {
   uint64_t MostRows(uint64_t most, Need need) const;
   bool MayTake(uint64_t rows, Need need) const;
   uint64_t RowsWanted() const { return rows_live_ + reserved_ + claimed_; }
+  uint64_t RowsToMove(const Segment& segment) const;
+  uint32_t HoldsTombstones() const;
   void Reset();
 
+  size_t free_segments() const;
   void GiveRoom(uint64_t rows) noexcept;
   bool WriteOne(uint64_t up_to);
   void WriteUpTo(uint64_t ticket);

@@ -1,5 +1,6 @@
 // How a log gives room back: the rows that are live move out of segments that are mostly dead.
 #include <algorithm>
+#include <limits>
 #include <new>
 
 #include "oe_runtime/core/common/error.h"
@@ -33,8 +34,32 @@ bool RowLog::CleanLocked(Effort effort) {
   return true;
 }
 
+// The room in rows that the cleaner needs for what it moves out of a segment.
+uint64_t RowLog::RowsToMove(const Segment& segment) const {
+  const uint64_t tombstones = segment.tombstones * sizeof(LogEntry) * segment_rows_ / spec_.segment_bytes;
+  return std::min<uint64_t>(segment_rows_, segment.live + tombstones);
+}
+
+// The segment to be moved for the tombstones' sake, whatever garbage it has: with more of them than rows, the
+// one that has been in use for longest of those that can be free. Each tombstone waits for all that were in
+// use before it, and where nobody writes no garbage arises. kNoRow: there are few tombstones, or they wait
+// for a segment that cannot be free.
+uint32_t RowLog::HoldsTombstones() const {
+  if (tombstones_.size() <= segment_rows_ + rows_live_) return kNoRow;
+  uint32_t oldest = kNoRow;
+  uint64_t bad = UINT64_MAX;  // the first use
+  for (uint32_t i = 0; i < segments_.size(); ++i) {
+    const Segment& segment = segments_[i];
+    if (segment.state == State::kBad && segment.live > 0) bad = std::min(bad, segment.use);
+    if (segment.state != State::kFull || segment.unwritten > 0) continue;
+    if (segment.live == 0 && segment.tombstones == 0) continue;  // free with the next commit
+    if (oldest == kNoRow || segment.use < segments_[oldest].use) oldest = i;
+  }
+  return oldest != kNoRow && segments_[oldest].use < bad ? oldest : kNoRow;
+}
+
 // Segments whose rows are to be moved, the best first: those that have much garbage, and old ones, since what
-// is still live there will stay so (Rosenblum and Ousterhout, 1992).
+// is still live there will stay so (Rosenblum and Ousterhout, 1992). Before them, what tombstones wait for.
 std::vector<uint32_t> RowLog::Victims(Effort effort) {
   const std::lock_guard<std::mutex> lock(mutex_);
   RequireHealthy();
@@ -44,10 +69,16 @@ std::vector<uint32_t> RowLog::Victims(Effort effort) {
     const Segment& segment = segments_[i];
     if (segment.state != State::kFull || segment.unwritten > 0) continue;
     if (segment.live == 0 && segment.tombstones == 0) continue;  // free with the next commit
-    if (segment.live + least >= segment_rows_) continue;
-    const double used = static_cast<double>(segment.live) / segment_rows_;
+    if (RowsToMove(segment) + least >= segment_rows_) continue;
+    const double used = static_cast<double>(RowsToMove(segment)) / segment_rows_;
     const auto age = static_cast<double>(last_use_ - segment.use + 1);
     found.emplace_back(-(1 - used) / (1 + used) * age, i);
+  }
+  const uint32_t oldest = HoldsTombstones();
+  if (oldest != kNoRow) {
+    const auto is_oldest = [&](const auto& one) { return one.second == oldest; };
+    found.erase(std::remove_if(found.begin(), found.end(), is_oldest), found.end());
+    found.emplace_back(-std::numeric_limits<double>::infinity(), oldest);
   }
   std::sort(found.begin(), found.end());
   const uint64_t reserved = (reserved_ + segment_rows_ - 1) / segment_rows_ + 1;
@@ -60,9 +91,10 @@ std::vector<uint32_t> RowLog::Victims(Effort effort) {
   const uint64_t wanted = std::max<uint64_t>(2, segments_.size() / 64) * segment_rows_;
   for (const auto& [score, i] : found) {
     if (victims.size() == kMostVictims || garbage >= wanted) break;
-    if (rows + segments_[i].live > budget) continue;
-    rows += segments_[i].live;
-    garbage += segment_rows_ - segments_[i].live;
+    const uint64_t moving = RowsToMove(segments_[i]);
+    if (rows + moving > budget) continue;
+    rows += moving;
+    garbage += segment_rows_ - moving;
     segments_[i].state = State::kCleaning;
     victims.push_back(i);
   }

@@ -287,6 +287,34 @@ TEST(RowLogTest, AFullDeviceRefusesNewRowsFirst) {
   EXPECT_EQ(owner.Read(0), static_cast<int>(owner.version(0)));
 }
 
+// Rows that nobody writes stay in the segments that were in use when the others were erased.
+TEST(RowLogTest, TombstonesEndBesideRowsThatStay) {
+  SimulatedBlockDevice device(12);
+  Owner owner(&device, SmallSpec(72));
+  owner.Create();
+  constexpr Key kStay = 4000;
+  constexpr Key kChurn = 500;
+  for (Key key = 0; key < kStay + kChurn; ++key) owner.Write(key);
+  uint64_t most = 0;
+  for (uint64_t id = 1; id <= 60; ++id) {
+    owner.Checkpoint(id);
+    owner.log().Tend();
+    for (Key key = kStay; key < kStay + kChurn; ++key) {
+      owner.Erase(key);
+      owner.Write(key);
+    }
+    most = std::max(most, owner.log().stats().tombstones);
+  }
+  const RowLogStats stats = owner.log().stats();
+  std::printf("at most %llu tombstones; %llu segments, %llu of them free\n",
+              static_cast<unsigned long long>(most), static_cast<unsigned long long>(stats.segments),
+              static_cast<unsigned long long>(stats.free_segments));
+  EXPECT_LT(most, 2 * (stats.live + stats.segment_rows));
+  for (Key key = 0; key < kStay + kChurn; ++key) {
+    EXPECT_EQ(owner.Read(key), static_cast<int>(owner.version(key))) << key;
+  }
+}
+
 TEST(RowLogTest, DamageIsNamed) {
   SimulatedBlockDevice device(5);
   const RowLogSpec spec = SmallSpec(512);
