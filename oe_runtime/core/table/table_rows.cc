@@ -82,7 +82,8 @@ void Table::AddAssigned(const Plan& plan, size_t begin, size_t end, uint32_t sha
   for (size_t i = begin; i < end; ++i) {
     if (numbers[i] != kNoRow) continue;
     const Key key = plan.keys[i];
-    while (map.size() >= most_rows_[shard] && of_call < most_rows_[shard]) {
+    // As many as AppendsOf() has room for, see AddByPolicy().
+    for (int more = 0; more < 2 && map.size() >= most_rows_[shard] && of_call < most_rows_[shard]; ++more) {
       if (!EvictOne(content_.get(), shard, step)) break;
       ++counts->evicted;
     }

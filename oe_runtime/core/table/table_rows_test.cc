@@ -318,6 +318,37 @@ TEST(TableRows, OfACapEvictOthersAndSayWhatFindsNoRoom) {
   EXPECT_EQ(there, 16U);
 }
 
+// An increment may bring more than the cap: they go a few for each new row, which is what a call takes room
+// for.
+TEST(TableRows, EvictAtMostTwoForEachNewOne) {
+  const TestDirectory directory;
+  TableSpec spec = Spec("array");
+  spec.eviction = {Cap(1e6)};
+  const auto assign = [&](Table* table, Key begin, Key end) {
+    const std::vector<Key> keys = Range(begin, end);
+    const std::vector<float> weights(keys.size() * kDim, 1.0F);
+    return table->Assign(keys.data(), keys.size(), weights.data(), nullptr);
+  };
+  const auto source = Table::Create(spec, StorageSpec{});
+  assign(source.get(), 0, 160);
+  const std::string full = directory.file("full");
+  const std::string changed = directory.file("changed");
+  const uint64_t checksum = source->Save(full).checksum;
+  assign(source.get(), 160, 800);
+  ASSERT_TRUE(source->Save(changed, checksum).base);
+  spec.eviction = {Cap(160)};
+  for (const char* type : kStorageTypes) {
+    const auto table = Table::Create(spec, TestStorage(type, directory.path()));
+    table->Restore({full});
+    table->ApplyIncrement(changed);
+    ASSERT_EQ(table->rows(), 800U) << type;
+    const Table::AssignCounts counts = assign(table.get(), 1000, 1016);
+    EXPECT_EQ(counts.evicted, 32U) << type;
+    EXPECT_EQ(counts.no_room, 16U) << type;
+    EXPECT_EQ(table->rows(), 768U) << type;
+  }
+}
+
 TEST(TableRows, CountAsPushedNow) {
   TableSpec spec = Spec("hash");
   EvictionSpec old;
