@@ -502,14 +502,18 @@ void RowLog::CopyFacts(const uint32_t* slots, size_t n, uint32_t* into) const {
   for (size_t i = 0; i < n; ++i) std::copy_n(facts_.data() + slots[i] * words, words, into + i * words);
 }
 
-// How many blocks of a segment are on the device. With mutex_.
-uint32_t RowLog::WrittenBlocks(uint32_t segment) const {
-  uint32_t blocks = segments_[segment].state == State::kFree ? 0 : segments_[segment].blocks;
-  if (segments_[segment].unwritten == 0) return blocks;
+// What of a segment is on the device. With mutex_.
+SegmentExtent RowLog::Written(uint32_t segment) const {
+  SegmentExtent extent;
+  extent.segment = segment;
+  extent.uuid = super_.uuid;
+  extent.use = segments_[segment].use;
+  extent.blocks = segments_[segment].state == State::kFree ? 0 : segments_[segment].blocks;
+  if (segments_[segment].unwritten == 0) return extent;
   for (const auto& [ticket, pending] : unwritten_) {
-    if (pending->segment == segment) blocks = std::min(blocks, pending->chunk.place);
+    if (pending->segment == segment) extent.blocks = std::min(extent.blocks, pending->chunk.place);
   }
-  return blocks;
+  return extent;
 }
 
 uint64_t RowLog::used_bytes() const {

@@ -270,7 +270,7 @@ class RowLog {
   uint32_t AppendTo(Stream* stream, Key key, uint64_t lsn, const std::byte* row);
   bool AppendTombstoneTo(Stream* stream, Key key, uint64_t lsn, Tombstone tombstone);
   bool IsLive(uint32_t slot) const { return (live_[slot / 64] >> slot % 64 & 1) != 0; }
-  uint32_t WrittenBlocks(uint32_t segment) const;
+  SegmentExtent Written(uint32_t segment) const;
   void SetLive(uint32_t slot);
   void Kill(uint32_t slot);
   uint64_t MostSegments() const;

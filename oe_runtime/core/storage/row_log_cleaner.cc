@@ -103,13 +103,14 @@ std::vector<uint32_t> RowLog::Victims(Effort effort) {
 
 // Moves what is needed out of a segment. What cannot be read stays there, and the segment with it.
 void RowLog::Evacuate(uint32_t victim) {
-  uint32_t used = 0;
+  SegmentExtent extent;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    used = segments_[victim].blocks;
+    extent = Written(victim);
   }
+  const uint32_t used = extent.blocks;
   const BlockBuffer buffer(used * kBlockBytes);
-  SegmentChunks chunks(*this, victim, used, buffer.data(),
+  SegmentChunks chunks(*this, extent, buffer.data(),
                        ReadBlocks(OffsetOf(FirstBlock(victim)), used, buffer.data()));
   bool unreadable = false;
   while (chunks.Next()) {

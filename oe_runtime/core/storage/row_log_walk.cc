@@ -7,28 +7,29 @@
 
 namespace oe {
 
-SegmentChunks::SegmentChunks(const RowLog& log, uint32_t segment, uint32_t blocks, const std::byte* data,
+SegmentChunks::SegmentChunks(const RowLog& log, const SegmentExtent& extent, const std::byte* data,
                              std::optional<std::vector<bool>> bad)
-    : log_(log), segment_(segment), blocks_(blocks), data_(data), bad_(std::move(bad)) {}
+    : log_(log), extent_(extent), data_(data), bad_(std::move(bad)) {}
 
 bool SegmentChunks::Next() {
-  if (passed_ >= blocks_) return false;
+  if (passed_ >= extent_.blocks) return false;
   const std::byte* const header = data_ + passed_ * kBlockBytes;
   const uint32_t header_blocks = IsBad(passed_) ? 0 : ChunkHeaderBlocks(header);
-  if (header_blocks == 0 || passed_ + header_blocks > blocks_) return false;
+  if (header_blocks == 0 || passed_ + header_blocks > extent_.blocks) return false;
   for (uint32_t block = 1; block < header_blocks; ++block) {
     if (IsBad(passed_ + block)) return false;
   }
-  if (!DecodeChunk(header, &chunk_) || chunk_.place != passed_ || passed_ + chunk_.blocks > blocks_) {
+  if (!DecodeChunk(header, &chunk_) || chunk_.place != passed_ || passed_ + chunk_.blocks > extent_.blocks) {
     return false;
   }
+  if (chunk_.uuid != extent_.uuid || chunk_.use != extent_.use) return false;
   passed_ += chunk_.blocks;
   checked_ = UINT32_MAX;
   return true;
 }
 
 uint32_t SegmentChunks::slot(size_t row) const {
-  return log_.SlotAt(log_.FirstBlock(segment_) + chunk_.place + chunk_.header_blocks, row);
+  return log_.SlotAt(log_.FirstBlock(extent_.segment) + chunk_.place + chunk_.header_blocks, row);
 }
 
 const std::byte* SegmentChunks::row(size_t row) {
@@ -57,21 +58,21 @@ RowLogWalk::RowLogWalk(const RowLog* log, uint32_t first, uint32_t most_segments
 
 // Begins to read the next segment that has something.
 void RowLogWalk::Begin(Reading* reading) {
-  reading->blocks = 0;
+  SegmentExtent& extent = reading->extent;
+  extent.blocks = 0;
   if (left_segments_ == 0) return;
   {
     const std::lock_guard<std::mutex> lock(log_->mutex_);
-    for (; reading->blocks == 0 && begin_segment_ < log_->segments_.size(); ++begin_segment_) {
-      reading->segment = begin_segment_;
-      reading->blocks = log_->WrittenBlocks(begin_segment_);
+    for (; extent.blocks == 0 && begin_segment_ < log_->segments_.size(); ++begin_segment_) {
+      extent = log_->Written(begin_segment_);
     }
   }
-  if (reading->blocks == 0) return;
+  if (extent.blocks == 0) return;
   --left_segments_;
-  const size_t bytes = reading->blocks * kBlockBytes;
+  const size_t bytes = extent.blocks * kBlockBytes;
   if (reading->buffer.size() < bytes) reading->buffer = BlockBuffer(log_->spec_.segment_bytes);
   reading->read = BlockRead{};
-  reading->read.offset = log_->OffsetOf(log_->FirstBlock(reading->segment));
+  reading->read.offset = log_->OffsetOf(log_->FirstBlock(extent.segment));
   reading->read.into = reading->buffer.data();
   reading->read.bytes = static_cast<uint32_t>(bytes);
   queue_->Submit(&reading->read, 1);
@@ -81,14 +82,13 @@ void RowLogWalk::Begin(Reading* reading) {
 bool RowLogWalk::NextSegment() {
   if (chunks_) turn_ ^= 1;
   Reading& now = readings_[turn_];
-  if (now.blocks == 0) return false;
+  if (now.extent.blocks == 0) return false;
   queue_->Wait();
   Begin(&readings_[turn_ ^ 1]);
   std::optional<std::vector<bool>> bad;
-  if (now.read.error != 0) bad = log_->ReadBlocks(now.read.offset, now.blocks, now.buffer.data());
-  chunks_ =
-      std::make_unique<SegmentChunks>(*log_, now.segment, now.blocks, now.buffer.data(), std::move(bad));
-  next_segment_ = now.segment + 1;
+  if (now.read.error != 0) bad = log_->ReadBlocks(now.read.offset, now.extent.blocks, now.buffer.data());
+  chunks_ = std::make_unique<SegmentChunks>(*log_, now.extent, now.buffer.data(), std::move(bad));
+  next_segment_ = now.extent.segment + 1;
   return true;
 }
 

@@ -16,16 +16,25 @@ namespace oe {
 
 class RowLog;
 
+// What a segment has on the device at one time.
+struct SegmentExtent {
+  uint32_t segment = 0;
+  uint32_t blocks = 0;  // with chunks
+  uint64_t uuid = 0;    // of the log, and
+  uint64_t use = 0;     // of the segment: what its chunks say
+};
+
 // The chunks of one segment in memory, one after the other.
 class SegmentChunks {
  public:
-  // `blocks` of the segment, of which the `bad` ones could not be read; nullopt: all could. Both the log and
+  // The blocks of the extent, of which the `bad` ones could not be read; nullopt: all could. Both the log and
   // `data` must outlive this object.
-  SegmentChunks(const RowLog& log, uint32_t segment, uint32_t blocks, const std::byte* data,
+  SegmentChunks(const RowLog& log, const SegmentExtent& extent, const std::byte* data,
                 std::optional<std::vector<bool>> bad);
 
-  // Goes to the first chunk, or to the next. False after the last one, and at a header that is damaged or
-  // cannot be read: then passed() is less than `blocks`.
+  // Goes to the first chunk, or to the next. False after the last one, and at a header that is damaged,
+  // cannot be read or is of another use, as the drive has it where it lost a write: then passed() is less
+  // than the blocks of the extent.
   bool Next();
   // Blocks of the chunks so far.
   uint32_t passed() const { return passed_; }
@@ -40,8 +49,7 @@ class SegmentChunks {
   bool IsBad(uint32_t block) const { return bad_ && (*bad_)[block]; }
 
   const RowLog& log_;
-  const uint32_t segment_;
-  const uint32_t blocks_;
+  const SegmentExtent extent_;
   const std::byte* const data_;
   const std::optional<std::vector<bool>> bad_;
   Chunk chunk_;
@@ -72,14 +80,13 @@ class RowLogWalk {
   // Says that a row of this chunk cannot be read.
   void LeaveOut(uint32_t slot) { left_out_.insert(slot); }
   // Whether the walk has been at a slot; not at those in chunks that are not on the device yet, behind a
-  // header that is damaged, or left out.
+  // header that is damaged or of another use, or left out.
   bool HasPassed(uint32_t slot) const;
 
  private:
   // A segment that is read, or is being read.
   struct Reading {
-    uint32_t segment = 0;
-    uint32_t blocks = 0;  // 0: there is none
+    SegmentExtent extent;  // without blocks: there is none
     BlockBuffer buffer;
     BlockRead read;
   };

@@ -126,6 +126,7 @@ class TableFiles::Blocks {
   std::byte* Add(Key key) {
     if (filled_ == most_) Finish();
     keys_[filled_] = key;
+    ++added_;
     return &rows_[filled_++ * row_bytes_];
   }
   // After the last one.
@@ -133,6 +134,7 @@ class TableFiles::Blocks {
     if (filled_ > 0) writer_->WriteBlock(keys_.get(), rows_.get(), filled_);
     filled_ = 0;
   }
+  uint64_t added() const { return added_; }
 
  private:
   TableFileWriter* const writer_;
@@ -141,6 +143,7 @@ class TableFiles::Blocks {
   const std::unique_ptr<Key[]> keys_;
   const std::unique_ptr<std::byte[]> rows_;
   size_t filled_ = 0;
+  uint64_t added_ = 0;
 };
 
 TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uint64_t version,
@@ -175,6 +178,11 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uin
              [&](Key key) { damaged->emplace_back(map.get(), key); });
   }
   blocks.Finish();
+  if (blocks.added() != info.rows) {
+    throw CheckpointError(file + " was not written: table '" + spec_.name + "' has " +
+                          std::to_string(info.rows) + " rows to save, but " + std::to_string(blocks.added()) +
+                          " were found; save it again");
+  }
   return writer.Finish();
 }
 
