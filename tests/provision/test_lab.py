@@ -118,7 +118,7 @@ class TestCommandLine:
 
     def test_nvme_has_a_drive_that_the_inventory_names(self, tmp_path: Path) -> None:
         argv = arguments(variant="nvme")
-        assert "nvme,bus=pcie.0,drive=nvme0,serial=oeprov-lab-1" in values(argv, "-device")
+        assert "nvme,bus=pcie.0,drive=nvme0,serial=oeprov-lab-1,ioeventfd=off" in values(argv, "-device")
         assert any(text.startswith("if=none,id=nvme0,file=nvme0.raw") for text in values(argv, "-drive"))
         assert not [text for text in values(argv, "-device") if "nvdimm" in text]
         text = lab_module.inventory_text([spec(variant="nvme")], tmp_path / "key", tmp_path / "known")
