@@ -15,10 +15,13 @@ namespace {
 constexpr uint64_t kCleanerSegments = 2;    // that appends leave to the cleaner
 constexpr uint64_t kWriteBackSegments = 4;  // that pushes leave to checkpoints
 constexpr uint64_t kLeastSegments = 8;      // that the log has at least, if the device has room
-constexpr uint64_t kMostGrowth = 256;       // segments at once
-constexpr size_t kMostUnwritten = 16;       // full chunks, beyond which Reserve() writes them
-constexpr int kMostAttempts = 64;           // to make room
-constexpr int kMostInVain = 2;              // cleanings in turn, beyond which the log takes more space
+// Without that, a recovery would bring the row back.
+constexpr const char* kNoTombstone =
+    "the log has no room to note that a row is gone; save the table to a file and restore it";
+constexpr uint64_t kMostGrowth = 256;  // segments at once
+constexpr size_t kMostUnwritten = 16;  // full chunks, beyond which Reserve() writes them
+constexpr int kMostAttempts = 64;      // to make room
+constexpr int kMostInVain = 2;         // cleanings in turn, beyond which the log takes more space
 
 // Of `most` segments, those that only write-backs and cleaning may fill; for new rows, with those for
 // updates.
@@ -452,10 +455,13 @@ bool RowLog::AppendTombstone(Key key, uint64_t epoch) noexcept {
   try {
     Tombstone tombstone;
     tombstone.epoch = epoch;
-    return AppendTombstoneTo(&streams_[kOwner], key, MakeLsn(epoch, ++number_), tombstone);
+    if (AppendTombstoneTo(&streams_[kOwner], key, MakeLsn(epoch, ++number_), tombstone)) return true;
+    if (failure_.empty()) failure_ = "table '" + spec_.table + "': " + kNoTombstone;
   } catch (const std::bad_alloc&) {
-    return false;
+    if (failure_.empty()) failure_ = "out of memory";  // short: it is no allocation
   }
+  written_.notify_all();
+  return false;
 }
 
 void RowLog::Supersede(uint32_t slot) noexcept {

@@ -522,6 +522,27 @@ TEST(RowLogTest, AFailedWriteEndsCheckpointsNotReads) {
   EXPECT_TRUE(owner.log().kept().empty());
 }
 
+// A recovery would bring the row back.
+TEST(RowLogTest, ATombstoneThatFindsNoPlaceEndsCheckpoints) {
+  SimulatedBlockDevice device(8);
+  Owner owner(&device, SmallSpec(512));
+  owner.Create();
+  owner.Write(1);
+  owner.Checkpoint(1);
+  RowLog& log = owner.log();
+  const std::vector<std::byte> row(512);
+  for (Key key = 100; log.Append(key, log.epoch(), row.data()) != kNoRow;) ++key;  // without room
+  EXPECT_EQ(log.failure(), "");
+  for (Key key = 100; log.AppendTombstone(key, log.epoch());) ++key;
+  EXPECT_EQ(
+      log.failure(),
+      "table 't': the log has no room to note that a row is gone; save the table to a file and restore it");
+  ExpectError([&] { log.Commit(std::nullopt); }, "no room to note that a row is gone");
+  ExpectError([&] { owner.Write(2); }, "no room to note that a row is gone");
+  EXPECT_EQ(owner.Read(1), 1);
+  EXPECT_EQ(log.kept().size(), 1U);
+}
+
 // On files, with everything at once: for the sanitizers.
 TEST(RowLogTest, ThreadsWriteReadCleanAndCommitAtOnce) {
   const TestDirectory directory;
