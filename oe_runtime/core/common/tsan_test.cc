@@ -9,10 +9,14 @@
 
 #ifdef __SANITIZE_THREAD__
 // libstdc++, which is not instrumented, counts the holders of an exception: that the last of them destroys it
-// after the others have read it is invisible. Visible, since the sanitizer is a shared library.
+// after the others have read it is invisible.
+// liburing maps and unmaps its rings by system calls of its own: the ring of a thread may lie where the one
+// of a thread that has ended lay. Each is used by its thread only. Visible, since the sanitizer is a shared
+// library.
 extern "C" __attribute__((visibility("default"))) const char*
 __tsan_default_suppressions() {  // NOLINT(bugprone-reserved-identifier)
-  return "race:std::__exception_ptr::exception_ptr::_M_release\n";
+  return "race:std::__exception_ptr::exception_ptr::_M_release\n"
+         "race:liburing.h\n";
 }
 #endif
 
