@@ -28,7 +28,7 @@ class Assigned(NamedTuple):
 
     created: int  # new rows
     evicted: int  # other rows that the cap evicted to make room
-    no_room: int  # assigned rows that were not written: the cap is full of rows of the same call
+    no_room: int  # assigned rows that were not written: full of rows of the call, or beyond a lowered cap
 
 
 class Rows(NamedTuple):

@@ -24,7 +24,7 @@ SUITE = "bookworm"
 # Its kernel (6.3 or newer) and its tool `cxl` know volatile CXL memory, and its QEMU emulates it.
 CXL_SUITE = "trixie"
 # Devices of a machine reach only its DRAM, not emulated CXL memory: this copies what they transfer.
-_KERNEL_ARGUMENTS = {CXL_SUITE: "swiotlb=force"}
+_KERNEL_ARGUMENTS = {CXL_SUITE: ("swiotlb=force",)}
 _HERE = Path(__file__).resolve().parent
 _MIB = 1 << 20
 _BOOT_MIB, _DISK_MIB = 255, 6 * 1024
@@ -68,7 +68,7 @@ def digest(suite: str = SUITE) -> str:
     """Digest of what decides what is in an image, except the state of the distribution."""
     recipe = hashlib.sha256()
     parts = (suite, _PACKAGES, _REPOSITORY, *_EXCLUDED, _FSTAB, str(_BOOT_MIB), str(_DISK_MIB))
-    for part in (*parts, *_KERNEL_ARGUMENTS.get(suite, "").split()):
+    for part in (*parts, *_KERNEL_ARGUMENTS.get(suite, ())):
         recipe.update(part.encode() + b"\0")
     for name in ("guest.sh", "ipmctl.py"):
         recipe.update((_HERE / name).read_bytes())
@@ -152,7 +152,7 @@ def _debootstrap(suite: str, root: Path, work: Path, log: Path) -> None:
     argv += ["mmdebstrap", "--mode=root", "--variant=apt", "--include=" + _PACKAGES]
     argv += [f"--dpkgopt=path-exclude={path}" for path in _EXCLUDED] + apt_options()
     argv += ["--skip=cleanup/apt", "--customize-hook=" + hook]
-    for argument in _KERNEL_ARGUMENTS.get(suite, "").split():
+    for argument in _KERNEL_ARGUMENTS.get(suite, ()):
         edit = f's/^GRUB_CMDLINE_LINUX="/&{argument} /'
         argv.append(f"--customize-hook=sed -i '{edit}' \"$1/etc/default/grub\"")
     argv += [suite, root]

@@ -109,7 +109,7 @@ class Table {
   struct AssignCounts {
     uint64_t created = 0;  // written rows that did not exist before
     uint64_t evicted = 0;  // other rows that the cap evicted for them
-    uint64_t no_room = 0;  // rows that were not written, since the cap is full of rows of the same call
+    uint64_t no_room = 0;  // rows that were not written: full of rows of the call, or beyond a lowered cap
   };
   // Writes the rows of n unique keys as they are: weights[n * dim] and states[n * state_values()], the
   // optimizer's state. Without states, rows keep theirs, and missing rows get that of a new row. Creates
