@@ -104,9 +104,8 @@ class Lab:
         if variant == "cxl":
             emulator.check()
         if pmem % _BLOCK or pmem < 2 * _BLOCK:
-            raise LabError(
-                f"persistent memory must be a multiple of 128M, and 256M at least: not {_text(pmem)}"
-            )
+            what = "a drive" if variant == "nvme" else "persistent memory"
+            raise LabError(f"{what} must be a multiple of 128M, and 256M at least: not {_text(pmem)}")
         if memory % _BLOCK or memory < 4 * _BLOCK:
             raise LabError(f"memory must be a multiple of 128M, and 512M at least: not {_text(memory)}")
         if nodes < 1 or cpus < 1 or sockets not in (1, 2):
