@@ -16,6 +16,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
 from oe_runtime.support import interrupt, remote_files
+from oe_runtime.support.argument_types import size
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.support.token_file import read_token
 
@@ -81,8 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-body-bytes",
-        type=int,
+        type=size(1),
         default=MAX_BODY_BYTES,
+        metavar="SIZE",
         help="maximum size of a request, and of all larger requests in progress together; JSON takes about "
         "forty times as much memory (default: %(default)s)",
     )
@@ -91,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--storage-path", default="", metavar="DIR", help="an empty directory for --storage")
     parser.add_argument(
-        "--storage-cache", type=int, default=0, metavar="BYTES", help="DRAM of dram_pmem and dram_ssd"
+        "--storage-cache", type=size(), default=0, metavar="SIZE", help="DRAM of dram_pmem and dram_ssd"
     )
     parser.add_argument("--ready-file", type=Path, help="JSON file with ports and pid, written at the start")
     return parser

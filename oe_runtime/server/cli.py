@@ -22,7 +22,7 @@ from oe_runtime.errors import OeError
 from oe_runtime.server import metrics
 from oe_runtime.spec import STORAGES, TLS, StorageSpec, persistence_note
 from oe_runtime.support import durable
-from oe_runtime.support.argument_types import count
+from oe_runtime.support.argument_types import count, size
 from oe_runtime.support.token_file import read_token
 
 METRICS_SECONDS = 5.0
@@ -66,16 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--storage-cache",
-        type=count(0, 2**63 - 1),
+        type=size(),
         default=0,
-        metavar="BYTES",
+        metavar="SIZE",
         help="with dram_pmem and dram_ssd: maximum DRAM for the most used rows",
     )
     parser.add_argument(
         "--storage-size",
-        type=count(0, 2**63 - 1),
+        type=size(),
         default=0,
-        metavar="BYTES",
+        metavar="SIZE",
         help="maximum bytes of rows; 0 (default): no limit",
     )
     parser.add_argument(
@@ -94,9 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--storage-scrub",
-        type=count(0, 2**63 - 1),
+        type=size(),
         default=32 << 20,
-        metavar="BYTES",
+        metavar="SIZE",
         help="bytes per second of rows in pmem_libpmem, dram_pmem and dram_ssd whose checksums are verified "
         "in the background; 0: verify only rows that are copied or saved (default 32 MiB)",
     )
@@ -125,9 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-request-bytes",
-        type=count(1 << 20, 2**63 - 1),
+        type=size(1 << 20),
         default=4 << 30,
-        metavar="BYTES",
+        metavar="SIZE",
         help="memory for requests in flight; the same for replies, and for data that waits for other "
         "workers. Requests over it wait, except one at a time; they are refused where only other workers "
         "could make room (default 4 GiB)",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT])(?:iB)?", re.ASCII)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def count(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -20,6 +24,27 @@ def count(least: int, most: int | None = None) -> Callable[[str], int]:
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         return value
+
+    return parse
+
+
+def size(least: int = 0, most: int = 2**63 - 1) -> Callable[[str], int]:
+    """Return a parser of bytes from `least` to `most`: those of `count`, or `512M`, `16G`, `1.5TiB`.
+
+    Letters are powers of 1024, as in the inventory. `64GB`, which may be either, is refused.
+    """
+    whole = count(least, most)
+
+    def parse(text: str) -> int:
+        if match := _SIZE.fullmatch(text.strip()):
+            return whole(str(int(float(match[1]) * _UNITS[match[2]])))
+        try:
+            int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not a size such as 512M or 16G (powers of 1024), or a number of bytes"
+            ) from None
+        return whole(text)
 
     return parse
 

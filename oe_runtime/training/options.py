@@ -18,7 +18,7 @@ from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import DataError
 from oe_runtime.spec import CACHED, DURABLE, STORAGES
-from oe_runtime.support.argument_types import count, number, widths
+from oe_runtime.support.argument_types import count, number, size, widths
 from oe_runtime.support.remote_files import InvalidUrl, is_remote
 from oe_runtime.training import policies, worker_options
 from oe_runtime.training.optimizers import LEARNING_RATES
@@ -248,12 +248,12 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     )
     p.add_argument(
         "--storage-cache",
-        type=count(0),
-        metavar="BYTES",
+        type=size(),
+        metavar="SIZE",
         help="With --storage dram_pmem and dram_ssd: DRAM for its cache.",
     )
     p.add_argument(
-        "--storage-size", type=count(0), metavar="BYTES", help="With --in-process: most memory of the rows."
+        "--storage-size", type=size(), metavar="SIZE", help="With --in-process: most memory of the rows."
     )
 
     worker_options.add_arguments(p)

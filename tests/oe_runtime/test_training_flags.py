@@ -11,10 +11,12 @@ from training_runs import DATA, SMALL, events, losses
 from oe_runtime import TableSpec
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
+from oe_runtime.support.argument_types import size
 from oe_runtime.train import main
 from oe_runtime.training.optimizers import LEARNING_RATES
 from oe_runtime.training.options import parse, parser
 from oe_runtime.training.policies import admission, eviction
+from provision.cluster.setting_types import parse_size
 
 ROOT = Path(__file__).parents[2]
 # All flags of its script for DLRM.
@@ -52,6 +54,12 @@ def test_policies_are_what_tables_take() -> None:
         client.create_table(TableSpec("t", 4, admission=admission("counter:3"), eviction=rules))
 
 
+@pytest.mark.parametrize("text", ["1048576", "512M", "16G", "1.5TiB", " 64G "])
+def test_sizes_are_those_of_the_inventory(text: str) -> None:
+    arguments = ["--data", "generate:10", "--in-process", "--storage-size", text]
+    assert parse(arguments).storage_size == parse_size(text) == size()(text)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -62,6 +70,8 @@ def test_policies_are_what_tables_take() -> None:
         (["--admission", "counter:3"], "--admission goes with --index hash"),
         (["--interaction", "sum"], "invalid choice: 'sum'"),
         (["--micro-batch", "0"], "argument --micro-batch: "),
+        (["--storage", "dram_ssd", "--storage-cache", "16GB"], "'16GB' is not a size such as 512M or 16G"),
+        (["--storage-size", "-1"], "-1 is not between 0 and"),
     ],
 )
 def test_bad_flags(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
