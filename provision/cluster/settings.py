@@ -257,6 +257,12 @@ class ServerSettings(Settings):
         ge=0,
         description="Threads per server. 0: one per CPU that it may use; servers of a host share them.",
     )
+    start_timeout: int = Field(
+        default=180,
+        ge=1,
+        description="Seconds until a server must listen. One that recovers many rows, or whose host is slow, "
+        "needs more.",
+    )
     cpus: Literal["auto", "all"] = Field(
         default="auto",
         description="CPUs that a server may use. auto: with several sockets, those beside its memory, and in "

@@ -133,8 +133,9 @@ def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
     return Child(spec, popen, process.start_time(popen.pid), path, begin)
 
 
-def wait_ready(child: Child, path: Path, seconds: float, stop: StopRequest) -> dict[str, Any]:
+def wait_ready(child: Child, path: Path, stop: StopRequest) -> dict[str, Any]:
     """Wait for a server's ready file, store its endpoint, return its contents. Raises Refused, Stopped."""
+    seconds = child.spec.start_timeout
     deadline = time.monotonic() + seconds
     while (text := _read(path)) is None:
         if child.popen.poll() is not None:
@@ -142,8 +143,9 @@ def wait_ready(child: Child, path: Path, seconds: float, stop: StopRequest) -> d
         if time.monotonic() > deadline:
             last = child.error_line()
             raise Refused(
-                f"{child.label} was not ready after {seconds:.0f} s"
+                f"{child.label} was not ready after {seconds} s"
                 + (f"; its last line: {last}" if last else "")
+                + "; if it needs longer, raise parameter_server_start_timeout"
                 + f"; its log: {child.log}"
             )
         if stop.wait(TICK):

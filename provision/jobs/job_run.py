@@ -16,7 +16,6 @@ from provision.jobs.store import Job
 class Limits:
     """Seconds to wait before the next, harder measure; and how often a server is restarted."""
 
-    ready: float = 60.0  # until a server listens
     checkpoint: float = 600.0  # until a worker ends after SIGTERM: it writes a checkpoint first
     server: float = 30.0  # until a server ends after SIGTERM
     loss: float = 20.0  # until a worker ends whose server, or another worker, died

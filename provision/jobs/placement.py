@@ -229,6 +229,7 @@ def _server(
         storage=where.mount,
         pools=where.path if where.storage in POOLS else "",
         cpus=numa.list_text(list(where.cpus)),
+        start_timeout=server.start_timeout,
     )
 
 

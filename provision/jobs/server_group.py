@@ -57,7 +57,7 @@ class ServerGroup:
 
     def _wait_ready(self, child: Child) -> None:
         run, path = self.run, self.run.job.ready_file(child.spec.name)
-        ready = wait_ready(child, path, run.limits.ready, run.stop)
+        ready = wait_ready(child, path, run.stop)
         run.emit({**ready, **_event("server", child.spec), "endpoint": child.endpoint})
         run.write_state()
 

@@ -59,6 +59,7 @@ class ProcessSpec(_Record):
     pools: str = ""  # directory of its own there; empty for dram
     cpus: str = ""  # that it is bound to, as the kernel lists them; empty: any
     script: str = ""  # digest of the script's directory that its host needs
+    start_timeout: int = 180  # seconds until a server of the launcher's own must listen
     adapted: bool = False  # a program of others, run by provision/node/adapter.py beside the job
 
     def state(self, **found: Any) -> ProcessState:

@@ -184,7 +184,8 @@ def _wait_ready(
         if time.time() > deadline:
             said = systemd.last_words(systemd.journal(system, unit.name, 20, manager=False))
             raise CommandError(
-                "{} was not ready after {:.0f} s{}".format(
+                "{} was not ready after {:.0f} s{}; if it needs longer, raise "
+                "parameter_server_start_timeout".format(
                     item["name"], seconds, "; its last line: " + said if said else ""
                 )
             )

@@ -216,6 +216,7 @@ def bring_wheel(user: Trainer) -> None:
 def test_training_beside_a_cxl_tier(cxl: Trainer) -> None:
     """The server is bound to nothing. QEMU emulates each access to CXL memory as one to a device."""
     bring_wheel(cxl)
+    cxl.set(parameter_server_start_timeout=BOOT_SECONDS)
     cxl.oeprov("bootstrap", "--yes")
     cxl.oeprov("launch-training", "--detach")
     cxl.until(far)

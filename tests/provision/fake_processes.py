@@ -154,6 +154,7 @@ def make_job(
     server_wait: int = 0,
     follower: str = "",
     restarts: int = 0,
+    start_timeout: int = 20,
     **settings: Any,
 ) -> Job:
     """A job directory whose processes are stand-ins with the given behaviour."""
@@ -165,6 +166,7 @@ def make_job(
             host="localhost",
             argv=python(SERVER, str(job.ready_file(f"server-{index}")), server),
             storage=storage,
+            start_timeout=start_timeout,
         )
         for index in range(servers)
     ]

@@ -28,7 +28,7 @@ from provision.jobs.store import Job, JobState, ProcessSpec
 from provision.jobs.supervisor import Outcome, Supervisor
 from provision.node import process
 
-QUICK = Limits(ready=20, checkpoint=20, server=20, loss=20)
+QUICK = Limits(checkpoint=20, server=20, loss=20)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -423,10 +423,11 @@ def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_server_that_never_listens(tmp_path: Path) -> None:
-    job = make_job(tmp_path, server="silent")
-    outcome, _ = supervise(job, limits=Limits(ready=0.3, server=20))
+    job = make_job(tmp_path, server="silent", start_timeout=1)
+    outcome, _ = supervise(job)
     assert outcome.phase == "failed"
-    assert "was not ready after" in outcome.message
+    assert "was not ready after 1 s" in outcome.message
+    assert "raise parameter_server_start_timeout" in outcome.message
     assert_nothing_left(job)
 
 
