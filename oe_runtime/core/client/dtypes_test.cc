@@ -3,6 +3,8 @@
 
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <vector>
 

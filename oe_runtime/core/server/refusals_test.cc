@@ -2,12 +2,18 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/server/raw_socket.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
 namespace oe {

@@ -3,16 +3,21 @@
 
 #include <gtest/gtest.h>
 
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/write.hpp>
 #include <chrono>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/server/raw_socket.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
 namespace oe {

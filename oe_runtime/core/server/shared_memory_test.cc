@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/write.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -10,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "oe_runtime/core/server/raw_socket.h"
 #include "oe_runtime/core/server/test_cluster.h"
 
 namespace oe {

@@ -7,9 +7,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/read.hpp>
+#include <asio/write.hpp>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <future>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
