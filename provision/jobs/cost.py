@@ -35,6 +35,7 @@ _STATES |= dict.fromkeys(("adadelta", "adam", "adamasync", "adamax", "adamw", "f
 _LINE = 256
 _INDEX = 21  # bytes of DRAM per row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
+_LOG_INDEX = 12  # with many rows on drives (docs/design/decisions/compact-index.md)
 _SLOT = 16  # bytes of a pool's metadata per row
 _BLOCK = 4096  # of a drive
 _ENTRY = 20  # bytes beside a row in a log: its key, its version and its share of the block's checksum
@@ -172,11 +173,14 @@ def choices(model: Model, prices: Prices, hours: float) -> list[Choice]:
     found = []
     for way in prices.systems:
         pmem = ssd = 0
-        if way.storage == "dram_ssd":
+        if way.storage == "dram":
+            dram = model.rows * (row + _INDEX)
+        elif way.storage == "dram_ssd":
+            dram = model.rows * _LOG_INDEX
             ssd = math.ceil(slots(model) * log_bytes(row) * _LOG_ROOM)
-        elif way.storage != "dram":
+        else:
+            dram = model.rows * _POOL_INDEX
             pmem = math.ceil(slots(model) * pool_bytes(row))
-        dram = model.rows * (row + _INDEX if way.storage == "dram" else _POOL_INDEX)
         writes = math.ceil(model.written * _DAY * log_bytes(row) * _LOG_WRITES) if ssd else 0
         for server in prices.servers:
             if (pmem and not server.pmem) or (ssd and not server.ssd):

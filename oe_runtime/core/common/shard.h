@@ -14,12 +14,19 @@ struct ShardInfo {
 
 // A bijection of 64-bit words in which every input bit reaches every output bit (the finalizer of
 // SplitMix64), so that strided keys spread evenly. Servers are chosen by the low 32 bits, internal shards by
-// the top 4, and buckets by the bits between: no choice narrows another. Table files of other server counts
+// the top 4, and buckets by others or by all: no choice narrows another. Table files of other server counts
 // rely on it.
 inline uint64_t Mix64(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
   return x ^ (x >> 31);
+}
+
+// The inverse: Unmix64(Mix64(x)) == x. Each line undoes one of those above, the last one first.
+inline uint64_t Unmix64(uint64_t x) {
+  x = (x ^ (x >> 31) ^ (x >> 62)) * 0x319642B2D24D8EC3ULL;
+  x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96DE1B173F119089ULL;
+  return x ^ (x >> 30) ^ (x >> 60);
 }
 
 // The server of a hash-table key whose Mix64 is `hash`.

@@ -313,12 +313,12 @@ void HashIndex::Erase(Key key) noexcept {
 
 size_t HashIndex::Scan(uint64_t* position, size_t max, Key* keys, uint32_t* rows) const noexcept {
   size_t found = 0;
-  while (found < max && *position < segments_.size() * kSegmentEntries) {
-    const Segment& segment = segments_[*position / kSegmentEntries];
-    const uint64_t of_segment = *position % kSegmentEntries;
+  while (found < max && *position < segments_.size() * kSegmentPositions) {
+    const Segment& segment = segments_[*position / kSegmentPositions];
+    const uint64_t of_segment = *position % kSegmentPositions;
     const auto number = static_cast<uint32_t>(of_segment / kEntries);
     if (number >= segment.buckets) {
-      *position += kSegmentEntries - of_segment;
+      *position += kSegmentPositions - of_segment;
       continue;
     }
     const Bucket& bucket = BucketAt(segment, number);
@@ -344,15 +344,15 @@ size_t HashIndex::Scan(const Range& range, uint64_t* position, size_t max, Key* 
   const uint64_t end = entry_of(range.last) + 1;
   size_t found = 0;
   while (found < max) {
-    const uint64_t at = begin + *position / kSegmentEntries;
+    const uint64_t at = begin + *position / kSegmentPositions;
     if (at >= end) break;
     const Segment& segment = segments_[directory_[at]];
-    const uint64_t of_segment = *position % kSegmentEntries;
+    const uint64_t of_segment = *position % kSegmentPositions;
     const auto number = static_cast<uint32_t>(of_segment / kEntries);
     if (number >= segment.buckets) {
       // Past all entries of the directory that lead to this segment.
       const uint64_t next = (at >> (depth_ - segment.depth)) + 1;
-      *position = ((next << (depth_ - segment.depth)) - begin) * kSegmentEntries;
+      *position = ((next << (depth_ - segment.depth)) - begin) * kSegmentPositions;
       continue;
     }
     const Bucket& bucket = BucketAt(segment, number);

@@ -45,7 +45,8 @@ class HashIndex final : public Index {
   static constexpr double kFullEntries = 3.5;  // of a bucket, on average, when its segment grows
   static constexpr uint32_t kMostBlocks = 8;
   static constexpr uint32_t kBlockShift = 7;
-  static constexpr uint64_t kSegmentEntries = (uint64_t{kMostBlocks} << kBlockShift) * kEntries;
+  // Positions of a scan per segment: one bucket more than it may have ends it.
+  static constexpr uint64_t kSegmentPositions = ((uint64_t{kMostBlocks} << kBlockShift) + 1) * kEntries;
   // 3000 keys with 25 equal bits of a hash that is a bijection are no accident.
   static constexpr uint32_t kMostDepth = 21;
 

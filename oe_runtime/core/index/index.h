@@ -52,6 +52,10 @@ inline uint64_t ScanPlace(Key key) noexcept { return Mix64(key) << 4; }
 // For any keys.
 std::unique_ptr<Index> NewHashIndex();
 
+// For keys whose Mix64 has the top four bits `internal_shard`: at most 12 bytes per key where there are many,
+// for lookups that cost somewhat more.
+std::unique_ptr<Index> NewCompactIndex(uint32_t internal_shard);
+
 // For the keys first, first + stride, first + 2·stride, … below `input_dim`. Throws std::bad_alloc.
 std::unique_ptr<Index> NewArrayIndex(uint64_t input_dim, uint64_t first, uint64_t stride);
 

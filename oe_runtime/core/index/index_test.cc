@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "oe_runtime/core/index/compact_index.h"
 #include "oe_runtime/core/index/hash_index.h"
 
 namespace oe {
@@ -38,6 +39,26 @@ std::map<Key, uint32_t> ScanAll(const Index& index, size_t at_once) {
   return all;
 }
 
+// The key of internal shard 5 whose hash has the upper 60 bits of x below those of the shard.
+constexpr uint32_t kShard = 5;
+Key KeyOf(uint64_t x) { return Unmix64(uint64_t{kShard} << 60 | x >> 4); }
+// The i-th of different keys of the shard.
+Key KeyAt(uint64_t i) { return KeyOf(Mix64(i + 1)); }
+
+enum class Kind { kHash, kCompact };
+
+// Of any keys of one internal shard, with so many that a compact index has left its first form behind.
+class AnyIndexTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  static std::unique_ptr<Index> NewIndex() {
+    return GetParam() == Kind::kHash ? NewHashIndex() : NewCompactIndex(kShard);
+  }
+  const std::unique_ptr<Index> index_ = NewIndex();
+};
+
+INSTANTIATE_TEST_SUITE_P(, AnyIndexTest, ::testing::Values(Kind::kHash, Kind::kCompact),
+                         [](const auto& kind) { return kind.param == Kind::kHash ? "Hash" : "Compact"; });
+
 TEST(HashIndexTest, EveryKeyValueIsLegal) {
   const auto index = NewHashIndex();
   const std::vector<Key> keys = {0, 1, ~Key{0}, ~Key{0} - 1, Key{1} << 63, 0x9E3779B97F4A7C15ULL};
@@ -46,30 +67,88 @@ TEST(HashIndexTest, EveryKeyValueIsLegal) {
   for (uint32_t i = 0; i < keys.size(); ++i) EXPECT_EQ(Find(*index, keys[i]), i);
 }
 
-TEST(HashIndexTest, AgreesWithAMapWhileGrowing) {
-  const auto index = NewHashIndex();
+// Each bit of the hash counts, wherever the index has put it.
+TEST_P(AnyIndexTest, EveryKeyOfTheShardIsLegal) {
+  std::vector<Key> keys = {KeyOf(0), KeyOf(~uint64_t{0})};
+  for (unsigned bit = 4; bit < 64; ++bit) {
+    for (const uint64_t x : {uint64_t{0}, ~uint64_t{0}, uint64_t{0x123456789ABCDEF0}}) {
+      const Key key = KeyOf(x ^ uint64_t{1} << bit);
+      if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+    }
+  }
+  for (uint32_t i = 0; i < 100000; ++i) Add(index_.get(), KeyAt(i), i);
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    ASSERT_EQ(Find(*index_, keys[i]), kNoRow) << i;
+    Add(index_.get(), keys[i], 1000000 + i);
+  }
+  for (uint32_t i = 0; i < keys.size(); ++i) EXPECT_EQ(Find(*index_, keys[i]), 1000000 + i);
+  EXPECT_EQ(ScanAll(*index_, 1000).size(), 100000 + keys.size());
+}
+
+TEST_P(AnyIndexTest, AgreesWithAMapWhileGrowing) {
   std::map<Key, uint32_t> expected;
   std::mt19937_64 random(1);
-  for (uint32_t row = 0; row < 50000; ++row) {
-    const Key key = random() >> (random() % 60);
+  for (uint32_t row = 0; row < 100000; ++row) {
+    const Key key = KeyOf(random() << random() % 50);
     if (expected.count(key) > 0) {
-      EXPECT_EQ(Find(*index, key), expected[key]);
+      EXPECT_EQ(Find(*index_, key), expected[key]);
       continue;
     }
-    EXPECT_EQ(Find(*index, key), kNoRow);
-    Add(index.get(), key, row);
+    EXPECT_EQ(Find(*index_, key), kNoRow);
+    Add(index_.get(), key, row);
     expected[key] = row;
   }
-  EXPECT_EQ(ScanAll(*index, 7), expected);
-  EXPECT_EQ(ScanAll(*index, 4096), expected);
+  EXPECT_EQ(ScanAll(*index_, 7), expected);
+  EXPECT_EQ(ScanAll(*index_, 4096), expected);
+}
+
+// Through all that an index does while it grows, which is looked at now and then.
+TEST_P(AnyIndexTest, AgreesWithAMapWhateverIsDone) {
+  constexpr uint64_t kKeys = 260000;
+  constexpr uint32_t kTurns = 900000;
+  std::vector<uint32_t> expected(kKeys, kNoRow);  // by number of the key
+  std::mt19937_64 random(3);
+  uint64_t size = 0;
+  uint64_t next_look = 60000;
+  for (uint32_t row = 0; row < kTurns; ++row) {
+    const uint64_t i = random() % kKeys;
+    const Key key = KeyAt(i);
+    ASSERT_EQ(Find(*index_, key), expected[i]);
+    const bool grows = row < kTurns / 3 || row > kTurns / 2;
+    if (expected[i] == kNoRow) {
+      Add(index_.get(), key, row);
+      expected[i] = row;
+      ++size;
+    } else if (grows || random() % 3 == 0) {
+      index_->Set(key, row);
+      expected[i] = row;
+    } else {
+      index_->Erase(key);
+      expected[i] = kNoRow;
+      --size;
+    }
+    if (row + 1 < kTurns && size != next_look) continue;
+    next_look += 15000;
+    ASSERT_EQ(ScanAll(*index_, 500).size(), size);
+    std::vector<Key> keys(kKeys);
+    for (uint64_t k = 0; k < kKeys; ++k) keys[k] = KeyAt(k);
+    std::vector<uint32_t> rows(kKeys);
+    index_->Find(keys.data(), kKeys, rows.data());
+    ASSERT_EQ(rows, expected) << "after " << row;
+  }
+  for (uint64_t i = 0; i < kKeys; ++i) {
+    if (expected[i] != kNoRow) index_->Erase(KeyAt(i));
+  }
+  EXPECT_TRUE(ScanAll(*index_, 500).empty());
 }
 
 // Ranges side by side have every key once, however few there are to a segment or segments to a range.
-TEST(HashIndexTest, RangesHaveTheKeysOfTheirPlaces) {
-  for (const uint32_t size : {0U, 5U, 3000U, 60000U}) {
-    const auto index = NewHashIndex();
-    for (uint32_t row = 0; row < size; ++row) Add(index.get(), Mix64(row), row);
+TEST_P(AnyIndexTest, RangesHaveTheKeysOfTheirPlaces) {
+  for (const uint32_t size : {0U, 5U, 3000U, 60000U, 150000U}) {
+    const auto index = NewIndex();
+    for (uint32_t row = 0; row < size; ++row) Add(index.get(), KeyAt(row), row);
     const std::map<Key, uint32_t> expected = ScanAll(*index, 100);
+    ASSERT_EQ(expected.size(), size);
     for (const uint64_t ranges : {1U, 7U, 256U}) {
       std::map<Key, uint32_t> all;
       for (uint64_t i = 0; i < ranges; ++i) {
@@ -91,25 +170,58 @@ TEST(HashIndexTest, RangesHaveTheKeysOfTheirPlaces) {
   }
 }
 
-TEST(HashIndexTest, FindsBatchesOfAnySize) {
+// Also while some segments have been split and others are as large as they get.
+TEST_P(AnyIndexTest, ScansHaveEachKeyOnceAtAnySize) {
+  std::array<Key, 512> keys{};
+  std::array<uint32_t, 512> rows{};
+  for (uint32_t size = 1; size <= 100000; ++size) {
+    Add(index_.get(), KeyAt(size), size);
+    if (size % 400 != 0) continue;
+    uint64_t all = 0;
+    uint64_t of_range = 0;
+    uint64_t position = 0;
+    while (const size_t n = index_->Scan(&position, keys.size(), keys.data(), rows.data())) all += n;
+    position = 0;
+    while (const size_t n = index_->Scan(Index::Range{}, &position, keys.size(), keys.data(), rows.data()))
+      of_range += n;
+    ASSERT_EQ(all, size);
+    ASSERT_EQ(of_range, size);
+  }
+}
+
+// An eviction goes on where it was, though keys have come since.
+TEST_P(AnyIndexTest, PositionsOfAnotherSizeAreHarmless) {
+  const Index::Range range{uint64_t{1} << 61, uint64_t{7} << 61};
+  std::vector<uint64_t> positions = {0, ~uint64_t{0}, uint64_t{1} << 40};
+  std::array<Key, 64> keys{};
+  std::array<uint32_t, 64> rows{};
+  for (uint32_t row = 0; row < 150000; ++row) {
+    Add(index_.get(), KeyAt(row), row);
+    if (row % 1000 != 0) continue;
+    for (uint64_t& position : positions) {
+      const size_t found = index_->Scan(range, &position, keys.size(), keys.data(), rows.data());
+      ASSERT_LE(found, keys.size());
+      for (size_t i = 0; i < found; ++i) ASSERT_EQ(Find(*index_, keys[i]), rows[i]);
+    }
+  }
+}
+
+TEST_P(AnyIndexTest, FindsBatchesOfAnySize) {
   constexpr uint32_t kRow = 123456789;
   constexpr size_t kLongest = 300;
-  HashIndex index;
-  std::vector<Key> keys;
-  for (uint32_t row = 0; row < 20000; ++row) {  // several segments, and keys beyond their first buckets
-    keys.push_back(Mix64(row) >> 4);
-    Add(&index, keys.back(), row);
-  }
+  constexpr uint32_t kKeys = 80000;  // several segments, and keys beyond their first buckets
+  for (uint32_t row = 0; row < kKeys; ++row) Add(index_.get(), KeyAt(row), row);
   std::mt19937_64 random(2);
   for (size_t size = 0; size <= kLongest; ++size) {
     std::vector<Key> batch(size);
     std::vector<uint32_t> expected(size);
     for (size_t i = 0; i < size; ++i) {
-      expected[i] = random() % 5 == 0 ? kNoRow : static_cast<uint32_t>(random() % keys.size());
-      batch[i] = expected[i] == kNoRow ? ~random() | Key{1} << 63 : keys[expected[i]];
+      const auto number = static_cast<uint32_t>(random() % kKeys);
+      expected[i] = random() % 5 == 0 ? kNoRow : number;
+      batch[i] = KeyAt(expected[i] == kNoRow ? kKeys + number : number);
     }
     std::vector<uint32_t> rows(size + 1, kRow);
-    index.Find(batch.data(), size, rows.data());
+    index_->Find(batch.data(), size, rows.data());
     EXPECT_EQ(rows.back(), kRow) << "written beyond a batch of " << size;
     rows.pop_back();
     ASSERT_EQ(rows, expected) << size;
@@ -156,23 +268,12 @@ TEST(HashIndexTest, GrowingTakesNoLongerInALargeIndex) {
 }
 
 TEST(HashIndexTest, KeysThatShareTheirHashBitsAreRefusedBeforeTheyTakeTheMemory) {
-  // The inverse of Mix64's multiplications and shifts is known, so anybody can make such keys.
-  const auto unmix = [](uint64_t x) {
-    const auto unshift = [](uint64_t y, unsigned by) {
-      uint64_t original = y;
-      for (unsigned done = by; done < 64; done += by) original = y ^ (original >> by);
-      return original;
-    };
-    x = unshift(x, 31) * 0x319642B2D24D8EC3ULL;
-    x = unshift(x, 27) * 0x96DE1B173F119089ULL;
-    return unshift(x, 30);
-  };
-  ASSERT_EQ(unmix(Mix64(123456789)), 123456789U);
+  // The inverse of Mix64 is known, so anybody can make such keys.
   HashIndex index;
   std::vector<Key> added;
   const auto fill = [&] {
     for (uint32_t i = 0; i < 10000; ++i) {
-      const Key key = unmix((uint64_t{7} << 60) + i);
+      const Key key = Unmix64((uint64_t{7} << 60) + i);
       index.Reserve(key);
       index.Add(key, i);
       added.push_back(key);
@@ -301,6 +402,189 @@ TEST(HashIndexTest, IndexesOfSeveralThreadsShareTheirBlocks) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST(CompactIndexTest, AtMost12BytesAKeyAtEverySizeFrom65536) {
+  CompactIndex index(kShard);
+  constexpr uint32_t kFrom = 65536;
+  constexpr uint32_t kKeys = 2200000;
+  double most = 0;
+  uint64_t longest_of_few = 0;
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    Add(&index, KeyAt(i), i);
+    if (i + 1 < kFrom || (i > 500000 && i % 16 != 0)) continue;
+    most = std::max(most, static_cast<double>(index.bytes()) / (i + 1));
+    if (i == 500000) longest_of_few = index.longest_reserve();
+  }
+  EXPECT_LE(most, 12);
+  EXPECT_GE(most, 10.7);  // 64 bytes for six keys
+  // Growing takes no longer in a large index: a full segment, and the two that it is split into.
+  EXPECT_LE(index.longest_reserve(), 90000U);
+  EXPECT_LE(index.longest_reserve(), longest_of_few * 3 / 2);
+  EXPECT_LT(index.AverageProbes(), 1.45);
+  std::vector<Key> keys(kKeys);
+  for (uint32_t i = 0; i < kKeys; ++i) keys[i] = KeyAt(i);
+  std::vector<uint32_t> rows(kKeys);
+  index.Find(keys.data(), kKeys, rows.data());
+  for (uint32_t i = 0; i < kKeys; ++i) ASSERT_EQ(rows[i], i);
+}
+
+TEST(CompactIndexTest, StridedKeysTakeNoMore) {
+  constexpr uint32_t kKeys = 70000;
+  for (const Key stride :
+       {Key{1}, Key{2}, Key{16}, Key{4096}, Key{1} << 20, Key{1} << 32, Key{1} << 40, Key{26000003}}) {
+    CompactIndex index(3);
+    std::vector<Key> keys;
+    for (Key i = 0; keys.size() < kKeys; ++i) {
+      if (Mix64(i * stride) >> 60 == 3) keys.push_back(i * stride);
+    }
+    for (uint32_t i = 0; i < kKeys; ++i) Add(&index, keys[i], i);
+    for (uint32_t i = 0; i < kKeys; ++i) ASSERT_EQ(Find(index, keys[i]), i) << stride;
+    EXPECT_LE(index.bytes(), 12 * kKeys) << "stride " << stride;
+  }
+}
+
+TEST(CompactIndexTest, KeysOfOneServerOfManyTakeNoMore) {
+  CompactIndex index(kShard);
+  constexpr uint32_t kKeys = 100000;
+  constexpr uint32_t kServers = 64;
+  std::vector<Key> keys;
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    const uint64_t mixed = Mix64(i);
+    const uint64_t of_server = (uint64_t{17} << 32) / kServers + static_cast<uint32_t>(mixed) / kServers;
+    const Key key = Unmix64(uint64_t{kShard} << 60 | mixed << 4 >> 36 << 32 | of_server);
+    ASSERT_EQ(server_of(key, kServers, false), 17U);
+    keys.push_back(key);
+    Add(&index, key, i);
+    if (i + 1 >= 65536) {
+      ASSERT_LE(index.bytes(), 12 * uint64_t{i + 1});
+    }
+  }
+  for (uint32_t i = 0; i < kKeys; ++i) ASSERT_EQ(Find(index, keys[i]), i);
+}
+
+// As a restore or a recovery adds them. While only some parts of the hashes have come, an index may be
+// larger.
+TEST(CompactIndexTest, KeysMayComeInTheOrderOfAnotherIndexOrOfTheirHashes) {
+  constexpr uint32_t kKeys = 150000;
+  HashIndex hash;
+  CompactIndex compact(kShard);
+  std::map<Key, uint32_t> expected;
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    Add(&hash, KeyAt(i), i);
+    Add(&compact, KeyAt(i), i);
+    expected[KeyAt(i)] = i;
+  }
+  const auto order_of = [](const Index& index) {
+    std::vector<Key> keys(kKeys);
+    std::vector<uint32_t> rows(kKeys);
+    uint64_t position = 0;
+    EXPECT_EQ(index.Scan(&position, kKeys, keys.data(), rows.data()), keys.size());
+    return keys;
+  };
+  std::vector<std::vector<Key>> orders = {order_of(hash), order_of(compact)};
+  orders.push_back(orders[0]);
+  std::sort(orders.back().begin(), orders.back().end(), [](Key a, Key b) { return Mix64(a) < Mix64(b); });
+  orders.push_back(orders[0]);
+  std::sort(orders.back().begin(), orders.back().end(),
+            [](Key a, Key b) { return Mix64(a) << 52 < Mix64(b) << 52; });
+  for (const auto& keys : orders) {
+    CompactIndex to(kShard);
+    for (const Key key : keys) Add(&to, key, expected[key]);
+    EXPECT_EQ(ScanAll(to, 4096), expected);
+    EXPECT_LE(to.bytes(), 12 * uint64_t{kKeys});
+    // A few splits in a row, until the keys so far part.
+    EXPECT_LE(to.longest_reserve(), 300000U);
+  }
+}
+
+TEST(CompactIndexTest, KeysThatComeAndGoTakeNoMore) {
+  CompactIndex index(kShard);
+  constexpr uint32_t kKeys = 100000;
+  for (uint32_t i = 0; i < kKeys; ++i) Add(&index, KeyAt(i), i);
+  const uint64_t bytes = index.bytes();
+  for (uint32_t i = 0; i < 10 * kKeys; ++i) {
+    index.Erase(KeyAt(i));
+    Add(&index, KeyAt(i + kKeys), i + kKeys);
+  }
+  EXPECT_LE(index.bytes(), bytes + bytes / 10);
+  for (uint32_t i = 10 * kKeys; i < 11 * kKeys; ++i) {
+    ASSERT_EQ(Find(index, KeyAt(i)), i);
+    ASSERT_EQ(Find(index, KeyAt(i + kKeys)), kNoRow);
+  }
+  EXPECT_EQ(ScanAll(index, 1000).size(), kKeys);
+}
+
+TEST(CompactIndexTest, KeysThatShareTheirHashBitsAreRefusedBeforeTheyTakeTheMemory) {
+  CompactIndex index(kShard);
+  constexpr uint32_t kKeys = 100000;
+  for (uint32_t i = 0; i < kKeys; ++i) Add(&index, KeyAt(i), i);
+  std::vector<Key> added;
+  const auto fill = [&] {
+    for (uint32_t i = 0; i < kKeys; ++i) {
+      const Key key = Unmix64((uint64_t{kShard} << 60) + i);
+      Add(&index, key, kKeys + i);
+      added.push_back(key);
+    }
+  };
+  EXPECT_THROW(fill(), std::bad_alloc);
+  EXPECT_GE(added.size(), 3000U);
+  EXPECT_LE(index.bytes(), uint64_t{20} << 20);
+  for (uint32_t i = 0; i < added.size(); ++i) ASSERT_EQ(Find(index, added[i]), kKeys + i);
+  for (uint32_t i = 0; i < kKeys; ++i) ASSERT_EQ(Find(index, KeyAt(i)), i);
+  Add(&index, KeyAt(kKeys), 1);
+  EXPECT_EQ(Find(index, KeyAt(kKeys)), 1U);
+  EXPECT_EQ(ScanAll(index, 1000).size(), kKeys + added.size() + 1);
+}
+
+// Keys that have both of their buckets in common: twelve fit.
+std::vector<Key> KeysThatMeet(size_t count) {
+  const auto step_of = [](uint64_t rest) {  // as in compact_index.cc
+    const uint64_t mixed = rest * 0xD6E8FEB86659FD93ULL;
+    return ((mixed >> 32) * 2047 >> 32) + 1 + (mixed >> 31 & 1) * 2048;
+  };
+  std::vector<Key> keys;
+  for (uint64_t rest = 0; keys.size() < count; rest += 2) {
+    if (step_of(rest) == 77) keys.push_back(Unmix64(uint64_t{kShard} << 60 | rest << 11 | 1234));
+  }
+  return keys;
+}
+
+TEST(CompactIndexTest, KeysThatMeetAreRefused) {
+  CompactIndex index(kShard);
+  constexpr uint32_t kKeys = 100000;
+  for (uint32_t i = 0; i < kKeys; ++i) Add(&index, KeyAt(i), i);
+  const uint64_t bytes = index.bytes();
+  const std::vector<Key> keys = KeysThatMeet(40);
+  uint32_t added = 0;
+  for (const Key key : keys) {
+    try {
+      Add(&index, key, kKeys + added);
+      ++added;
+    } catch (const std::bad_alloc&) {
+      break;
+    }
+  }
+  EXPECT_EQ(added, 12U);
+  EXPECT_LE(index.bytes(), bytes + (uint64_t{4} << 20));
+  EXPECT_THROW(index.Reserve(keys[added]), std::bad_alloc);
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    ASSERT_EQ(Find(index, keys[i]), i < added ? kKeys + i : kNoRow);
+  }
+  for (uint32_t i = kKeys; i < 2 * kKeys; ++i) Add(&index, KeyAt(i), i);
+  for (uint32_t i = 0; i < 2 * kKeys; ++i) ASSERT_EQ(Find(index, KeyAt(i)), i);
+}
+
+TEST(CompactIndexTest, KeysThatMeetWhileThereAreFewRefuseNoOthers) {
+  CompactIndex index(kShard);
+  const std::vector<Key> keys = KeysThatMeet(40);
+  for (uint32_t i = 0; i < keys.size(); ++i) Add(&index, keys[i], i);
+  constexpr uint32_t kKeys = 150000;
+  for (uint32_t i = 0; i < kKeys; ++i) Add(&index, KeyAt(i), i);
+  for (uint32_t i = 0; i < kKeys; ++i) ASSERT_EQ(Find(index, KeyAt(i)), i);
+  for (uint32_t i = 0; i < keys.size(); ++i) ASSERT_EQ(Find(index, keys[i]), i);
+  EXPECT_EQ(ScanAll(index, 1000).size(), kKeys + keys.size());
+  EXPECT_LE(index.bytes(), 24 * kKeys);
 }
 
 TEST(ArrayIndexTest, RangesHaveTheirKeys) {

@@ -101,8 +101,10 @@ std::string Table::IdentityOf(const std::string& kind, const nlohmann::json& wha
 }
 
 std::unique_ptr<Index> Table::NewIndex(uint32_t internal_shard) const {
+  // Of rows on a drive, DRAM has the index and the cache, and the index is the larger one of short rows.
+  const bool rows_in_log = storage_->spec().type == "dram_ssd";
   try {
-    if (!is_array_) return NewHashIndex();
+    if (!is_array_) return rows_in_log ? NewCompactIndex(internal_shard) : NewHashIndex();
     return NewArrayIndex(spec_.input_dim, shard_.server + uint64_t{shard_.servers} * internal_shard,
                          uint64_t{shard_.servers} * kShards);
   } catch (const std::bad_alloc&) {
