@@ -32,7 +32,7 @@ void Damage::Report(Kind kind, const std::string& what, const std::string& where
       lines = "error: " + table_ + ": " + std::to_string(left_out) +
               " more damaged rows were not named; the statistics count all\n";
     }
-    lines += "error: " + table_ + ": " + what + " is damaged: its checksum does not fit, " + where;
+    lines += "error: " + table_ + ": " + what + " is damaged: " + found_ + ", " + where;
     lines += kind == Kind::kQuarantined
                  ? "; it was removed, and begins anew when it is pushed. Check " + check_ +
                        ", and go back to an earlier checkpoint if too many are lost\n"

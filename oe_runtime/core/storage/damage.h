@@ -17,9 +17,10 @@ class Damage {
     kRepaired,     // nothing is lost: its metadata was corrected, or it was written anew from its cached copy
   };
 
-  // `table`: what messages call it. `check`: what its user should check.
-  explicit Damage(std::string table, std::string check = "the memory (`ndctl list --media-errors`)")
-      : table_(std::move(table)), check_(std::move(check)) {}
+  // `table`: what messages call it. `check`: what its user should check. `found`: how damage shows.
+  explicit Damage(std::string table, std::string check = "the memory (`ndctl list --media-errors`)",
+                  std::string found = "its checksum does not fit")
+      : table_(std::move(table)), check_(std::move(check)), found_(std::move(found)) {}
 
   // Counts it, and writes a line to the standard error. Lines beyond kMostLines per minute are only counted,
   // which the first line after that minute says. `where`: the file and the place in it.
@@ -35,6 +36,7 @@ class Damage {
 
   const std::string table_;
   const std::string check_;
+  const std::string found_;
   std::atomic<uint64_t> quarantined_{0};
   std::atomic<uint64_t> repaired_{0};
   std::mutex mutex_;  // of what follows

@@ -1,6 +1,7 @@
 #include "oe_runtime/core/storage/log_store.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <string>
@@ -50,12 +51,18 @@ void LogReads::Run() {
     begin = end;
   }
   queue->Wait();
+  int failed = 0;
   for (size_t i = 0; i < n; ++i) {
     for (size_t part = 0; copied[i] == 0 && part < parts; ++part) {
       if (reads[i * parts + part].error != 0) entries_[i].error = reads[i * parts + part].error;
     }
-    if (entries_[i].error == 0) *entries_[i].row = content(i);
+    if (entries_[i].error == 0) {
+      *entries_[i].row = content(i);
+    } else if (entries_[i].error != EBADMSG) {
+      failed = entries_[i].error;
+    }
   }
+  if (failed != 0) log_->RequireBadBlocks(failed);
 }
 
 LogStore::LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage* damage)

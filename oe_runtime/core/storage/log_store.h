@@ -24,7 +24,8 @@ class LogReads {
   // `row` gets where the content of the slot lies, within the life of this object, or nullptr if it cannot be
   // read.
   void Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row);
-  // Reads all. The slots must not move meanwhile, nor be superseded.
+  // Reads all. The slots must not move meanwhile, nor be superseded. Throws StorageError if the drive is
+  // gone.
   void Run();
 
   struct Entry {

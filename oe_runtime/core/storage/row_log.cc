@@ -116,6 +116,19 @@ void RowLog::Damaged(const std::string& what) const {
                      "; move it away, or start without recovery, and restore from a checkpoint");
 }
 
+void RowLog::RequireBadBlocks(int error) const {
+  if (error == EBADMSG) return;
+  const bool of_device = error == EIO || error == ENODATA || error == EILSEQ || error == EREMOTEIO;
+  BlockBuffer block(kBlockBytes);
+  // A device that gives back either copy of the superblock is there.
+  if (of_device && (!ReadBlocks(0, 1, block.data()) || !ReadBlocks(spec_.super_bytes, 1, block.data())))
+    return;
+  throw StorageError(
+      spec_.where + " cannot be read" + (of_device ? ", not even its superblock" : "") + ": " +
+      std::strerror(error) +
+      "; no row was given up. Check the drive (`nvme smart-log`, `dmesg`), and go on when it is back");
+}
+
 void RowLog::RequireHealthy() const {
   if (!failure_.empty()) throw StorageError(failure_);
 }

@@ -165,6 +165,10 @@ class RowLog {
   // otherwise `reads`, of reads_per_row(), are filled. The caller keeps the slot from being superseded or
   // moved until they are done.
   size_t reads_per_row() const { return row_blocks_; }
+  // After a read of the device that failed with `error`, as BlockRead::error. Returns if some of its blocks
+  // are bad; throws StorageError if it is gone, or the read could not be made: then nothing is known of the
+  // blocks.
+  void RequireBadBlocks(int error) const;
   void Locate(const uint32_t* slots, size_t n, std::byte* const* into, BlockRead* reads,
               uint8_t* copied) const;
   // Copies the facts of the rows in n slots, fact_words of each, as they were written.

@@ -103,6 +103,7 @@ std::optional<RowLogSuper> RowLog::ReadSuper() const {
       buffer = BlockBuffer(bytes);
       readable = !ReadBlocks(offset, static_cast<uint32_t>(buffer.size() / kBlockBytes), buffer.data());
     }
+    if (!readable) RequireBadBlocks(EIO);
     if (!readable) Damaged("its superblock at byte " + std::to_string(offset) + " cannot be read");
     RowLogSuper super;
     if (bytes == 0 || !DecodeRowLogSuper(buffer.data(), bytes, &super)) continue;
@@ -149,6 +150,7 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
       queue->Wait();
       for (size_t i = 0; i < reads.size(); ++i) {
         if (reads[i].error != 0) {
+          RequireBadBlocks(reads[i].error);
           Damaged(where(cursors[i]) + " cannot be read (" + std::strerror(reads[i].error) + ")");
         }
       }

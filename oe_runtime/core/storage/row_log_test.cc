@@ -351,6 +351,25 @@ TEST(RowLogTest, DamageIsNamed) {
   ExpectError([&] { (void)RowLog::Open(&device, other); }, "rows of 512 B");
 }
 
+// To move it away, or to start without it, would lose what is still there when the drive is back.
+TEST(RowLogTest, ADriveThatIsGoneIsNotDamaged) {
+  SimulatedBlockDevice device(5);
+  const RowLogSpec spec = SmallSpec(512);
+  Owner owner(&device, spec);
+  owner.Create();
+  for (Key key = 0; key < 100; ++key) owner.Write(key);
+  owner.Checkpoint(1);
+  owner.ForgetLog();
+  device.FailReads(0);
+  ExpectError([&] { owner.Recover(); }, "the device is damaged: its superblock at byte 0 cannot be read");
+  device.FailReads(spec.super_bytes);
+  ExpectError([&] { owner.Recover(); },
+              "the device cannot be read, not even its superblock: Input/output error; no row was given up");
+  device.RepairReads();
+  owner.Recover();
+  for (Key key = 0; key < 100; ++key) EXPECT_EQ(owner.Read(key), 1);
+}
+
 TEST(RowLogTest, FactsOfRowsAreInDramWhereverTheRowsGo) {
   SimulatedBlockDevice device(3);
   RowLogSpec spec = SmallSpec(512);

@@ -65,16 +65,20 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       has_policies_(!spec_.admission.name.empty() || !spec_.eviction.empty()),
       default_value_(spec_.admission.name.empty() ? 0 : spec_.admission.params.at("default_value")),
       most_rows_(ShareOfCap()),
-      damage_(std::make_shared<Damage>(
-          "table '" + spec_.name + "'" + (job_.empty() ? "" : " of job '" + job_ + "'"),
-          storage_->spec().type == "dram_ssd" ? "the drive (`nvme smart-log`)"
-                                              : "the memory (`ndctl list --media-errors`)")),
+      damage_(NewDamage()),
       evicted_(spec_.eviction.size()),
       content_(NewContent(false)) {
   if (content_->kept() != nullptr && content_->opened) RecoverContent(std::nullopt);
 }
 
 Table::~Table() = default;
+
+std::shared_ptr<Damage> Table::NewDamage() const {
+  const std::string table = "table '" + spec_.name + "'" + (job_.empty() ? "" : " of job '" + job_ + "'");
+  if (storage_->spec().type != "dram_ssd") return std::make_shared<Damage>(table);
+  return std::make_shared<Damage>(table, "the drive (`nvme smart-log`)",
+                                  "it cannot be read or its checksum does not fit");
+}
 
 PoolSpec Table::NewPoolSpec() const {
   PoolSpec pool;

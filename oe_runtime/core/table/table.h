@@ -235,6 +235,7 @@ class Table {
   struct Plan;
 
   Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, std::string job);
+  std::shared_ptr<Damage> NewDamage() const;
   PoolSpec NewPoolSpec() const;
   std::string IdentityOf(const std::string& kind, const nlohmann::json& what) const;
   std::unique_ptr<Index> NewIndex(uint32_t internal_shard) const;

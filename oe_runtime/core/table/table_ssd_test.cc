@@ -1,7 +1,9 @@
 // Tables in logs on a drive: equal to tables in DRAM to the bit, with a cache of a small part of their rows.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -194,6 +196,50 @@ TEST_F(TableSsdFileTest, ARowWithAFlippedBitIsQuarantined) {
   EXPECT_EQ(ssd->rows(), keys.size() - lost);
   Push(ssd.get(), keys);
   EXPECT_EQ(ssd->rows(), keys.size());
+  ssd->Checkpoint(2);
+  ssd->WaitDurable();
+}
+
+// All of a drive that is gone cannot be read: no row is damaged, and there is nothing to be trained on.
+TEST_F(TableSsdFileTest, ADriveThatIsGoneTakesNoRowWithIt) {
+  auto ssd = Table::Create(Spec(64, "sgd"), Storage(false, 100 << 10));
+  std::vector<Key> keys(5000);
+  for (Key key = 0; key < keys.size(); ++key) keys[key] = key;
+  Push(ssd.get(), keys);
+  ssd->Checkpoint(1);
+  ssd->WaitDurable();
+  ssd.reset();
+  ssd = Table::Create(Spec(64, "sgd"), Storage(true, 100 << 10));
+  const std::vector<float> before = RowsOf(*ssd);
+  // Nothing can be read at the descriptor of the log.
+  int log = 3;
+  while (!std::filesystem::equivalent("/proc/self/fd/" + std::to_string(log), Log())) ++log;
+  const int saved = ::dup(log);
+  const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::dup2(nothing, log), log);
+
+  std::vector<float> weights(keys.size() * 64);
+  const auto expect_gone = [](const std::function<void()>& work) {
+    try {
+      work();
+      ADD_FAILURE() << "the drive is gone";
+    } catch (const StorageError& error) {
+      const std::string said = error.what();
+      EXPECT_NE(said.find(".log cannot be read, not even its superblock: "), std::string::npos) << said;
+    }
+  };
+  expect_gone([&] { ssd->Pull(keys.data(), keys.size(), weights.data()); });
+  EXPECT_THROW(Push(ssd.get(), keys), StorageError);  // it may want room, too
+  expect_gone([&] { (void)ssd->Save(directory_.file("saved")); });
+  EXPECT_FALSE(std::filesystem::exists(directory_.file("saved")));
+  EXPECT_EQ(ssd->damage_counts().quarantined, 0U);
+  EXPECT_EQ(ssd->rows(), keys.size());
+
+  ASSERT_EQ(::dup2(saved, log), log);
+  ::close(saved);
+  ::close(nothing);
+  EXPECT_EQ(RowsOf(*ssd), before);
+  Push(ssd.get(), keys);
   ssd->Checkpoint(2);
   ssd->WaitDurable();
 }
