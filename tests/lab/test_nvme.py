@@ -1,4 +1,4 @@
-"""Rows on drives of a virtual node: an empty NVMe drive becomes a file system, training goes on after power cuts.
+"""Rows on drives of a virtual node: an empty NVMe drive becomes a file system; training survives power cuts.
 
 It trains in a directory on the node's disk: under load QEMU's NVMe ends in errors at each read.
 """
