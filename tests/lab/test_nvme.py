@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 from test_power_cuts import STEPS, assert_the_same, begin, events, losses, moments, wait
 from test_training import Trainer
 
@@ -52,7 +53,10 @@ def test_an_empty_drive_becomes_a_place_for_rows(user: Trainer) -> None:
 
 
 def test_training_goes_on_after_each_cut(user: Trainer) -> None:
-    user.set(ssd_devices=[DIRECTORY])
+    document = yaml.safe_load(user.inventory.read_text())
+    document["all"]["children"]["parameter_servers"]["hosts"]["lab-1"]["ssd_devices"] = [DIRECTORY]
+    user.inventory.write_text(yaml.safe_dump(document, sort_keys=False))
+    user.on("lab-1", f"mkdir {DIRECTORY}")
     user.oeprov("bootstrap", "--yes")
     out = user.train("--name", "undisturbed", *CACHE)
     assert (out["state"], out["step"]) == ("done", STEPS)
