@@ -31,6 +31,8 @@ void CompactIndex::Clear() noexcept {
   for (const Segment& segment : segments_) FreeBlocks(segment);
   segments_.clear();
   directory_.clear();
+  further_.reset();
+  further_size_ = 0;
   depth_ = 0;
 }
 
@@ -116,6 +118,7 @@ void CompactIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcep
   if (small_) return small_->Find(keys, n, rows);
   if (n == 1) {
     *rows = FindOne(Mix64(*keys));
+    if (*rows == kNoRow && further_size_ > 0) further_->Find(keys, 1, rows);
     return;
   }
   constexpr size_t kLookups = 128;
@@ -158,6 +161,9 @@ void CompactIndex::Find(const Key* keys, size_t n, uint32_t* rows) const noexcep
       lookups[turn % kLookups] = {hash, segment, nullptr, 0};
     }
   }
+  for (size_t i = 0; further_size_ > 0 && i < n; ++i) {
+    if (rows[i] == kNoRow) further_->Find(&keys[i], 1, &rows[i]);
+  }
 }
 
 // What the pipeline would only delay.
@@ -178,6 +184,7 @@ CompactIndex::Bucket* CompactIndex::Locate(uint64_t hash, uint32_t* entry) const
   if (equal == 0) {
     bucket = &BucketAt(segment, HomeOf(hash) ^ StepOf(rest));
     equal = bucket->Equal(rest | kAlternate);
+    if (equal == 0) return nullptr;
   }
   *entry = static_cast<uint32_t>(__builtin_ctz(equal));
   return bucket;
@@ -187,6 +194,7 @@ void CompactIndex::Set(Key key, uint32_t row) noexcept {
   if (small_) return small_->Set(key, row);
   uint32_t entry = 0;
   Bucket* bucket = Locate(Mix64(key), &entry);
+  if (bucket == nullptr) return further_->Set(key, row);
   bucket->rows[entry] = row;
 }
 
@@ -197,7 +205,12 @@ void CompactIndex::Erase(Key key) noexcept {
   }
   const uint64_t hash = Mix64(key);
   uint32_t entry = 0;
-  Locate(hash, &entry)->Remove(entry);
+  Bucket* bucket = Locate(hash, &entry);
+  if (bucket == nullptr) {
+    --further_size_;
+    return further_->Erase(key);
+  }
+  bucket->Remove(entry);
   --segments_[SegmentOf(hash)].size;
 }
 
@@ -264,16 +277,19 @@ bool CompactIndex::MakeRoom(const Segment& segment, uint64_t hash) noexcept {
   return false;
 }
 
-// Of a key that MakeRoom() has found room for.
-void CompactIndex::Insert(Segment* segment, uint64_t hash, uint32_t row) noexcept {
+// False if neither bucket has a free entry, which MakeRoom() makes.
+bool CompactIndex::Insert(Segment* segment, uint64_t hash, uint32_t row) noexcept {
   const uint64_t rest = RestOf(hash);
   Bucket& home = BucketAt(*segment, HomeOf(hash));
+  Bucket& other = BucketAt(*segment, HomeOf(hash) ^ StepOf(rest));
+  if (home.full() && other.full()) return false;
   if (home.full()) {
-    BucketAt(*segment, HomeOf(hash) ^ StepOf(rest)).Put(rest | kAlternate, row);
+    other.Put(rest | kAlternate, row);
   } else {
     home.Put(rest, row);
   }
   ++segment->size;
+  return true;
 }
 
 // A block more: it takes those entries of another one that lie at its addresses.
@@ -314,7 +330,7 @@ CompactIndex::Segment CompactIndex::NewHalf(const Segment& from, uint64_t side, 
       ForEach(from, [&](uint32_t /*address*/, uint64_t /*word*/, uint64_t hash, uint32_t row) {
         if (!fits || !is_here(hash)) return;
         while (!(fits = MakeRoom(to, hash)) && to.count < kMostBlocks) Grow(&to);
-        if (fits) Insert(&to, hash, row);
+        if (fits) (void)Insert(&to, hash, row);
       });
     }
     if (!fits) {
@@ -339,8 +355,6 @@ CompactIndex::Segment CompactIndex::NewHalf(const Segment& from, uint64_t side, 
 void CompactIndex::Split(uint64_t hash) {
   const size_t number = SegmentOf(hash);
   const Segment from = segments_[number];
-  // Keys of a hash that is a bijection do not meet so deep, or in a segment with so few, by accident.
-  if (from.depth == kMostDepth || from.size < kSegmentEntries / 4) throw std::bad_alloc();
   std::array<uint64_t, 2> sizes{};
   ForEach(from, [&](uint32_t /*address*/, uint64_t /*word*/, uint64_t of, uint32_t /*row*/) {
     ++sizes[Prefix(of, from.depth + 1) & 1];
@@ -370,10 +384,17 @@ void CompactIndex::Split(uint64_t hash) {
   FreeBlocks(from);
 }
 
-void CompactIndex::ReserveInSegments(uint64_t hash) {
+void CompactIndex::ReserveInSegments(Key key) {
+  const uint64_t hash = Mix64(key);
   while (true) {
     Segment& segment = segments_[SegmentOf(hash)];
     if (!IsFull(segment.size, segment.count) && MakeRoom(segment, hash)) return;
+    const bool last = segment.count == kMostBlocks && segment.depth == kMostDepth;
+    if (last || !IsFull(segment.size, segment.count, kDense)) {
+      // Keys of a hash that is a bijection do not meet so deep, or in a segment with so few, by accident.
+      if (!further_) further_ = std::make_unique<HashIndex>();
+      return further_->Reserve(key);
+    }
     if (segment.count < kMostBlocks) {
       Grow(&segment);
     } else {
@@ -382,8 +403,15 @@ void CompactIndex::ReserveInSegments(uint64_t hash) {
   }
 }
 
-// All keys go from small_ to segments. False: they stay there, because memory is short or because keys were
-// made to meet, and a HashIndex refuses fewer of those.
+// Of the key that was reserved last: where it was.
+void CompactIndex::AddToSegments(Key key, uint32_t row) noexcept {
+  const uint64_t hash = Mix64(key);
+  if (Insert(&segments_[SegmentOf(hash)], hash, row)) return;
+  further_->Add(key, row);
+  ++further_size_;
+}
+
+// All keys go from small_ to segments. False: they stay there, because memory is short.
 bool CompactIndex::MoveToSegments() noexcept {
   constexpr uint32_t kSegments = 1U << kLeastDepth;
   try {
@@ -399,14 +427,13 @@ bool CompactIndex::MoveToSegments() noexcept {
     uint64_t position = 0;
     while (const size_t n = small_->Scan(&position, keys.size(), keys.data(), rows.data())) {
       for (size_t i = 0; i < n; ++i) {
-        const uint64_t hash = Mix64(keys[i]);
-        ReserveInSegments(hash);
-        Insert(&segments_[SegmentOf(hash)], hash, rows[i]);
+        ReserveInSegments(keys[i]);
+        AddToSegments(keys[i], rows[i]);
       }
     }
   } catch (const std::bad_alloc&) {
     Clear();
-    most_small_ *= 2;
+    most_small_ = std::max(most_small_, small_size_ + kTriedAgain);
     return false;
   }
   small_.reset();
@@ -414,9 +441,17 @@ bool CompactIndex::MoveToSegments() noexcept {
 }
 
 void CompactIndex::Reserve(Key key) {
-  if (small_ && (small_size_ < most_small_ || !MoveToSegments())) return small_->Reserve(key);
+  if (small_ && small_size_ < most_small_) {
+    try {
+      return small_->Reserve(key);
+    } catch (const std::bad_alloc&) {
+      if (!MoveToSegments()) throw;  // it refuses fewer keys that were made to meet
+    }
+  } else if (small_ && !MoveToSegments()) {
+    return small_->Reserve(key);
+  }
   touched_ = 0;
-  ReserveInSegments(Mix64(key));
+  ReserveInSegments(key);
   longest_reserve_ = std::max(longest_reserve_, touched_);
 }
 
@@ -425,8 +460,7 @@ void CompactIndex::Add(Key key, uint32_t row) noexcept {
     ++small_size_;
     return small_->Add(key, row);
   }
-  const uint64_t hash = Mix64(key);
-  Insert(&segments_[SegmentOf(hash)], hash, row);
+  AddToSegments(key, row);
 }
 
 // The rest.
@@ -441,10 +475,14 @@ size_t CompactIndex::Scan(const Range& range, uint64_t* position, size_t max, Ke
   if (small_) return small_->Scan(range, position, max, keys, rows);
   const uint64_t begin = range.first >> (64 - depth_);
   const uint64_t end = (range.last >> (64 - depth_)) + 1;
+  constexpr uint64_t kWithin = (uint64_t{1} << (kAddressBits + kShardBits)) - 1;
   size_t found = 0;
-  while (found < max) {
+  while (found < max && *position < kOfFurther) {
     const uint64_t at = begin + *position / kSegmentPositions;
-    if (at >= end) break;
+    if (at >= end) {
+      *position = kOfFurther;
+      break;
+    }
     const Segment& segment = segments_[directory_[at]];
     const uint64_t of_segment = *position % kSegmentPositions;
     const auto number = static_cast<uint32_t>(of_segment / kEntries);
@@ -461,12 +499,21 @@ size_t CompactIndex::Scan(const Range& range, uint64_t* position, size_t max, Ke
       continue;
     }
     ++*position;
+    // Most entries are of no narrow range, as the bits that they keep say.
+    const uint64_t rest = bucket.word(entry) & kRestMask;
+    const uint64_t about = (uint64_t{segment.top} << kTopShift | rest << kAddressBits) << kShardBits;
+    if ((about | kWithin) < range.first || about > range.last) continue;
     const uint64_t hash = HashOf(segment, number, bucket.word(entry));
     const uint64_t place = hash << kShardBits;  // ScanPlace() of the key
     if (place < range.first || place > range.last) continue;
     keys[found] = Unmix64(hash);
     rows[found] = bucket.rows[entry];
     ++found;
+  }
+  if (found < max && further_) {
+    uint64_t of_further = *position - kOfFurther;
+    found += further_->Scan(range, &of_further, max - found, keys + found, rows + found);
+    *position = kOfFurther + of_further;
   }
   return found;
 }
@@ -475,6 +522,7 @@ uint64_t CompactIndex::bytes() const noexcept {
   if (small_) return small_->bytes();
   uint64_t bytes = directory_.capacity() * sizeof(uint32_t) + segments_.capacity() * sizeof(Segment);
   for (const Segment& segment : segments_) bytes += segment.count * BlockPool::kBlockBytes;
+  if (further_) bytes += further_->bytes();
   return bytes;
 }
 

@@ -11,8 +11,8 @@
 
 namespace oe {
 
-// At most 12 bytes per key from 65,536 keys on; below, it is a HashIndex. All keys share the top four bits of
-// their hash, the internal shard.
+// At most 12 bytes per key from 65,536 keys on, 12.1 where keys come and go; below, it is a HashIndex. All
+// keys share the top four bits of their hash, the internal shard. An Add() is of the last Reserve()d key.
 //
 // - An entry keeps only those bits of the hash that do not follow from where it lies: Mix64 is a bijection,
 //   and the key is computed back (quotienting: Cleary, 1984; Knuth, volume 3, 6.4, exercise 13). With the row
@@ -22,6 +22,8 @@ namespace oe {
 // - A segment grows from 16 to 32 blocks of 128 buckets, one by one. A new block takes entries from one other
 //   block only (linear hashing: Litwin, 1980). Beyond 32, the segment is split by the next bit of the hash,
 //   to which a directory of prefixes leads, as in HashIndex.
+// - Keys that were made to meet, so that a segment with room for others has none for them, go to a HashIndex.
+//   So keys that are taken in one order are taken in any, as a recovery needs it.
 //
 // The low 12 bits of a hash are its home address: block, then bucket. Block 16 + i is block i until it is
 // there, so the highest bit of an address does not follow from where an entry lies. An entry keeps that bit,
@@ -58,9 +60,13 @@ class CompactIndex final : public Index {
   static constexpr uint32_t kMostBlocks = 2 * kFewestBlocks;
   static constexpr uint64_t kSegmentEntries = uint64_t{kMostBlocks} * kBuckets * kEntries;
   static constexpr uint64_t kSegmentPositions = kSegmentEntries + kEntries;  // as HashIndex
-  static constexpr double kFull = 0.97;       // of the entries of a segment, when it grows
-  static constexpr uint32_t kMostDepth = 21;  // as HashIndex
+  static constexpr double kFull = 0.97;   // of the entries of a segment, when it grows
+  static constexpr double kDense = 0.85;  // the least; random keys find room up to 0.93 at least
+  static constexpr uint64_t kOfFurther = uint64_t{1} << 63;  // of a scan's positions
+  static constexpr uint32_t kMostDepth = 21;                 // as HashIndex
   static constexpr size_t kMostSteps = 64;
+  static constexpr uint64_t kTriedAgain =
+      4096;  // keys after which a move that found no memory is tried again
 
   // Of a hash.
   static constexpr uint32_t kAddressBits = 11;  // those of an address that follow from the bucket
@@ -114,22 +120,23 @@ class CompactIndex final : public Index {
 
   static Segment NewSegment(uint32_t blocks, uint32_t depth, uint32_t top);
   static void FreeBlocks(const Segment& segment) noexcept;
-  static bool IsFull(uint64_t size, uint32_t blocks) noexcept {
-    return static_cast<double>(size) >= blocks * (kFull * kBuckets * kEntries);
+  static bool IsFull(uint64_t size, uint32_t blocks, double part = kFull) noexcept {
+    return static_cast<double>(size) >= blocks * (part * kBuckets * kEntries);
   }
   uint32_t FindOne(uint64_t hash) const noexcept;
   bool MakeRoom(const Segment& segment, uint64_t hash) noexcept;
-  static void Insert(Segment* segment, uint64_t hash, uint32_t row) noexcept;
+  static bool Insert(Segment* segment, uint64_t hash, uint32_t row) noexcept;
   void Grow(Segment* segment);
   // Calls function(address, word, hash, row) for each entry; the address is its bucket's.
   template <typename Function>
   static void ForEach(const Segment& segment, const Function& function);
   Segment NewHalf(const Segment& from, uint64_t side, uint64_t size);
   void Split(uint64_t hash);
-  void ReserveInSegments(uint64_t hash);
+  void ReserveInSegments(Key key);
+  void AddToSegments(Key key, uint32_t row) noexcept;
   bool MoveToSegments() noexcept;
   void Clear() noexcept;
-  // The entry of a key that is present.
+  // The entry of a key; nullptr if it is in no segment.
   Bucket* Locate(uint64_t hash, uint32_t* entry) const noexcept;
 
   const uint32_t shard_;
@@ -139,6 +146,8 @@ class CompactIndex final : public Index {
   uint32_t depth_ = 0;               // of the directory
   std::vector<uint32_t> directory_;  // 2^depth_ numbers of segments
   std::vector<Segment> segments_;
+  std::unique_ptr<HashIndex> further_;  // keys that segments have no room for; there may never be any
+  uint64_t further_size_ = 0;
   uint64_t touched_ = 0;  // buckets, in this Reserve()
   uint64_t longest_reserve_ = 0;
 };

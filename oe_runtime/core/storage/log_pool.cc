@@ -1,7 +1,9 @@
 #include "oe_runtime/core/storage/log_pool.h"
 
 #include <chrono>
+#include <new>
 #include <shared_mutex>
+#include <string>
 #include <utility>
 
 #include "oe_runtime/core/common/come_after_others.h"
@@ -174,7 +176,11 @@ CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<In
     kept = log_->Recover(id, index_of, before);
   } catch (...) {  // everything is as it was
     for (size_t i = 0; i < shards_.size(); ++i) (void)shards_[i]->UseIndex(former[i]);
-    throw;
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      throw StorageError(log_->spec().where + ": no memory for the index of its rows; use more servers");
+    }
   }
   for (size_t i = 0; i < shards_.size(); ++i) {
     std::array<Key, 1024> keys{};
