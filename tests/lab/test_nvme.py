@@ -29,7 +29,7 @@ def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tra
     found = Trainer(
         lab,
         tmp_path_factory.mktemp("drives"),
-        training_data="generate:3000000:7",
+        training_data="generate:150000:7",  # a tenth of it is evaluated at the end
         training_batch_size=512,
         training_steps=STEPS,
         training_checkpoint_steps=8,
