@@ -34,6 +34,12 @@ using nlohmann::json;
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
 constexpr size_t kLeastChunkBytes = size_t{32} << 10;
 
+// Beyond that, rows would have no number.
+uint64_t MostBytesOfRows(size_t row_bytes) {
+  const uint64_t in_block = std::max<uint64_t>(1, kBlockBytes / row_bytes);
+  return kMostRowsOfAStore / in_block * RoundUp(row_bytes, kBlockBytes);
+}
+
 constexpr const char* kCountsDirectory = "counts";
 
 constexpr size_t kNameSize = 3 + 16 + 4;  // IsRowLogName()
@@ -189,6 +195,13 @@ class DramSsd final : public Storage {
     return std::min<uint64_t>(Left(), uint64_t{device.f_bavail} * device.f_frsize);
   }
 
+  // What the rows may have, if the drive had nothing else.
+  uint64_t DeviceBytes() const noexcept {
+    if (spec().capacity_bytes > 0) return spec().capacity_bytes;
+    struct statvfs device{};
+    return ::statvfs(directory_.c_str(), &device) != 0 ? 0 : uint64_t{device.f_blocks} * device.f_frsize;
+  }
+
   RowLogSpec LogSpec(const PoolSpec& table, const std::string& name, const std::string& identity) const {
     RowLogSpec log;
     log.table = table.table;
@@ -203,6 +216,9 @@ class DramSsd final : public Storage {
            log.segment_bytes > spec().capacity_bytes / 64) {
       log.segment_bytes /= 2;
     }
+    // Not so many that one table cannot fill the drive.
+    const uint64_t most = std::min(DeviceBytes(), MostBytesOfRows(log.row_bytes));
+    while (log.segment_bytes * log.MostSegments() < most) log.segment_bytes *= 2;
     log.chunk_bytes = std::min(log.chunk_bytes, std::max<size_t>(log.segment_bytes / 8, kLeastChunkBytes));
     log.chunk_bytes = std::max(log.chunk_bytes, 2 * RoundUp(log.row_bytes, kBlockBytes) + kBlockBytes);
     while (log.segment_bytes < 4 * log.chunk_bytes) log.segment_bytes *= 2;

@@ -166,8 +166,7 @@ uint64_t RowLog::MostSegments() const {
                                 ? 0
                                 : (spec_.max_bytes - 2 * spec_.super_bytes) / spec_.segment_bytes;
   const uint64_t by_number = kMostRowsOfAStore / (uint64_t{segment_blocks_} * block_rows_);
-  const uint64_t by_super = spec_.super_bytes * 3 / 4 / sizeof(uint16_t);  // the rest is for what else it has
-  return std::max<uint64_t>(segments_.size(), std::min({by_bytes, by_number, by_super}));
+  return std::max<uint64_t>(segments_.size(), std::min({by_bytes, by_number, spec_.MostSegments()}));
 }
 
 bool RowLog::HasRoom(uint64_t rows) const {

@@ -41,6 +41,8 @@ struct RowLogSpec {
   size_t segment_bytes = size_t{4} << 20;
   size_t chunk_bytes = size_t{256} << 10;  // of one write
   size_t super_bytes = size_t{256} << 10;  // of each copy of the superblock
+  // Segments that a superblock names; the rest of it is for what else it has.
+  uint64_t MostSegments() const { return super_bytes * 3 / 4 / sizeof(uint16_t); }
   // The facts of a row, by which it may be evicted: words of 4 bytes in it that are in DRAM and in the
   // headers of chunks too, so that nobody reads rows for them.
   size_t facts_at = 0;  // the first of them

@@ -368,6 +368,37 @@ TEST_F(TableSsdFileTest, TheRoomSaysHowManyRowsFit) {
   EXPECT_EQ(ssd->room()->refused, 1U) << "no new row was asked for";
 }
 
+// A superblock names so many segments only, so those of a large drive are larger.
+TEST_F(TableSsdFileTest, OneTableMayFillALargeDrive) {
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  const auto segment_bytes = [&] {
+    BlockDeviceSpec files;
+    files.files = {Log()};
+    RowLogSpec spec;
+    spec.row_bytes = 1;
+    return RowLog::Peek(OpenBlockDevice(files).get(), spec)->segment_bytes;
+  };
+  StorageSpec storage = Storage();
+  storage.capacity_bytes = 300 * kGiB;
+  {
+    const auto ssd = Table::Create(Spec(64, "adagrad"), storage);
+    EXPECT_EQ(segment_bytes(), RowLogSpec{}.segment_bytes);
+  }
+  storage.capacity_bytes = 1000 * kGiB;
+  {
+    const auto ssd = Table::Create(Spec(64, "adagrad"), storage);
+    EXPECT_GE(segment_bytes() * RowLogSpec{}.MostSegments(), 1000 * kGiB);
+    Push(ssd.get(), {1, 2, 3});
+    ssd->Checkpoint(1);
+  }
+  const uint64_t large = segment_bytes();
+  storage.recover = true;
+  storage.capacity_bytes = 300 * kGiB;
+  const auto ssd = Table::Create(Spec(64, "adagrad"), storage);
+  EXPECT_EQ(ssd->rows(), 3U);
+  EXPECT_EQ(segment_bytes(), large);
+}
+
 TEST_F(TableSsdFileTest, AFullStorageRefusesNewRowsAndGoesOn) {
   StorageSpec storage = Storage();
   storage.capacity_bytes = uint64_t{16} << 20;
