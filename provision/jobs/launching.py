@@ -235,6 +235,9 @@ class Launch:
             if plan.problems or steps:
                 state = found.states.get(name)
                 raise TrainingError(readiness.why_not(inventory, wanted, plan, steps, state))
+        if inventory.flavor == flavor_facts.DEFAULT:  # the others have one server per host
+            for line in readiness.idle(inventory, found.states, wanted):
+                say(self.console, f"[yellow]![/] {escape(line)}")
         self.interpreters = {
             name: interpreter(inventory.hosts[name], state) for name, state in found.states.items()
         }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from provision.cluster import flavor_facts
+from provision.cluster import flavor_facts, host_names
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import KernelSettings
 from provision.jobs.request import Request
-from provision.jobs.storage import MODES, storage_of
+from provision.jobs.storage import MODES, idle_places, storage_of
 from provision.node.platform_base import MEMORY_NODES
 from provision.node.state import State
 from provision.node.step import Plan, Step
@@ -79,4 +79,18 @@ def differences(inventory: Inventory, wanted: Request) -> list[str]:
         f"{', '.join(names)}: the job uses {mode}; {inventory.path} says pmem_mode {other}, and the next "
         "bootstrap plans to change back"
         for (mode, other), names in found.items()
+    ]
+
+
+def idle(inventory: Inventory, states: Mapping[str, State], wanted: Request) -> list[str]:
+    """One line for places for rows that no server uses: each server has its rows in one."""
+    found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    for name in inventory.parameter_servers:
+        host = inventory.hosts[name]
+        if places := idle_places(host, states.get(name), wanted):
+            found.setdefault((wanted.servers or host.server.count, tuple(places)), []).append(name)
+    return [
+        f"{host_names.fold(names)}: no server keeps rows in {', '.join(places)}; to use all, run "
+        f"{servers + len(places)} servers per host (parameter_server_count)"
+        for (servers, places), names in found.items()
     ]

@@ -24,7 +24,7 @@ from provision.jobs.request import LaunchOptions
 from provision.jobs.store import ACTIVE, Job, JobSpec, JobState
 
 NAME = "servers"
-_SECONDS = 120.0  # that servers of this machine may take to listen
+_GRACE = 30.0  # seconds beyond those that servers of this machine may take to listen, for their supervisor
 
 
 def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
@@ -59,15 +59,15 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
         launch.prepare(job, placed)
     if any(not item.unit for item in spec.processes):
         start_detached(job, False)
-        _wait(job, launch.stop_request)
+        _wait(job, _GRACE + max(item.start_timeout for item in spec.processes), launch.stop_request)
     else:
         job.write_state(JobState(phase="running", processes=job.state().processes))  # systemd supervises
     return _show(job, state_dir, as_json=options.as_json)
 
 
-def _wait(job: Job, stop_request: StopRequest) -> None:
+def _wait(job: Job, seconds: float, stop_request: StopRequest) -> None:
     """Wait until all servers of this machine listen; TrainingError says why they do not."""
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + seconds
     state = job.state()
     # Until the supervisor has written its first word, the state is that of this process.
     while state.phase != "running":

@@ -64,6 +64,18 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     return Place(storage=storage, path=f"{where}/oeprov/{job}/{name}", mount=_mount_under(where, state))
 
 
+def idle_places(host: Host, state: State | None, wanted: Request) -> list[str]:
+    """Directories for rows of which no server of this job is, since there are fewer servers than these."""
+    storage = storage_of(host, wanted)
+    if storage not in POOLS:
+        return []
+    if not on_host(host):
+        places = storage_directories(host, storage)
+    else:
+        places = mounts_of(host, state) if are_on_pmem(host, storage) else drives_of(host, state)
+    return places[wanted.servers or host.server.count :]
+
+
 def _mount_under(where: str, state: State | None) -> str:
     """The mount point that a directory is on, which its server starts; empty: the root's."""
     above = [item.where for item in state.mounts if drives.is_below(where, item.where)] if state else []

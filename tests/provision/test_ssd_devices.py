@@ -118,13 +118,11 @@ def test_a_local_job_uses_the_directory(tmp_path: Path) -> None:
     assert (place.path, place.mount) == (f"{tmp_path}/job/server-0", str(tmp_path))
 
 
-def test_a_host_that_is_not_ready_is_told_to_bootstrap(tmp_path: Path) -> None:
-    # A machine with modules whose rows are to be on drives: its persistent memory is left alone.
-    metal = host(tmp_path, {**NVME, "oeprov_kind": "bare_metal_pmem", "pmem_mode": "none"})
-    inventory = Inventory(
-        tmp_path / "c.yml",
+def cluster(path: Path, server: Host) -> Inventory:
+    return Inventory(
+        path / "c.yml",
         "c",
-        {"h": metal},
+        {"h": server},
         ["h"],
         [],
         RolloutSettings(),
@@ -132,6 +130,28 @@ def test_a_host_that_is_not_ready_is_told_to_bootstrap(tmp_path: Path) -> None:
         ContainerSettings(),
         KubernetesSettings(),
     )
+
+
+def test_drives_without_a_server_are_named(tmp_path: Path) -> None:
+    names = ["/a", "/b", "/c"]
+    local = {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": names}
+    one = cluster(tmp_path, host(tmp_path, local))
+    assert readiness.idle(one, {}, asked("dram_ssd")) == [
+        "h: no server keeps rows in /b, /c; to use all, run 3 servers per host (parameter_server_count)"
+    ]
+    three = cluster(tmp_path, host(tmp_path, {**local, "parameter_server_count": 3}))
+    assert readiness.idle(three, {}, asked("dram_ssd")) == []
+    assert readiness.idle(one, {}, asked("dram")) == []
+    modules = cluster(tmp_path, host(tmp_path, {"oeprov_kind": "bare_metal_pmem", "pmem_mode": "fsdax"}))
+    mounts = [Mount(f"/dev/pmem{n}", f"/mnt/pmem{n}") for n in range(2)]
+    said = readiness.idle(modules, {"h": State(mounts=mounts)}, asked("pmem_libpmem"))
+    assert [line.partition(";")[0] for line in said] == ["h: no server keeps rows in /mnt/pmem1"]
+
+
+def test_a_host_that_is_not_ready_is_told_to_bootstrap(tmp_path: Path) -> None:
+    # A machine with modules whose rows are to be on drives: its persistent memory is left alone.
+    metal = host(tmp_path, {**NVME, "oeprov_kind": "bare_metal_pmem", "pmem_mode": "none"})
+    inventory = cluster(tmp_path, metal)
     assert readiness.needed(inventory, asked()).hosts["h"].pmem.mode == "none"
     assert readiness.differences(inventory, asked()) == []
     said = readiness.why_not(inventory, asked(), Plan("h", problems=["a drive is gone"]), [], State())

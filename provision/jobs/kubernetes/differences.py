@@ -19,8 +19,7 @@ from provision.jobs.storage import CACHED, POOLS, are_on_pmem
 _INSTEAD = {
     "parameter_server_host": "servers listen on every address of their pod; only its workers reach them",
     "parameter_server_cpus": "the kubelet gives pods their CPUs (its static CPU manager: near the memory)",
-    "parameter_server_start_timeout": "a server there has an hour to start (startupProbe), then Kubernetes starts it "
-    "again",
+    "parameter_server_start_timeout": "a server has an hour to start there; its startupProbe says so",
     "parameter_server_metrics_host": "kubernetes_monitoring_namespace says who may read the metrics",
     "worker_count": "kubernetes_workers says how many there are",
     "worker_port": "workers listen on one port of their own pods",
