@@ -64,6 +64,9 @@ def up(
         int,
         typer.Option(min=1, max=2, help="Modules of persistent memory, each on a memory node of its own."),
     ] = 1,
+    debian: Annotated[
+        int, typer.Option(metavar="12|13", help="The nodes' Debian; default: 12, or 13 with variant cxl.")
+    ] = 0,
     inventory: Annotated[
         Path | None,
         typer.Option(
@@ -84,7 +87,8 @@ def up(
     """
     sizes = {"pmem": _size("--pmem", pmem), "memory": _size("--memory", memory)}
     lab = _lab(state_dir, inventory)
-    lab.up(nodes=nodes, variant=variant, cpus=cpus, sockets=sockets, install=yes, **sizes)
+    shape = {"nodes": nodes, "cpus": cpus, "sockets": sockets, "debian": debian, **sizes}
+    lab.up(variant=variant, install=yes, **shape)
     print(f"{len(lab.nodes)} nodes are up; inventory: {lab.inventory}")
     return 0
 

@@ -1,6 +1,6 @@
-"""The disk images of lab nodes: Debian with an older kernel and a package repository of its own.
+"""The disk images of lab nodes: Debian 12 or 13 with an older kernel and a package repository of its own.
 
-Debian 12, and Debian 13 for CXL memory. Each is built once and kept under the digest of its recipe; nodes are
+CXL memory needs Debian 13. Each is built once and kept under the digest of its recipe; nodes are
 overlays on it.
 """
 
@@ -20,9 +20,9 @@ from provision.cluster.errors import LabError
 from provision.lab import machine, programs
 from provision.lab.node import BOOT_SECONDS
 
-SUITE = "bookworm"
+SUITE = machine.SUITES[12]
 # Its kernel (6.3 or newer) and its tool `cxl` know volatile CXL memory, and its QEMU emulates it.
-CXL_SUITE = "trixie"
+CXL_SUITE = machine.SUITES[13]
 # Devices of a machine reach only its DRAM, not emulated CXL memory: this copies what they transfer.
 _KERNEL_ARGUMENTS = {CXL_SUITE: ("swiotlb=force",)}
 _HERE = Path(__file__).resolve().parent

@@ -93,14 +93,16 @@ class Lab:
         memory: int = 1536 << 20,
         cpus: int = 1,
         sockets: int = 1,
+        debian: int = 0,
         install: bool = False,
     ) -> list[Node]:
-        """Bring up nodes and wait until ssh lets us in; sizes in bytes.
+        """Bring up nodes and wait until ssh lets us in; sizes in bytes. ``debian``: 12 or 13; 0: as needed.
 
         Nodes that are there are started. A lab of another kind must be taken down first.
         """
         programs.require(install)
         machine.check_variant(variant)
+        suite = _suite(variant, debian)
         if variant == "cxl":
             emulator.check()
         if pmem % _BLOCK or pmem < 2 * _BLOCK:
@@ -114,11 +116,10 @@ class Lab:
             raise LabError(f"two sockets are for variants bare-metal and re6p, not {variant}")
         if memory % (sockets * _BLOCK):
             raise LabError(f"memory must be a multiple of 256M for two sockets: not {_text(memory)}")
-        shape = Machine("", 0, variant, memory, pmem, cpus, sockets, 0)
+        shape = Machine("", 0, variant, memory, pmem, cpus, sockets, 0, suite)
         with self._locked():
             self._check_shape(nodes, shape)
             self.accelerator()
-            suite = image.CXL_SUITE if variant == "cxl" else image.SUITE
             base = self._image(suite) if nodes > len(self.nodes) else None
             # A port is taken only once QEMU runs: no other lab may choose one meanwhile.
             with _lock(self.images / "ports", self._report):
@@ -255,6 +256,15 @@ def _lock(path: Path, report: Report) -> Iterator[None]:
             report("another oeprov works on this lab; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _suite(variant: str, debian: int) -> str:
+    if debian and debian not in machine.SUITES:
+        raise LabError(f"the lab has Debian {' and '.join(map(str, machine.SUITES))}, not {debian}")
+    suite = machine.SUITES[debian] if debian else image.CXL_SUITE if variant == "cxl" else image.SUITE
+    if variant == "cxl" and suite != image.CXL_SUITE:
+        raise LabError(f"variant cxl needs Debian 13, not {debian}: the kernel knows CXL memory since 6.3")
+    return suite
 
 
 def _text(size: int) -> str:

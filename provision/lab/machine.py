@@ -28,6 +28,7 @@ VARIANTS = {
 DRIVE = "nvme0.raw"  # in a node's directory: the drive of variant nvme
 LABEL = 2 << 20  # bytes of a module's label area; its region is the backing file less this
 PORTS = 10  # of the parameter servers of one node
+SUITES = {12: "bookworm", 13: "trixie"}  # of Debian
 CXL_SINCE = (8, 1)  # QEMU's volatile CXL memory
 
 
@@ -46,6 +47,7 @@ class Machine:
     cpus: int  # of each socket
     sockets: int
     ssh_port: int
+    suite: str = SUITES[12]
 
     @property
     def server_port(self) -> int:

@@ -4,17 +4,13 @@ Tests of one node build on each other. ``-s`` shows what each command took.
 """
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from test_training import Trainer, far
-from user import REPOSITORY
+from user import bring_wheel
 
-from provision.cluster import own_sources
 from provision.lab.node import BOOT_SECONDS
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2 * 3600)]
@@ -190,27 +186,6 @@ def test_the_cxl_region_comes_back_at_boot(cxl: Trainer) -> None:
     assert '"movable":true' in cxl.on("lab-1", "daxctl list"), "the unit made the region again"
     assert (cxl.on("lab-1", TIERING), cxl.on("lab-1", WEIGHTS)) == ("true\n2\n", "3\n1\n")
     assert "converged already" in cxl.oeprov("pmem-mode", "tiered", "--yes", *NODE)
-
-
-def bring_wheel(user: Trainer) -> None:
-    """Make the wheel for Debian 13 here, with a Python 3.13: an emulated node would compile for hours."""
-    digest = own_sources.digest_of(REPOSITORY)[:16]
-    directory = user.directory / ".oeprov/wheels/debian-13-x86_64-py3.13" / digest
-    if list(directory.glob("*.whl")):
-        return
-    found = [shutil.which("python3.13"), *Path.home().glob(".pyenv/versions/3.13*/bin/python3.13")]
-    # A shim of pyenv may be there without its Python.
-    python = next((item for item in found if item and not subprocess.call([item, "-c", ""])), None)
-    if python is None:
-        pytest.skip("no Python 3.13 here, which the wheel for a Debian 13 node is made with")
-    environment = user.directory / "python3.13"
-    pip = [environment / "bin/python", "-m", "pip"]
-    for words in (
-        [python, "-m", "venv", environment],
-        [*pip, "install", "-q", "scikit-build-core>=0.10", "pybind11>=2.12"],
-        [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", directory, REPOSITORY],
-    ):
-        subprocess.run(words, check=True)
 
 
 def test_training_beside_a_cxl_tier(cxl: Trainer) -> None:

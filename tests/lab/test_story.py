@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from user import User
+from user import User, bring_wheel
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
 
 
-@pytest.fixture(scope="module")
-def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
-    lab = new_lab(nodes=2, variant="bare-metal", pmem=2 << 30)
+@pytest.fixture(scope="module", params=[12, 13], ids=["debian-12", "debian-13"])
+def user(
+    request: pytest.FixtureRequest, new_lab: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[User]:
+    lab = new_lab(nodes=2, variant="bare-metal", pmem=2 << 30, debian=request.param)
     found = User(
         lab,
         tmp_path_factory.mktemp("story"),
@@ -24,6 +26,8 @@ def user(new_lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Use
         training_batch_size=256,
         training_learning_rate=0.05,
     )
+    if request.param == 13:
+        bring_wheel(found)
     yield found
     print("\n" + found.told())
 

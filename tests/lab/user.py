@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from provision.cluster import own_sources
 from provision.lab import Lab
 from provision.lab.node import BOOT_SECONDS
 
@@ -132,3 +135,24 @@ class User:
         """What each command took."""
         lines = [f"{seconds:7.1f} s  oeprov {words}" for words, seconds in self.times]
         return "\n".join([*lines, f"{sum(seconds for _, seconds in self.times):7.1f} s  in all"])
+
+
+def bring_wheel(user: User) -> None:
+    """Make the wheel for Debian 13 here, with a Python 3.13: an emulated node would compile for hours."""
+    digest = own_sources.digest_of(REPOSITORY)[:16]
+    directory = user.directory / ".oeprov/wheels/debian-13-x86_64-py3.13" / digest
+    if list(directory.glob("*.whl")):
+        return
+    found = [shutil.which("python3.13"), *Path.home().glob(".pyenv/versions/3.13*/bin/python3.13")]
+    # A shim of pyenv may be there without its Python.
+    python = next((item for item in found if item and not subprocess.call([item, "-c", ""])), None)
+    if python is None:
+        pytest.skip("no Python 3.13 here, which the wheel for a Debian 13 node is made with")
+    environment = user.directory / "python3.13"
+    pip = [environment / "bin/python", "-m", "pip"]
+    for words in (
+        [python, "-m", "venv", environment],
+        [*pip, "install", "-q", "scikit-build-core>=0.10", "pybind11>=2.12"],
+        [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", directory, REPOSITORY],
+    ):
+        subprocess.run(words, check=True)

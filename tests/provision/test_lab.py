@@ -324,6 +324,16 @@ class TestState:
         with pytest.raises(LabError, match="a lab with other nodes is there"):
             lab.up(nodes=2, pmem=2 * GIB)
 
+    def test_the_system_is_chosen_and_kept(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine, "version", lambda: machine.CXL_SINCE)
+        for shape, suite in (({}, "bookworm"), ({"debian": 13}, "trixie"), ({"variant": "cxl"}, "trixie")):
+            (node,) = lab.up(nodes=1, pmem=GIB, **shape)
+            assert node.spec.suite == suite
+            lab.down()
+        lab.up(nodes=1, pmem=GIB, debian=13)
+        with pytest.raises(LabError, match="a lab with other nodes is there"):
+            lab.up(nodes=1, pmem=GIB)
+
     def test_down_removes_what_up_made_but_no_file_of_others(self, lab: Lab) -> None:
         lab.up(nodes=1, pmem=GIB)
         lab.down()
@@ -345,6 +355,8 @@ class TestState:
             ({"memory": 256 * MIB}, "memory must be a multiple of 128M, and 512M at least: not 256M"),
             ({"sockets": 2, "variant": "re7p"}, "two sockets are for variants bare-metal and re6p, not re7p"),
             ({"nodes": 0}, "one node, one CPU"),
+            ({"debian": 11}, "the lab has Debian 12 and 13, not 11"),
+            ({"variant": "cxl", "debian": 12}, "variant cxl needs Debian 13, not 12"),
         ],
     )
     def test_shapes_that_cannot_be(self, lab: Lab, shape: dict[str, Any], message: str) -> None:
