@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,8 +49,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail, and name them, where tests have left threads that do not end, or temporary files."""
     gc.collect()  # pools end their threads with the last of whoever held them
     threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+    deadline = time.monotonic() + 30
     for thread in threads:
-        thread.join(30)
+        thread.join(max(0.0, deadline - time.monotonic()))
     left = [thread for thread in threads if thread.is_alive()]
     session.config.stash[_LEFT] = left
     if left:
