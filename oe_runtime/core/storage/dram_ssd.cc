@@ -32,6 +32,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr size_t kLeastSegmentBytes = size_t{64} << 10;
+constexpr size_t kMostSegmentBytes = size_t{128} << 20;  // the next power of 2 has more blocks than 16 bits
 constexpr size_t kLeastChunkBytes = size_t{32} << 10;
 
 // Beyond that, rows would have no number.
@@ -218,7 +219,9 @@ class DramSsd final : public Storage {
     }
     // Not so many that one table cannot fill the drive.
     const uint64_t most = std::min(DeviceBytes(), MostBytesOfRows(log.row_bytes));
-    while (log.segment_bytes * log.MostSegments() < most) log.segment_bytes *= 2;
+    while (log.segment_bytes * log.MostSegments() < most && log.segment_bytes < kMostSegmentBytes) {
+      log.segment_bytes *= 2;
+    }
     log.chunk_bytes = std::min(log.chunk_bytes, std::max<size_t>(log.segment_bytes / 8, kLeastChunkBytes));
     log.chunk_bytes = std::max(log.chunk_bytes, 2 * RoundUp(log.row_bytes, kBlockBytes) + kBlockBytes);
     while (log.segment_bytes < 4 * log.chunk_bytes) log.segment_bytes *= 2;
