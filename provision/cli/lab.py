@@ -87,8 +87,7 @@ def up(
     """
     sizes = {"pmem": _size("--pmem", pmem), "memory": _size("--memory", memory)}
     lab = _lab(state_dir, inventory)
-    shape = {"nodes": nodes, "cpus": cpus, "sockets": sockets, "debian": debian, **sizes}
-    lab.up(variant=variant, install=yes, **shape)
+    lab.up(nodes=nodes, variant=variant, cpus=cpus, sockets=sockets, debian=debian, install=yes, **sizes)
     print(f"{len(lab.nodes)} nodes are up; inventory: {lab.inventory}")
     return 0
 

@@ -22,7 +22,7 @@ from provision.inventory import vault
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
-from provision.jobs.storage import CACHED, storage_directories, storage_of
+from provision.jobs.storage import CACHED, servers_of, storage_directories, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -166,7 +166,7 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
                 if not os.access(path, os.W_OK | os.X_OK):
                     raise TrainingError(f"host {host.name}: {setting} {path} is not writable by this user")
         if host.server.port:
-            _check_ports(host, wanted.servers or host.server.count, probe=here)
+            _check_ports(host, servers_of(host, wanted), probe=here)
 
 
 def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:

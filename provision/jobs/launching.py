@@ -224,7 +224,8 @@ class Launch:
     def check_hosts(self, wanted: Request) -> dict[str, State]:
         """The hosts' states; TrainingError names the first host that does not answer or is not ready."""
         inventory = self.inventory
-        found = survey(readiness.needed(inventory, wanted))
+        needed = readiness.needed(inventory, wanted)
+        found = survey(needed)
         if found.lost:
             more = f" (and {len(found.lost) - 1} more hosts)" if len(found.lost) > 1 else ""
             raise TrainingError(
@@ -236,7 +237,7 @@ class Launch:
                 state = found.states.get(name)
                 raise TrainingError(readiness.why_not(inventory, wanted, plan, steps, state))
         if inventory.flavor == flavor_facts.DEFAULT:  # the others have one server per host
-            for line in readiness.idle(inventory, found.states, wanted):
+            for line in readiness.idle(needed, found.states, wanted):
                 say(self.console, f"[yellow]![/] {escape(line)}")
         self.interpreters = {
             name: interpreter(inventory.hosts[name], state) for name, state in found.states.items()

@@ -26,6 +26,7 @@ from provision.jobs.storage import (
     memory_bytes,
     nodes_of,
     place_of,
+    servers_of,
 )
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, Job, ProcessSpec
 from provision.jobs.units import Place, on_host
@@ -130,7 +131,7 @@ def place_servers(
 ) -> Placement:
     """Place the servers alone."""
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
-    counts = {host.name: wanted.servers or host.server.count for host in servers}
+    counts = {host.name: servers_of(host, wanted) for host in servers}
     total = sum(counts.values())
     processes: list[ProcessSpec] = []
     prepared = {host.name: prepared_for(job, host) for host in inventory.hosts.values()}

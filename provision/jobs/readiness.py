@@ -10,7 +10,7 @@ from provision.cluster import flavor_facts, host_names
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import KernelSettings
 from provision.jobs.request import Request
-from provision.jobs.storage import MODES, idle_places, storage_of
+from provision.jobs.storage import MODES, POOLS, places_of, servers_of, storage_of
 from provision.node.platform_base import MEMORY_NODES
 from provision.node.state import State
 from provision.node.step import Plan, Step
@@ -87,10 +87,12 @@ def idle(inventory: Inventory, states: Mapping[str, State], wanted: Request) -> 
     found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
-        if places := idle_places(host, states.get(name), wanted):
-            found.setdefault((wanted.servers or host.server.count, tuple(places)), []).append(name)
+        storage, servers = storage_of(host, wanted), servers_of(host, wanted)
+        places = places_of(host, states.get(name), storage) if storage in POOLS else []
+        if places[servers:]:
+            found.setdefault((servers, tuple(places)), []).append(name)
     return [
-        f"{host_names.fold(names)}: no server keeps rows in {', '.join(places)}; to use all, run "
-        f"{servers + len(places)} servers per host (parameter_server_count)"
+        f"{host_names.fold(names)}: no server keeps rows in {', '.join(places[servers:])}; to use all, run "
+        f"{len(places)} servers per host (parameter_server_count)"
         for (servers, places), names in found.items()
     ]

@@ -31,7 +31,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     """Where server ``number`` of a host keeps its rows; TrainingError if the host cannot hold them so."""
     storage = storage_of(host, wanted)
     if not on_host(host):
-        places = [""] if storage == "dram" else storage_directories(host, storage)
+        places = [""] if storage == "dram" else places_of(host, state, storage)
         path = mount = places[number % len(places)]
         if storage in POOLS:  # a directory of this job: those of others are neither used nor removed
             path = str(Path(path) / job / name)
@@ -43,10 +43,8 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
         devices = tuple(dax.chardev for dax in state.dax) if bound and state else ()
         return Place(storage=storage, bound=bound, tiered=host.pmem.mode == tiering.MODE, devices=devices)
     if are_on_pmem(host, storage):
-        places = mounts_of(host, state)
         missing = f"{host.pmem.mount_prefix}0"
     elif host.ssd.devices:
-        places = drives_of(host, state)
         missing = ", ".join(drives.place(host.desired(), name) for name in host.ssd.devices)
     elif storage == "dram_ssd":
         raise TrainingError(
@@ -58,22 +56,18 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
             f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}, or a drive "
             "in ssd_devices; use --storage dram"
         )
+    places = places_of(host, state, storage)
     if not places:
         raise TrainingError(f"host {host.name}: nothing is mounted at {missing}; run: oeprov bootstrap")
     where = places[number % len(places)]
     return Place(storage=storage, path=f"{where}/oeprov/{job}/{name}", mount=_mount_under(where, state))
 
 
-def idle_places(host: Host, state: State | None, wanted: Request) -> list[str]:
-    """Directories for rows of which no server of this job is, since there are fewer servers than these."""
-    storage = storage_of(host, wanted)
-    if storage not in POOLS:
-        return []
+def places_of(host: Host, state: State | None, storage: str) -> list[str]:
+    """Directories on which the host's servers take turns, with a storage of ``POOLS``."""
     if not on_host(host):
-        places = storage_directories(host, storage)
-    else:
-        places = mounts_of(host, state) if are_on_pmem(host, storage) else drives_of(host, state)
-    return places[wanted.servers or host.server.count :]
+        return storage_directories(host, storage)
+    return mounts_of(host, state) if are_on_pmem(host, storage) else drives_of(host, state)
 
 
 def _mount_under(where: str, state: State | None) -> str:
@@ -142,6 +136,11 @@ def _check_memory_nodes(host: Host, state: State | None) -> None:
 def storage_of(host: Host, wanted: Request) -> str:
     """The storage of the host's servers."""
     return wanted.storage or host.server.storage
+
+
+def servers_of(host: Host, wanted: Request) -> int:
+    """How many servers the host has."""
+    return wanted.servers or host.server.count
 
 
 def mounts_of(host: Host, state: State | None) -> list[str]:

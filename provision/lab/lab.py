@@ -259,12 +259,12 @@ def _lock(path: Path, report: Report) -> Iterator[None]:
 
 
 def _suite(variant: str, debian: int) -> str:
-    if debian and debian not in machine.SUITES:
+    debian = debian or (13 if variant == "cxl" else 12)
+    if debian not in machine.SUITES:
         raise LabError(f"the lab has Debian {' and '.join(map(str, machine.SUITES))}, not {debian}")
-    suite = machine.SUITES[debian] if debian else image.CXL_SUITE if variant == "cxl" else image.SUITE
-    if variant == "cxl" and suite != image.CXL_SUITE:
+    if variant == "cxl" and debian < 13:
         raise LabError(f"variant cxl needs Debian 13, not {debian}: the kernel knows CXL memory since 6.3")
-    return suite
+    return machine.SUITES[debian]
 
 
 def _text(size: int) -> str:

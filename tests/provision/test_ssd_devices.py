@@ -146,6 +146,10 @@ def test_drives_without_a_server_are_named(tmp_path: Path) -> None:
     mounts = [Mount(f"/dev/pmem{n}", f"/mnt/pmem{n}") for n in range(2)]
     said = readiness.idle(modules, {"h": State(mounts=mounts)}, asked("pmem_libpmem"))
     assert [line.partition(";")[0] for line in said] == ["h: no server keeps rows in /mnt/pmem1"]
+    # The mode that the job needs counts, not the inventory's.
+    other = cluster(tmp_path, host(tmp_path, {"oeprov_kind": "bare_metal_pmem", "pmem_mode": "system-ram"}))
+    needed = readiness.needed(other, asked("pmem_libpmem"))
+    assert readiness.idle(needed, {"h": State(mounts=mounts)}, asked("pmem_libpmem")) == said
 
 
 def test_a_host_that_is_not_ready_is_told_to_bootstrap(tmp_path: Path) -> None:

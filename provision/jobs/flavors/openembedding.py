@@ -16,7 +16,7 @@ from provision.jobs import placement, request, units
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
-from provision.jobs.storage import place_of, storage_of
+from provision.jobs.storage import place_of, servers_of, storage_of
 from provision.jobs.store import SERVERS, Job, ProcessSpec
 from provision.jobs.units import Place
 from provision.jobs.worker_group import free_endpoints
@@ -77,7 +77,7 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
             f"--optimizer: found {training.optimizer!r}; OpenEmbedding's scripts have {', '.join(OPTIMIZERS)}"
         )
     servers = [inventory.hosts[host] for host in inventory.parameter_servers]
-    count = sum(wanted.servers or host.server.count for host in servers)
+    count = sum(servers_of(host, wanted) for host in servers)
     if variant.server and count != 1:
         raise TrainingError(
             f"{count} parameter servers: OpenEmbedding's server.py is master and only server, and its "

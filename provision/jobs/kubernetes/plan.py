@@ -21,7 +21,7 @@ from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences, script
 from provision.jobs.kubernetes.script import PodScript
 from provision.jobs.request import LaunchOptions, Request, flag
-from provision.jobs.storage import CACHED, POOLS, are_on_pmem, storage_of
+from provision.jobs.storage import CACHED, POOLS, are_on_pmem, servers_of, storage_of
 from provision.node import drives
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
@@ -99,7 +99,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
             f"parameter_server_port and parameter_server_metrics_port: both are {port}; set different ones "
             f"(defaults: {SERVER_PORT} and {METRICS_PORT})"
         )
-    counts = [wanted.servers or host.server.count for host in hosts]
+    counts = [servers_of(host, wanted) for host in hosts]
     servers = settings.servers or sum(counts)
     if wanted.servers and settings.servers:
         servers = wanted.servers
