@@ -166,6 +166,11 @@ def storage_directories(host: Host, storage: str) -> list[str]:
     if host.ssd.devices:
         return list(host.ssd.devices)
     if not host.pmem.directory:
+        if storage == "dram_ssd":
+            raise TrainingError(
+                f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none; name a "
+                "directory on one, or use --storage dram"
+            )
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "
             "use --storage dram or set pmem_mode: directory"

@@ -110,6 +110,9 @@ def test_dram_ssd_is_on_drives_whatever_the_mode(tmp_path: Path) -> None:
     assert place_of(both, State(), asked("dram_ssd"), "job", "s", 0).path == "/data/rows/oeprov/job/s"
     with pytest.raises(TrainingError, match="dram_ssd needs a drive, and ssd_devices names none"):
         place_of(host(tmp_path, facts), State(), asked("dram_ssd"), "job", "s", 0)
+    local = host(tmp_path, {"oeprov_kind": "local", "ansible_connection": "local", "pmem_mode": "none"})
+    with pytest.raises(TrainingError, match="names none; name a directory on one"):
+        place_of(local, None, asked("dram_ssd"), "job", "s", 0)
 
 
 def test_a_local_job_uses_the_directory(tmp_path: Path) -> None:
