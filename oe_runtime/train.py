@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from oe_runtime.support import interrupt
+from oe_runtime.support import collector, interrupt
 from oe_runtime.training.options import ScriptOptions, parse
 
 
@@ -22,4 +22,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    collector.relax()
     sys.exit(interrupt.run(main))

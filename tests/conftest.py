@@ -44,9 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = directory
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what the imports have made: TensorFlow's makes each pass long."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail, and name them, where tests have left threads that do not end, or temporary files."""
+    gc.unfreeze()
     gc.collect()  # pools end their threads with the last of whoever held them
     threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
     deadline = time.monotonic() + 30
