@@ -51,7 +51,7 @@ def test_bootstrap_modes_and_training_on_virtual_nodes(user: User) -> None:
     assert 0.5 < first["eval"]["auc"] < 1
 
     shown = user.ansible("pmem_mode", "-e", "pmem_mode=system-ram", "--limit", "lab-1", "--check", "--diff")
-    assert "make namespace0.0 a devdax namespace" in shown
+    assert re.search(r"make namespace0\.0 \(.* GiB\) a devdax namespace", shown)
     agreed = user.consents("pmem-mode", "system-ram")
     assert agreed, "a file system is given up by name only, our own too"
     user.oeprov("pmem-mode", "system-ram", "--yes", expect=1)
