@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, header, measured, server, table
+from processes import RESULTS, header, lines_of, measured, server, table
 
 STOCK, BY_ROW = "stock", "stock by row"
 KINDS = (STOCK, BY_ROW, "served", "stock bfloat16", "served bfloat16", "served bfloat16 rows")
@@ -201,8 +201,7 @@ def groups(parts: Path) -> dict[tuple[Any, ...], dict[str, dict[int, dict[str, A
     """All runs: by what is trained how, by kind, by seed."""
     found: dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]] = {}
     names = ("data", "model", "dim", "optimizer", "epochs", "batch-size", "max-cardinality")
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         kinds = found.setdefault(tuple(one[name] for name in names), {})
         kinds.setdefault(one["kind"], {})[one["seed"]] = one
     return found

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Trained
-from processes import RESULTS, Server, header, measured, server, table
+from processes import RESULTS, Server, header, lines_of, measured, server, table
 
 TARGET = 1.0  # percent
 CACHED = 0.02  # of the rows
@@ -144,8 +144,7 @@ def more(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, flo
 def report(parts: Path) -> int:
     """The table of all pairs."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         key = (one["model"], one["dim"], one["cap"], one["batch_size"], one["every"])
         cells.setdefault(key, []).append(one)
     rows, missed = [], False

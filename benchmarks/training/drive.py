@@ -20,7 +20,7 @@ from typing import Any
 
 from checkpoints import more
 from pipeline import Trained
-from processes import RESULTS, Server, header, measured, server, table
+from processes import RESULTS, Server, header, lines_of, measured, server, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ssd"))
 
@@ -124,8 +124,7 @@ def bound(step_ms: float, reads: float, fio: dict[str, float]) -> float:
 def report(parts: Path) -> int:
     """The table of all pairs."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         key = (one["model"], one["dim"], one["cap"], one["batch_size"], one["cached"])
         cells.setdefault(key, []).append(one)
     rows = []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import more
-from processes import RESULTS, header, measured, server, table
+from processes import RESULTS, header, lines_of, measured, server, table
 
 PARTS = RESULTS / "training_job.jsonl"
 TARGET = 2.0  # percent
@@ -94,8 +94,7 @@ def turn(options: argparse.Namespace, kind: str, data: Path, run_dir: Path) -> f
 def report(parts: Path) -> int:
     """The table of all pairs."""
     cells: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         cells.setdefault((one["dim"], one["cap"], one["batch_size"]), []).append(one)
     rows, missed = [], False
     for (dim, cap, batch), found in cells.items():

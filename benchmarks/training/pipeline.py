@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, header, measured, server, table
+from processes import RESULTS, header, lines_of, measured, server, table
 
 MODES = {"one after the other": (False, 0), "pulled ahead": (True, 0), "staleness 1": (True, 1)}
 PARTS = ("input", "pull", "compute", "push", "other")
@@ -182,8 +182,7 @@ def turn(trainee: Any, clock: Clock, batches: Iterator[Any], batch_size: int, se
 def report(options: argparse.Namespace) -> int:
     """The table and the plot of the newest lines."""
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in options.parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(options.parts):
         cells[one["model"], one["dim"], one["cap"], one["mode"]] = one
     rows = []
     for (model, dim, cap, mode), one in cells.items():

@@ -134,6 +134,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(columns), rule, *(line(r) for r in rows)]) + "\n"
 
 
+def lines_of(parts: Path) -> list[dict[str, Any]]:
+    """What earlier runs appended to a file, an object of JSON a line. Exits if there is nothing."""
+    lines = parts.read_text().splitlines() if parts.exists() else []
+    if not lines:
+        sys.exit(f"{parts}: nothing was measured so far; run it without --report first")
+    return [json.loads(line) for line in lines]
+
+
 def gib(size: float) -> str:
     """Bytes as GiB."""
     return f"{size / 2**30:.2f}"

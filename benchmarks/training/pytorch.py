@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, gib, header, measured, run, server, table
+from processes import RESULTS, gib, header, lines_of, measured, run, server, table
 from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, speed
 
 STOCK = "torch.nn, sparse=True"
@@ -150,8 +150,7 @@ def worker(layer: str, dim: int, rows: int, batch_size: int, kind: str, seconds:
 def report(parts: Path) -> int:
     """The table of the newest line of each cell."""
     cells, stock = {}, {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         setup = (list(LAYERS).index(one["layer"]), one["rows"], one["dim"])
         cells[(*setup, KINDS.index(one["kind"]))] = one
         if one["kind"] == STOCK:

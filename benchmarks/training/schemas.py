@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, header, measured, run, server, table
+from processes import RESULTS, header, lines_of, measured, run, server, table
 
 PARTS = RESULTS / "training_schemas.jsonl"
 TARGETS = {9: 1.3, 64: 1.5}  # times stock, by dim
@@ -157,8 +157,7 @@ def batches(schema: Any, batch_size: int) -> list[Any]:
 def report(parts: Path) -> int:
     """The table of the newest line of each cell."""
     cells = {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         cells[one["schema"], one["model"], one["dim"], one["cap"]] = one
     rows, missed = [], 0
     for (schema, model, dim, cap), one in cells.items():

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, gib, header, measured, run, server, table
+from processes import RESULTS, gib, header, lines_of, measured, run, server, table
 from vocabularies import FIELDS, batches
 
 STOCK, EMBEDDED = "TensorFlow, stock Keras's export", "TensorFlow, save_as_original_model"
@@ -186,8 +186,7 @@ def answering(kind: str, place: Path, endpoint: str) -> Callable[[dict[str, Any]
 def report(parts: Path) -> int:
     """The table of the newest line of each cell."""
     cells = {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         cells[one["rows"], one["dim"], one["size"], KINDS.index(one["kind"])] = one
     lines = []
     for (rows, dim, size, number), cell in sorted(cells.items()):

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 
 import auc
 import openembedding_build
-from processes import RESULTS, Ended, gib, header, measured, run, server, table
+from processes import RESULTS, Ended, gib, header, lines_of, measured, run, server, table
 
 STOCK, SERVED, PMEM, PEER = "stock", "served", "served pmem_libpmem", "openembedding"
 KINDS = (STOCK, SERVED, PMEM, "stock bfloat16", "served bfloat16", "served bfloat16 rows", PEER)
@@ -234,8 +234,7 @@ def batches(sizes: Sequence[int], batch_size: int) -> list[tuple[Any, Any]]:
 def report(parts: Path) -> int:
     """The table of the newest line of each cell."""
     cells, turns = {}, {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         setup = (one["criteo"], one["rows"], one["dim"], one["model"])
         cells[(*setup, KINDS.index(one["kind"]))] = one
         turns[(*setup, one["kind"], one["day"])] = one

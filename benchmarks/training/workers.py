@@ -27,7 +27,7 @@ from typing import Any
 
 import networks
 import pipeline
-from processes import RESULTS, Server, header, measured, server, table
+from processes import RESULTS, Server, header, lines_of, measured, server, table
 
 from provision.jobs.worker_group import free_endpoints
 
@@ -186,8 +186,7 @@ def report(parts: Path) -> int:
     """The tables of the newest line of each dim."""
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
     checks: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for line in parts.read_text().splitlines():
-        one = json.loads(line)
+    for one in lines_of(parts):
         (checks if "steps" in one else cells)[one["model"], one["dim"], one["cap"]] = one
     rows, costs = [], []
     for (model, dim, cap), cell in sorted(cells.items()):
