@@ -27,6 +27,13 @@ def are_on_pmem(host: Host, storage: str) -> bool:
     return host.pmem.mode == "fsdax" and storage != "dram_ssd"
 
 
+def no_drive(host: Host, cure: str = "") -> TrainingError:
+    """The refusal of dram_ssd on a host without drives."""
+    return TrainingError(
+        f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none{cure}"
+    )
+
+
 def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
     """Where server ``number`` of a host keeps its rows; TrainingError if the host cannot hold them so."""
     storage = storage_of(host, wanted)
@@ -47,10 +54,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     elif host.ssd.devices:
         missing = ", ".join(drives.place(host.desired(), name) for name in host.ssd.devices)
     elif storage == "dram_ssd":
-        raise TrainingError(
-            f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none; name one, or use "
-            f"--storage {host.server.storage}"
-        )
+        raise no_drive(host, f"; name one, or use --storage {host.server.storage}")
     else:
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}, or a drive "
@@ -167,10 +171,7 @@ def storage_directories(host: Host, storage: str) -> list[str]:
         return list(host.ssd.devices)
     if not host.pmem.directory:
         if storage == "dram_ssd":
-            raise TrainingError(
-                f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none; name a "
-                "directory on one, or use --storage dram"
-            )
+            raise no_drive(host, "; name a directory on one, or use --storage dram")
         raise TrainingError(
             f"host {host.name}: storage {storage} needs pmem_mode directory, found {host.pmem.mode}; "
             "use --storage dram or set pmem_mode: directory"

@@ -21,7 +21,7 @@ from provision.jobs import jobspec, placement, request
 from provision.jobs.kubernetes import differences, script
 from provision.jobs.kubernetes.script import PodScript
 from provision.jobs.request import LaunchOptions, Request, flag
-from provision.jobs.storage import CACHED, POOLS, are_on_pmem, servers_of, storage_of
+from provision.jobs.storage import CACHED, POOLS, are_on_pmem, no_drive, servers_of, storage_of
 from provision.node import drives
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
@@ -212,7 +212,7 @@ def _volume(host: Host, number: int, storage: str) -> str:
     """The mount point of a host's server: of its persistent memory, or one of ``ssd_devices``."""
     names = host.ssd.devices
     if storage == "dram_ssd" and not names:
-        raise TrainingError(f"host {host.name}: storage dram_ssd needs a drive, and ssd_devices names none")
+        raise no_drive(host)
     if are_on_pmem(host, storage) or not names:
         return f"{host.pmem.mount_prefix}{number}"
     if number >= len(names):
