@@ -136,7 +136,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def lines_of(parts: Path) -> list[dict[str, Any]]:
     """What earlier runs appended to a file, an object of JSON a line. Exits if there is nothing."""
-    lines = parts.read_text().splitlines() if parts.exists() else []
+    lines = parts.read_text().splitlines() if parts.is_file() else []
     if not lines:
         sys.exit(f"{parts}: nothing was measured so far; run it without --report first")
     return [json.loads(line) for line in lines]
