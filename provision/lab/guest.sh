@@ -97,11 +97,14 @@ put host_key /etc/ssh/ssh_host_ed25519_key 600
 mkdir -p -m 700 /root/.ssh
 put authorized_keys /root/.ssh/authorized_keys 600
 hostname "$(cat /etc/hostname)"
-for card in /sys/class/net/e*; do
-  ip link set "${card##*/}" up
-  ip address replace 10.0.2.15/24 dev "${card##*/}"
-  ip route replace default via 10.0.2.2
-done
+network() {
+  for card in /sys/class/net/e*; do
+    name=${card##*/}
+    ip link set "$name" up && ip address replace 10.0.2.15/24 dev "$name" && ip route replace default via 10.0.2.2
+  done
+}
+# The card may not be there yet, and udev gives it another name about now.
+until network 2>/dev/null; do sleep 0.2; done
 grep -q "127.0.1.1 $(cat /etc/hostname)" /etc/hosts || echo "127.0.1.1 $(cat /etc/hostname)" >>/etc/hosts
 END
 chmod 755 "$root/usr/local/sbin/lab-identity"
@@ -116,6 +119,7 @@ Type=oneshot
 ExecStartPre=-/sbin/modprobe -a qemu_fw_cfg virtio_net
 ExecStart=/usr/local/sbin/lab-identity
 RemainAfterExit=yes
+StandardError=journal+console
 [Install]
 WantedBy=multi-user.target
 END
