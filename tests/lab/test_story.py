@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from user import User, bring_wheel
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module", params=[12, 13], ids=["debian-12", "debian-13"])
