@@ -264,6 +264,20 @@ class Client:
         """
         return Pairs(*self._core.pairs(group))
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a server reads rows from a drive before they are pulled (``read_ahead``)."""
+        return self._core.reads_ahead
+
+    def read_ahead(self, *pulls: Pulled) -> None:
+        """Declare what ``plan`` returned for a batch that will be pulled after what is under way.
+
+        Servers with rows on a drive read those that they do not have in DRAM meanwhile, unless another call
+        comes before they do. Other servers, and tables of this process, do nothing. Returns at once. Does not
+        wait for ``push_later``. Raises as ``pull`` does, and ``SpecError`` after ``reconnect``.
+        """
+        self._core.read_ahead(pulls)
+
     def follow(self, pulled: Pulled, before: Pulled) -> None:
         """Declare that ``before`` will be pushed before ``pulled`` is used, whose rows are pulled already.
 

@@ -66,15 +66,19 @@ class Distributed(WithTables):
         super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)
         self._begin(tables, backend.steps(served, eager=run_eagerly))
 
-    def prefetch(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
+    def prefetch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, *, after: tuple[Any, ...] | None = None
+    ) -> None:
         """Announce the arrays of the `train_on_batch` after the next one.
 
         Their rows are pulled while the next batch computes. That batch's push goes on after its
         `train_on_batch` has returned: every request of the client, and the next `train_on_batch`, waits for
         it and raises its errors. The arrays must be the same objects and not change until then; if others
-        come, the pulled rows are dropped.
+        come, the pulled rows are dropped. `after` is the (x, y, sample_weight) of the batch after that one:
+        servers with rows on a drive read its rows from there meanwhile. The same holds for its arrays.
         """
-        self._running().announce((x, y, sample_weight))
+        one_more = None if after is None else (*after, None, None)[:3]
+        self._running().announce((x, y, sample_weight), one_more)
 
     def save_serving_model(self, path: str | os.PathLike[str]) -> Path:
         """Write a SavedModel without the rows, for `oe_runtime.serving` and `python -m oe_runtime.serve`.

@@ -9,14 +9,20 @@ Where a following batch is known and there is one worker, the second thread also
 while the caller reads input and runs callbacks. The next step raises the errors of the push. With `staleness`
 1 the push of k goes out while k + 1 computes, on rows that lack only that push. In both cases save, evaluate
 and every other request to the servers waits for the push.
+
+Where rows are on a drive, a third thread reads batch k + 2 and tells the servers which rows it has: they read
+them from the drive until k + 2 is pulled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from types import GeneratorType
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -27,6 +33,16 @@ from oe_runtime.keras.program import Prepared
 from oe_runtime.keras.step import Steps
 
 _END = object()
+# What reads a batch, and whose it is: an iterator's, or the data themselves.
+_Source: TypeAlias = tuple[Any, Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    data: Any  # or _END
+    prepared: Prepared | None = None  # None: of a new structure
+    # The batch after this one, without its rows, and whose it is; None: it is not known yet.
+    after: tuple[Any, Future[_Batch]] | None = None
 
 
 class Pipeline:
@@ -39,65 +55,106 @@ class Pipeline:
         self._ahead = ahead
         self._staleness = staleness
         self._thread: ThreadPoolExecutor | None = None
-        self._announced: Any = None
-        # What the thread prepares: its owner (an iterator, or the data themselves), and the (data, Prepared).
-        self._next: tuple[Any, Future[tuple[Any, Prepared | None]]] | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        self._announced: list[Any] = []
+        self._next: tuple[Any, Future[_Batch]] | None = None  # what the thread prepares, and whose it is
 
-    def announce(self, data: Any) -> None:
-        """Announce the (x, y, sample_weight) of the `train_on_batch` after the next one."""
-        self._announced = data if self._ahead else None
+    def announce(self, data: Any, after: Any = None) -> None:
+        """Announce the (x, y, sample_weight) of the `train_on_batch` after the next, and of one more."""
+        self._announced = [one for one in (data, after) if one is not None and self._ahead]
 
     def __call__(self, iterator: Any) -> Any:
         """Run one step; raise StopIteration at the end. A batch's error is raised at its own step."""
-        following: Callable[[], Any] | None
+        following: list[_Source]
         if isinstance(iterator, GeneratorType):  # from train_on_batch, with one batch
             data = next(iterator)
-            announced, self._announced = self._announced, None
-            _, prepared = self._take(lambda owner: _same(owner, data)) or (data, None)
-            owner, following = announced, None if announced is None else lambda: announced
+            announced, self._announced = self._announced, []
+            batch = self._take(data) or _Batch(data)
+            following = [(one, partial(_given, one)) for one in announced]
         else:
-            data, prepared = self._take(lambda owner: owner is iterator) or (next(iterator, _END), None)
-            if data is _END:
+            batch = self._take(iterator) or _Batch(next(iterator, _END))
+            if batch.data is _END:
                 raise StopIteration
-            owner, following = iterator, lambda: next(iterator, _END)
-        if prepared is None or prepared.connection != self._client.connection:
-            prepared = self._steps.prepare(self._body, data)
-            self._client.settle()
-            self._steps.refresh(prepared)
-        else:
-            self._steps.refresh(prepared, self._staleness)
-        if self._ahead and following is not None:
-            self._next = (owner, self._in_thread().submit(self._prepare, following, prepared))
+            following = [(iterator, partial(next, iterator, _END))] * 2
+        prepared = batch.prepared
+        try:
+            if prepared is None or prepared.connection != self._client.connection:
+                prepared = self._steps.prepare(self._body, batch.data)
+                self._client.settle()
+                self._steps.refresh(prepared)
+            else:
+                self._steps.refresh(prepared, self._staleness)
+        except Exception:
+            self._next = batch.after  # what was read of the input is not lost
+            raise
+        if self._ahead and following:
+            future = self._in_thread().submit(self._prepare, following, prepared, batch.after)
+            self._next = (following[0][0], future)
         later = self._staleness or (self._next is not None and self._steps.alone)
         result = self._steps.finish(prepared, self._in_thread() if later else None)
         if self._next is not None and later and not self._staleness:
-            self._next = (owner, self._in_thread().submit(self._catch_up, self._next[1]))
+            owner, future = self._next
+            self._next = (owner, self._in_thread().submit(self._catch_up, future))
         return result
 
-    def _take(self, is_mine: Callable[[Any], bool]) -> tuple[Any, Prepared | None] | None:
+    def _take(self, owner: Any) -> _Batch | None:
         """Return what was prepared for this step, if anything; drop what was prepared for another."""
-        waiting, self._next = self._next, None
         if not self._staleness:
             self._client.settle()
-        return waiting[1].result() if waiting is not None and is_mine(waiting[0]) else None
+        waiting, self._next = self._next, None
+        return waiting[1].result() if waiting is not None and _same(waiting[0], owner) else None
 
-    def _prepare(self, following: Callable[[], Any], before: Prepared) -> tuple[Any, Prepared | None]:
-        data = following()
+    def _prepare(
+        self, following: list[_Source], before: Prepared, planned: tuple[Any, Future[_Batch]] | None
+    ) -> _Batch:
+        (owner, draw), *further = following
+        # Both may read from one iterator: first this batch, then the one after.
+        batch = planned[1].result() if planned and _same(planned[0], owner) else _Batch(draw())
+        if batch.data is _END:
+            return batch
+        after = None
+        if further and self._client.reads_ahead:
+            after = (further[0][0], self._in_reader().submit(self._look_ahead, further[0][1]))
+        with suppress(Exception):  # the batch's own step tries again, and raises it
+            before_it = None if self._staleness else before
+            prepared = self._steps.prepare_ahead(self._body, batch.data, before_it, batch.prepared)
+            return _Batch(batch.data, prepared, after)
+        return _Batch(batch.data, None, after)
+
+    def _look_ahead(self, draw: Callable[[], Any]) -> _Batch:
+        """Read one more batch and announce its rows."""
+        data = draw()
         if data is _END:
-            return data, None
-        return data, self._steps.prepare_ahead(self._body, data, None if self._staleness else before)
+            return _Batch(data)
+        with suppress(Exception):  # as above
+            prepared = self._steps.plan_ahead(self._body, data)
+            if prepared is not None:
+                self._steps.read_ahead(prepared)
+            return _Batch(data, prepared)
+        return _Batch(data)
 
-    def _catch_up(self, following: Future[tuple[Any, Prepared | None]]) -> tuple[Any, Prepared | None]:
+    def _catch_up(self, following: Future[_Batch]) -> _Batch:
         """Bring the result of `_prepare` up to date. The single thread has pushed before."""
-        data, prepared = following.result()
-        if prepared is not None:
-            self._steps.refresh(prepared)
-        return data, prepared
+        batch = following.result()
+        if batch.prepared is not None:
+            with suppress(Exception):  # as above
+                self._steps.refresh(batch.prepared)
+        return batch
 
     def _in_thread(self) -> ThreadPoolExecutor:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "oe-pull-ahead")
         return self._thread
+
+    def _in_reader(self) -> ThreadPoolExecutor:
+        """Return the other thread: a push must not wait for input."""
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, "oe-read-ahead")
+        return self._reader
+
+
+def _given(data: Any) -> Any:
+    return data
 
 
 def pulling(dataset: Any, model: Any, steps: int | None = None) -> Any:
@@ -114,6 +171,6 @@ def pulling(dataset: Any, model: Any, steps: int | None = None) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two (x, y, sample_weight) have the same array objects."""
+    """Whether two iterators are one, or two (x, y, sample_weight) have the same array objects."""
     ours, theirs = keras.tree.flatten(a), keras.tree.flatten(b)
     return len(ours) == len(theirs) and all(x is y for x, y in zip(ours, theirs, strict=True))

@@ -87,18 +87,34 @@ class Steps:
             self._programs[key] = program
         return self._plan(program, tensors)
 
-    def prepare_ahead(self, body: Body, data: Any, before: Prepared | None) -> Prepared | None:
-        """Prepare a batch with its present rows, in another thread than the one that computes.
+    def plan_ahead(self, body: Body, data: Any) -> Prepared | None:
+        """Prepare a batch without its rows, in another thread than the one that computes.
 
-        `before` is the batch whose push these rows will lack. With several workers nothing is pulled: the
-        servers hold a pull back until all have pushed. Returns None for data of a new structure.
+        Returns None for data of a new structure.
         """
         tensors, key, _ = self._tensors(body, data)
         program = self._programs.get(key)
         if program is None or not program.accepts([tuple(t.shape) for t in tensors]):
             return None
-        prepared = self._plan(program, tensors)
-        if self.alone:
+        return self._plan(program, tensors)
+
+    def read_ahead(self, prepared: Prepared) -> None:
+        """Let the servers read the rows of a batch from their drives that is going to be pulled."""
+        self._client.read_ahead(*prepared.pulls)
+
+    def prepare_ahead(
+        self, body: Body, data: Any, before: Prepared | None, planned: Prepared | None
+    ) -> Prepared | None:
+        """Prepare a batch with its present rows, in another thread than the one that computes.
+
+        `before` is the batch whose push these rows will lack, `planned` the result of `plan_ahead`, if there
+        is one. With several workers nothing is pulled: the servers hold a pull back until all have pushed.
+        Returns None for data of a new structure.
+        """
+        prepared = planned
+        if prepared is None or prepared.connection != self._client.connection:
+            prepared = self.plan_ahead(body, data)
+        if prepared is not None and self.alone:
             for pulled in prepared.pulls:
                 self._client.refresh(pulled)
                 if before is not None and before.program.trains:

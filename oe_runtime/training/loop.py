@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -145,16 +146,17 @@ class Loop(Course):
             limits.append(per_epoch * self._options.epochs)
         return min(limits, default=None)
 
-    def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch, Batch | None]]:
-        """Yield of each batch its rows, and this worker's part of it and of the next one."""
-        iterator = ((batch.rows, batch.part(self._ranks.rank, self._ranks.count)) for batch in batches)
-        now = next(iterator, None)
-        while now is not None:
-            following = next(iterator, None)
-            yield *now, None if following is None else following[1]
-            now = following
+    def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch, list[Batch]]]:
+        """Yield of each batch its rows, and this worker's part of it and of the next ones, one or two."""
+        window: deque[tuple[int, Batch]] = deque()
+        for batch in batches:
+            window.append((batch.rows, batch.part(self._ranks.rank, self._ranks.count)))
+            if len(window) > self._trainee.batches_ahead:
+                yield *window.popleft(), [part for _, part in window]
+        while window:
+            yield *window.popleft(), [part for _, part in window]
 
-    def _step(self, position: Position, rows: int, part: Batch, following: Batch | None) -> Position:
+    def _step(self, position: Position, rows: int, part: Batch, following: list[Batch]) -> Position:
         self.step = position.step + 1
         self._ranks.send_stop_request(self._stop)
         every = self._options.timeline
@@ -163,7 +165,7 @@ class Loop(Course):
             with self._directory.traced() if every and self.step % every == 0 else nullcontext():
                 if not self._ranks.lost:
                     with deferring_losses(self._ranks):
-                        self._trainee.train(part, following)
+                        self._trainee.train(part, *following)
             stop = self._ranks.any_stop_request(self._stop)
         if not first and self._ended is not None:  # including its input, for which the others wait
             self._stop.raise_limit(2 * (time.monotonic() - self._ended))

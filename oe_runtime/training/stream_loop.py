@@ -37,7 +37,8 @@ class StreamLoop(Loop):
                     continue
                 self._waits = False
                 position = replace(position, stream=now.place.to_json())
-                position = self._step(position, now.batch.rows, now.batch, following and following.batch)
+                known = [] if following is None else [following.batch]
+                position = self._step(position, now.batch.rows, now.batch, known)
                 if self._finished(position):
                     break
         if not position.step:

@@ -85,23 +85,28 @@ class KerasTrainee:
         if self.dense is not None:
             self.dense.bind(self.model)
         self._pulls = client is not None
-        self._following: tuple[Batch, tuple[Any, Any, Any]] | None = None
+        # How many batches beyond the present one `train` takes.
+        self.batches_ahead = 2 if client is not None and client.reads_ahead else 1
+        self._following: list[tuple[Batch, tuple[Any, Any, Any]]] = []
         self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
 
-    def train(self, batch: Batch, following: Batch | None = None) -> None:
-        """Run one step on the batch; the rows of `following` are prefetched."""
-        if self._following is not None and self._following[0] is batch:
-            x, y, weights = self._following[1]
-        else:
-            x, y, weights = self._layout.data(batch)
-        self._following = None
-        if following is not None and self._pulls:
-            self._following = (following, self._layout.data(following))
-            self.model.prefetch(*self._following[1])
+    def train(self, batch: Batch, *following: Batch) -> None:
+        """Run one step on the batch; the rows of the next ones (`batches_ahead`) are prefetched."""
+        x, y, weights = self._data(batch)
+        self._following = [(one, self._data(one)) for one in following if self._pulls]
+        if self._following:
+            (_, data), *after = self._following
+            self.model.prefetch(*data, after=after[0][1] if after else None)
         before = [] if batch.rows else [(v, np.asarray(v)) for v in self._metrics()]
         self._logs = self.model.train_on_batch(x, y, sample_weight=weights, return_dict=True)
         for variable, value in before:  # the mean over no rows is not a number
             variable.assign(value)
+
+    def _data(self, batch: Batch) -> tuple[Any, Any, Any]:
+        for known, data in self._following:
+            if known is batch:
+                return data
+        return self._layout.data(batch)
 
     def window(self) -> tuple[float, float]:
         """Return mean loss and AUC (Keras's, 200 thresholds) of all workers' steps since the last call."""

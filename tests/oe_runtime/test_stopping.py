@@ -90,7 +90,7 @@ def saved(position: Position) -> RunCheckpoint:
 
 def parts(stop: StopRequest, options: Options, train: Callable[..., None], source: Any = None) -> list[Any]:
     quiet: Any = Quiet()
-    trainee = Quiet(ranks=Ranks(), train=train, window=lambda: (0.5, 0.5))
+    trainee = Quiet(ranks=Ranks(), train=train, window=lambda: (0.5, 0.5), batches_ahead=2)
     source = source or open_source(options.data)
     return [options, source, trainee, Quiet(take_now=saved), Quiet(), quiet, stop, quiet]
 
@@ -105,7 +105,7 @@ def test_a_busy_worker_ends_its_step_with_a_checkpoint(tmp_path: Path, stop: Sto
     steps = 0
 
     class Slow(Loop):
-        def _parts(self, batches: Any) -> Iterator[tuple[int, Batch, Batch | None]]:
+        def _parts(self, batches: Any) -> Iterator[tuple[int, Batch, list[Batch]]]:
             for part in super()._parts(batches):
                 if where == "input" and steps == slow - 1:
                     stop.ask("SIGTERM")

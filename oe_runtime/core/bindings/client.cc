@@ -377,6 +377,8 @@ void BindClient(py::module_& module) {
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
       .def("plan", &Plan, py::arg("ids"), py::arg("lookups"))
       .def("refresh", &Client::Refresh, Release(), py::arg("pulled"), py::arg("staleness"))
+      .def("read_ahead", &Client::ReadAhead, Release(), py::arg("pulls"))
+      .def_property_readonly("reads_ahead", &Client::reads_ahead)
       .def("follow", &Client::Follow, Release(), py::arg("pulled"), py::arg("before"))
       .def("pairs", &PairsOf, py::arg("group"))
       .def("embeddings", &Embeddings, py::arg("group"), py::arg("out"))

@@ -45,6 +45,10 @@ class Backend {
   virtual std::vector<uint32_t> CreateTable(const TableSpec& spec) = 0;
   // Memory for values of batches, which suits the way that they take.
   virtual Buffer NewBuffer(size_t bytes) { return Buffer(bytes); }
+  // Tells those servers what is going to be pulled that read it ahead (Op::kReadAhead). Of the batches,
+  // entries and blocks are used.
+  virtual bool reads_ahead() const { return false; }
+  virtual void ReadAhead(const std::vector<ServerBatch>& /*batches*/) {}
   // One batch per server. Returns when every server has answered.
   virtual void Pull(const std::vector<ServerBatch>& batches) = 0;
   // After a push that may have changed some of the servers only, all of them are torn (Store::Tear).

@@ -264,11 +264,15 @@ std::shared_ptr<PulledBatch> Client::Pull(const std::vector<IdsView>& ids,
   return pulled;
 }
 
-void Client::PullInto(const BatchPlan& plan, std::vector<Buffer>* rows) {
+std::vector<ServerBatch> Client::BatchesToPull(const BatchPlan& plan, std::vector<Buffer>* rows) const {
   std::vector<std::byte*> places;
   for (Buffer& of_group : *rows) places.push_back(of_group.as<std::byte>());
   const std::vector<double> no_rates(places.size(), 0.0);
-  backend_->Pull(Batches(plan, places, no_rates));
+  return Batches(plan, places, no_rates);
+}
+
+void Client::PullInto(const BatchPlan& plan, std::vector<Buffer>* rows) {
+  backend_->Pull(BatchesToPull(plan, rows));
 }
 
 void Client::Refresh(PulledBatch* batch, uint64_t staleness) {
@@ -307,6 +311,25 @@ void Client::Refresh(PulledBatch* batch, uint64_t staleness) {
     }
   }
   batch->state = now;
+}
+
+void Client::ReadAhead(const std::vector<std::shared_ptr<PulledBatch>>& pulls) {
+  std::vector<ServerBatch> all(servers_);
+  for (const std::shared_ptr<PulledBatch>& pulled : pulls) {
+    if (pulled->client != this) throw SpecError("this batch was pulled by another client");
+    const std::vector<ServerBatch> batches = BatchesToPull(pulled->plan, &pulled->rows);
+    for (uint32_t server = 0; server < servers_; ++server) {
+      ServerBatch& batch = all[server];
+      const auto blocks = static_cast<uint32_t>(batch.blocks.size());
+      for (BatchEntry entry : batches[server].entries) {
+        entry.block += blocks;
+        batch.entries.push_back(entry);
+      }
+      batch.blocks.insert(batch.blocks.end(), batches[server].blocks.begin(), batches[server].blocks.end());
+    }
+  }
+  const std::lock_guard<std::mutex> request(request_mutex_);
+  backend_->ReadAhead(all);
 }
 
 void Client::Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> before) {

@@ -73,6 +73,12 @@ class Client {
   std::shared_ptr<PulledBatch> Plan(const std::vector<IdsView>& ids,
                                     const std::vector<std::pair<uint32_t, uint32_t>>& lookups);
   void Refresh(PulledBatch* batch, uint64_t staleness = 0);
+  // Whether some server reads ahead: then ReadAhead tells the servers what is going to be pulled next, after
+  // what is under way, and they read its rows from the drive meanwhile. Returns at once. Nothing but time is
+  // lost where it is not pulled. Another call takes the place of one that the servers have not read yet.
+  // Throws SpecError for another client's batch, and what a pull would throw.
+  bool reads_ahead() const { return backend_->reads_ahead(); }
+  void ReadAhead(const std::vector<std::shared_ptr<PulledBatch>>& pulls);
   void Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> before);
   Pairs PairsOf(const PlannedGroup& group) { return FindPairs(group, &pool_); }
   // A row for each id of a group's lookups, in the order of its inverse: ids x dim values into `out`.
@@ -155,6 +161,7 @@ class Client {
   using Positions = std::vector<std::vector<size_t>>;
   void ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,
                     const std::function<void(std::vector<ServerRows>*, const Positions&)>& work);
+  std::vector<ServerBatch> BatchesToPull(const BatchPlan& plan, std::vector<Buffer>* rows) const;
   void PullInto(const BatchPlan& plan, std::vector<Buffer>* rows);  // under request_mutex_
 
   ThreadPool pool_;

@@ -26,6 +26,7 @@ struct Peer {
   // What this server offered in its reply to the hello, and how much of the client's memory it sees.
   std::optional<Nonce> nonce;
   size_t shared = 0;
+  bool reads_ahead = false;            // whether it takes Op::kReadAhead
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   HostWatch host;
 };

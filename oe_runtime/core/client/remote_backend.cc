@@ -120,6 +120,23 @@ class RemoteBackend : public Backend {
     for (const std::vector<ServerBatch>& round : RoundsOfPull(batches, kMostPulled)) PullRound(round);
   }
 
+  bool reads_ahead() const override {
+    return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) { return peer->reads_ahead; });
+  }
+
+  void ReadAhead(const std::vector<ServerBatch>& batches) override {
+    std::vector<Buffer> heads(batches.size());
+    std::vector<Call> calls(batches.size());
+    for (size_t s = 0; s < batches.size(); ++s) {
+      calls[s].skip = batches[s].skip || !peers_[s]->reads_ahead;
+      if (calls[s].skip) continue;
+      EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+    }
+    Run(Op::kReadAhead, &calls, timeout_);
+    RaiseErrors(calls, "");
+  }
+
   void Push(const std::vector<ServerBatch>& batches) override {
     RequireIntact();
     Share();
@@ -671,6 +688,7 @@ class RemoteBackend : public Backend {
       }
       peers_[i]->version = static_cast<uint16_t>(version);
       peers_[i]->nonce = NonceOf(reply, *peers_[i]);
+      peers_[i]->reads_ahead = reply.value("reads_ahead", false);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
       if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {

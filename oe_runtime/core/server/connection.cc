@@ -347,6 +347,10 @@ void Connection::Answer() {
       SetReply(Share(ParseShareRequest({body_.data(), body_.size()})) ? "true" : "false");
       return Reply(Op::kShare, false);
     }
+    if (header_.op == Op::kReadAhead) {
+      TakeReadAhead();
+      return Reply(Op::kReadAhead, false);
+    }
     const bool ready =
         Ready(session_, header_.op, {body_.data(), body_.size()},
               [self = shared_from_this()](const std::exception_ptr& error) {
@@ -357,6 +361,22 @@ void Connection::Answer() {
     return AnswerFailure();
   }
   Park();
+}
+
+void Connection::TakeReadAhead() {
+  const Bytes request{body_.data(), body_.size()};
+  (void)ReplyBytes(session_, Op::kPull, request);  // throws for what a pull could not have
+  const BatchView view = ParseBatch(request);
+  if (view.rest.size != 0) {
+    throw ProtocolError("keys to read ahead with " + std::to_string(view.rest.size) + " bytes too many");
+  }
+  reply_.Resize(0);
+  if (context_->read_ahead == nullptr || context_->request_bytes.tight()) return;
+  // A copy, so that the buffer stays the connection's.
+  ReadAhead::Batch batch{session_.client, &session_.job->store, Buffer(request.size),
+                         std::move(request_share_)};
+  std::memcpy(batch.body.data(), request.data, request.size);
+  context_->read_ahead->Add(std::move(batch));
 }
 
 void Connection::Park() {

@@ -20,6 +20,7 @@
 #include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/server/limits.h"
 #include "oe_runtime/core/server/memory_budget.h"
+#include "oe_runtime/core/server/read_ahead.h"
 #include "oe_runtime/core/server/refusals.h"
 #include "oe_runtime/core/server/service.h"
 #include "oe_runtime/core/server/slots.h"
@@ -61,7 +62,8 @@ struct ConnectionContext {
   Slots slow_slots;          // and those of IsSlow(), which have threads of their own
   Slots::Owner stats_slots;  // of these, statistics, which are of all jobs
   TaskThreads* threads = nullptr;
-  std::atomic<uint64_t> kept{0};  // bytes of buffers that connections have had since their last request
+  ReadAhead* read_ahead = nullptr;  // nullptr: the rows are not on a drive
+  std::atomic<uint64_t> kept{0};    // bytes of buffers that connections have had since their last request
   std::atomic<uint64_t> open{0};
   std::atomic<uint64_t> arrivals{0};  // that have not said hello
   std::atomic<uint64_t> clients{0};   // that have
@@ -135,6 +137,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void SayBusy();
   void AnswerFailure();
   void Hello();
+  // The keys of a batch that is going to be pulled.
+  void TakeReadAhead();
   // Looks at the client's memory, instead of what it had before; whether it has it.
   bool Share(const ShareRequest& request);
   void SetReply(const std::string& text);

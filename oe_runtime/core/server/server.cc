@@ -65,6 +65,8 @@ class Server::Impl {
     context_.hello = nlohmann::json{{"index", options.shard.server},         {"count", options.shard.servers},
                                     {"storage", options.storage.type},       {"is_pmem", storage_->is_pmem()},
                                     {"checkpoint_dir", scratch_ != nullptr}, {"pid", getpid()}};
+    if (options.storage.type == "dram_ssd") context_.read_ahead = &read_ahead_;
+    context_.hello["reads_ahead"] = context_.read_ahead != nullptr;
     context_.shares = options.tls != TlsMode::kOn;
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {
@@ -120,6 +122,7 @@ class Server::Impl {
 
   void Stop() {
     const std::lock_guard<std::mutex> lock(stop_mutex_);
+    read_ahead_.Stop();  // a restore may wait for it
     // What takes long ends first, and is answered; it may wait for others' requests.
     context_.slow_slots.Close();
     tasks_.Stop();
@@ -278,6 +281,7 @@ class Server::Impl {
   std::shared_ptr<Storage> storage_;
   std::unique_ptr<Jobs> jobs_;
   std::unique_ptr<Scrubber> scrubber_;
+  ReadAhead read_ahead_;
   std::unique_ptr<Scratch> scratch_;
   std::string note_;
   ConnectionContext context_;  // outlives the connections, which io_ owns

@@ -386,6 +386,7 @@ void CheckMay(const Session& session, Op op) {
   switch (op) {
     case Op::kCreateTable:  // opens one that there is
     case Op::kPull:
+    case Op::kReadAhead:
     case Op::kKeys:
     case Op::kReadRows:
     case Op::kCheckpoints:
@@ -531,6 +532,7 @@ void ServeOther(Session* of_client, Op op, Buffer* request, Buffer* reply) {
     case Op::kStats:
     case Op::kShutdown:
     case Op::kShare:
+    case Op::kReadAhead:
     case Op::kBusy:
       break;
   }

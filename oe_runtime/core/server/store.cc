@@ -364,6 +364,13 @@ void Store::PullLocked(const std::vector<PullPart>& parts) {
   pulled_keys_.fetch_add(keys, std::memory_order_relaxed);
 }
 
+void Store::ReadAhead(const std::vector<PullPart>& parts, const std::function<bool()>& wanted) const {
+  for (const PullPart& part : parts) {
+    if (!wanted()) return;
+    Get(part.table)->ReadAhead(part.keys, part.size, wanted);
+  }
+}
+
 void Store::Push(const std::vector<PushPart>& parts) {
   Check(parts);
   Pass pass;

@@ -64,6 +64,8 @@ class Store {
   // pull or push itself, without what Check says.
   bool LockPull(const std::vector<PullPart>& parts, Pass* pass) const;
   void PullLocked(const std::vector<PullPart>& parts);
+  // Table::ReadAhead of each; values are not used.
+  void ReadAhead(const std::vector<PullPart>& parts, const std::function<bool()>& wanted) const;
   bool LockPush(std::vector<uint32_t> tables, Pass* pass) const;
   void PushLocked(const std::vector<PushPart>& parts);
   // Checks every key, gradient and learning rate before any table changes. Only a storage that fills up, or

@@ -40,15 +40,15 @@ class CacheMemory {
   }
 
   uint64_t limit() const noexcept { return limit_; }
-  // Bytes that are taken.
-  uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
-
- private:
+  // The bytes of each cache, if all have as many.
   uint64_t FairShare() const noexcept {
     const uint64_t members = members_.load(std::memory_order_relaxed);
     return members == 0 ? limit_ : limit_ / members;
   }
+  // Bytes that are taken.
+  uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
 
+ private:
   const uint64_t limit_;
   const size_t reserved_;
   std::byte* begin_ = nullptr;

@@ -20,11 +20,11 @@ constexpr size_t kAlignment = 256;
 void LogReads::Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row) {
   log_ = log;
   device_ = device;
-  *row = nullptr;
+  if (row != nullptr) *row = Pending();
   entries_.push_back({key, slot, row, 0});
 }
 
-void LogReads::Run() {
+void LogReads::Start() {
   if (log_ == nullptr) return;  // there are no entries
   const size_t n = entries_.size();
   const size_t row_bytes = log_->spec().row_bytes;
@@ -36,31 +36,34 @@ void LogReads::Run() {
     slots[i] = entries_[i].slot;
     into[i] = rows_.get() + i * row_bytes;
   }
-  std::vector<BlockRead> reads(n * parts);
-  std::vector<uint8_t> copied(n);
-  log_->Locate(slots.data(), n, into.data(), reads.data(), copied.data());
-  const std::unique_ptr<ReadQueue> queue = device_->NewQueue();
+  reads_.resize(n * parts);
+  copied_.resize(n);
+  log_->Locate(slots.data(), n, into.data(), reads_.data(), copied_.data());
+  queue_ = device_->NewQueue();
   for (size_t begin = 0; begin < n;) {  // one submission, unless some were copied
-    if (copied[begin] != 0) {
+    if (copied_[begin] != 0) {
       ++begin;
       continue;
     }
     size_t end = begin;
-    while (end < n && copied[end] == 0) ++end;
-    queue->Submit(&reads[begin * parts], (end - begin) * parts);
+    while (end < n && copied_[end] == 0) ++end;
+    queue_->Submit(&reads_[begin * parts], (end - begin) * parts);
     begin = end;
   }
-  queue->Wait();
+}
+
+void LogReads::Finish() {
+  if (log_ == nullptr) return;
+  queue_->Wait();
+  const size_t parts = log_->reads_per_row();
   int failed = 0;
-  for (size_t i = 0; i < n; ++i) {
-    for (size_t part = 0; copied[i] == 0 && part < parts; ++part) {
-      if (reads[i * parts + part].error != 0) entries_[i].error = reads[i * parts + part].error;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Entry& entry = entries_[i];
+    for (size_t part = 0; copied_[i] == 0 && part < parts; ++part) {
+      if (reads_[i * parts + part].error != 0) entry.error = reads_[i * parts + part].error;
     }
-    if (entries_[i].error == 0) {
-      *entries_[i].row = content(i);
-    } else if (entries_[i].error != EBADMSG) {
-      failed = entries_[i].error;
-    }
+    if (entry.row != nullptr) *entry.row = entry.error == 0 ? content(i) : nullptr;
+    if (entry.error != 0 && entry.error != EBADMSG) failed = entry.error;
   }
   if (failed != 0) log_->RequireBadBlocks(failed);
 }
@@ -283,13 +286,26 @@ void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
   }
 }
 
-void LogStore::NoteRead(uint32_t number) const noexcept {
-  // Many threads may do this at once, and the hand of the clock needs no more than a hint.
+// Many threads may do this at once, and the hand of the clock needs no more than a hint.
+bool LogStore::NoteRead(uint32_t number) const noexcept {
+  auto* read = const_cast<uint8_t*>(&frames_[number % kCopyBit].read);
+  const uint8_t before = __atomic_load_n(read, __ATOMIC_RELAXED);
+  if (before != 1) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
+  return before == kReadAhead;
+}
+
+void LogStore::Keep(uint32_t number) const noexcept {
   auto* read = const_cast<uint8_t*>(&frames_[number % kCopyBit].read);
   if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
 }
 
-void LogStore::Install(Key key, uint32_t slot, const std::byte* row) noexcept {
+size_t LogStore::MostReadAhead() const noexcept {
+  // What it has, or what it may have while the cache fills.
+  return std::max(frames_.size(), static_cast<size_t>(memory_->FairShare() / (row_bytes_ + sizeof(Frame)))) /
+         4;
+}
+
+void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead) noexcept {
   if (index_ == nullptr) return;
   uint32_t now = kNoRow;
   index_->Find(&key, 1, &now);
@@ -307,7 +323,7 @@ void LogStore::Install(Key key, uint32_t slot, const std::byte* row) noexcept {
   frame.used = true;
   frame.slot = slot;
   frame.entries = true;
-  frame.read = 1;
+  frame.read = ahead ? kReadAhead : uint8_t{1};
   std::memcpy(content(at), row, row_bytes_);
   index_->Set(key, at | kCopyBit);
   rows_.fetch_add(1, std::memory_order_relaxed);

@@ -21,12 +21,19 @@ namespace oe {
 // Rows that are read from a log together: those that a request did not find in DRAM.
 class LogReads {
  public:
-  // `row` gets where the content of the slot lies, within the life of this object, or nullptr if it cannot be
-  // read.
-  void Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row);
-  // Reads all. The slots must not move meanwhile, nor be superseded. Throws StorageError if the drive is
-  // gone.
-  void Run();
+  // `row`, unless nullptr, gets where the content of the slot lies, within the life of this object, or
+  // nullptr if it cannot be read.
+  void Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row = nullptr);
+  // Reads all: Start() returns at once, Finish() when all are done; the same thread calls both. The slots
+  // must not move meanwhile, nor be superseded. Throws StorageError if the drive is gone.
+  void Run() {
+    Start();
+    Finish();
+  }
+  void Start();
+  void Finish();
+  // What `row` points to until Finish().
+  static const std::byte* Pending() { return &kPending; }
 
   struct Entry {
     Key key = 0;
@@ -38,10 +45,15 @@ class LogReads {
   const std::byte* content(size_t entry) const { return rows_.get() + entry * log_->spec().row_bytes; }
 
  private:
+  static constexpr std::byte kPending{};
+
   const RowLog* log_ = nullptr;
   BlockDevice* device_ = nullptr;
   std::vector<Entry> entries_;
   std::unique_ptr<std::byte[]> rows_;
+  std::vector<BlockRead> reads_;
+  std::vector<uint8_t> copied_;       // whether an entry was still in the memory of the log
+  std::unique_ptr<ReadQueue> queue_;  // after what it reads into
 };
 
 // The rows of one internal shard of a table in a log (row_log.h). Rows live in frames in DRAM while they are
@@ -79,14 +91,20 @@ class LogStore final : public RowStore {
   void Pin(uint32_t number) noexcept { ++frames_[number % kCopyBit].pins; }
   void Unpin(uint32_t number) noexcept { --frames_[number % kCopyBit].pins; }
 
-  // Notes a read. Shared is enough.
-  void NoteRead(uint32_t number) const noexcept;
+  // Notes a read; whether it is the first of a row that was read ahead, so that it would have missed it.
+  // Shared is enough.
+  bool NoteRead(uint32_t number) const noexcept;
+  // The row is going to be read. Shared is enough.
+  void Keep(uint32_t number) const noexcept;
   void NoteReads(uint64_t hits, uint64_t misses) const noexcept {
     hits_.fetch_add(hits, std::memory_order_relaxed);
     misses_.fetch_add(misses, std::memory_order_relaxed);
   }
+  // How many rows may be read for one request that is still to come: more could push out those of the request
+  // before it.
+  size_t MostReadAhead() const noexcept;
   // Takes a row that was read from `slot` into a frame, if that is still where it is.
-  void Install(Key key, uint32_t slot, const std::byte* row) noexcept;
+  void Install(Key key, uint32_t slot, const std::byte* row, bool ahead = false) noexcept;
   // Whether there are more frames than the cache may have. Shrink() gives at most one block of them back,
   // with room for MostShrunk() appends; false: it could not.
   bool wants_shrink() const noexcept { return beyond_blocks_ > 0 || memory_->Owes(bytes_); }
@@ -123,9 +141,10 @@ class LogStore final : public RowStore {
     uint32_t dirty = 0;  // the epoch in which it was changed and is not in the log yet; 0: it is
     bool used = false;
     bool entries = false;  // whether the log may have entries of the key
-    uint8_t read = 0;      // since the hand was there
+    uint8_t read = 0;      // since the hand was there; kReadAhead: not yet, but it is going to be
   };
 
+  static constexpr uint8_t kReadAhead = 2;
   std::byte* content(uint32_t frame) const noexcept { return row(frame | kCopyBit); }
   void EnsureFree();
   bool AddBlock(bool beyond);

@@ -65,6 +65,22 @@ class RowMap {
       Rows(keys + begin, numbers.data(), size, rows + begin, reads);
     }
   }
+  // For a read that is still to come: adds the rows to `reads` that are not in DRAM; the others stay there
+  // for now. Looks at some of the keys, and returns at how many. With a log.
+  size_t ReadAhead(const Key* keys, size_t n, LogReads* reads) const {
+    std::array<uint32_t, kAtOnce> numbers;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+    n = std::min(n, numbers.size());
+    index_->Find(keys, n, numbers.data());
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers[i] == kNoRow) continue;
+      if ((numbers[i] & kCopyBit) != 0) {
+        log_->Keep(numbers[i]);
+      } else {
+        reads->Add(log_->log(), log_->device(), keys[i], numbers[i]);
+      }
+    }
+    return n;
+  }
   // numbers[i] = that of the row of keys[i], or kNoRow. Nothing is counted as a read.
   void Numbers(const Key* keys, size_t n, uint32_t* numbers) const noexcept {
     index_->Find(keys, n, numbers);
@@ -329,10 +345,9 @@ class RowMap {
     uint64_t misses = 0;
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] == kNoRow) continue;
-      const bool hit = (numbers[i] & kCopyBit) != 0;
+      const bool hit = (numbers[i] & kCopyBit) != 0 && !log_->NoteRead(numbers[i]);
       hits += hit ? 1 : 0;
       misses += hit ? 0 : 1;
-      if (hit) log_->NoteRead(numbers[i]);
     }
     log_->NoteReads(hits, misses);
   }

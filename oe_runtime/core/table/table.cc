@@ -24,6 +24,7 @@ constexpr size_t kPiece = 8192;       // keys of a pull that are looked up at on
 constexpr size_t kAheadBytes = 8192;  // of rows of a pull that are on their way,
 constexpr size_t kLeastAhead = 16;    // but at least this many rows
 constexpr size_t kMostAhead = 64;     // and at most
+constexpr size_t kReadAtOnce = 256;   // rows that are read ahead together: a drive's queue, a push's wait
 
 // Rows of a push that are updated at once.
 struct RowGroup {
@@ -263,8 +264,8 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   }
   const uint16_t* const places = repeats ? which.data() : place.data();
   std::array<const std::byte*, kPiece> rows;
-  LogReads reads;                                                // of rows that are not in DRAM
   std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
+  LogReads reads;  // of rows that are not in DRAM; within the locks
   for (size_t shard = 0; shard < kShards; ++shard) {
     const size_t size = begin[shard + 1] - begin[shard];
     if (size == 0) continue;
@@ -272,46 +273,93 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
     locks[shard] = std::shared_lock(map.mutex());
     map.Find(&sorted[begin[shard]], size, &rows[begin[shard]], &reads);
   }
-  reads.Run();
+  reads.Start();
   const size_t bytes = ops_->format().value_bytes();
   const size_t weights_bytes = ops_->format().state_at;
   const bool half = IsHalf(ops_->format().dtype);
   const auto fetch = [&](size_t i) {
     if (rows[places[i]] != nullptr) PrefetchRow(rows[places[i]], weights_bytes);
   };
-  const size_t ahead = std::clamp(kAheadBytes / weights_bytes, kLeastAhead, kMostAhead);
-  for (size_t i = 0; i < std::min(n, ahead); ++i) fetch(i);
-  for (size_t i = 0; i < n; ++i, out += bytes) {
-    if (i + ahead < n) fetch(i + ahead);
+  const auto copy = [&](size_t i) {
     const std::byte* row = rows[places[i]];
     if (row == nullptr) {
-      FillMissing(keys[i], out);
+      FillMissing(keys[i], out + i * bytes);
     } else if (half) {
-      ops_->Read(row, out);
+      ops_->Read(row, out + i * bytes);
     } else {
-      CopyRow(row, out, bytes);
+      CopyRow(row, out + i * bytes, bytes);
+    }
+  };
+  std::vector<uint16_t> later;  // rows that are on their way from the drive
+  later.reserve(reads.entries().size());
+  const size_t ahead = std::clamp(kAheadBytes / weights_bytes, kLeastAhead, kMostAhead);
+  for (size_t i = 0; i < std::min(n, ahead); ++i) fetch(i);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + ahead < n) fetch(i + ahead);
+    if (rows[places[i]] == LogReads::Pending()) {
+      later.push_back(static_cast<uint16_t>(i));
+    } else {
+      copy(i);
     }
   }
   if (!reads.entries().empty()) {
+    reads.Finish();
+    for (const uint16_t i : later) copy(i);
     for (std::shared_lock<FairSharedMutex>& lock : locks) {
       if (lock.owns_lock()) lock.unlock();
     }
-    TakeIn(reads);
+    (void)TakeIn(reads, false);
   }
   return n;
 }
 
+void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wanted) const {
+  const Plan plan = MakePlan(keys, n);
+  size_t at = 0;        // in plan.keys,
+  size_t of_shard = 0;  // and how many rows were read of this shard
+  for (uint32_t shard = 0; shard < kShards && wanted();) {
+    const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
+    if (!content_lock || !content_->log) return;
+    std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
+    LogReads reads;
+    const uint32_t first = shard;
+    while (shard < kShards && reads.entries().size() < kReadAtOnce) {
+      const RowMap& map = *content_->shards[shard];
+      if (at < plan.begin[shard + 1] && !locks[shard].owns_lock()) {
+        // Who waits for one that is read here must not wait for another one, too.
+        locks[shard] =
+            shard == first ? std::shared_lock(map.mutex()) : std::shared_lock(map.mutex(), std::try_to_lock);
+        if (!locks[shard].owns_lock()) break;
+      }
+      if (at == plan.begin[shard + 1] || of_shard >= map.log()->MostReadAhead()) {
+        at = plan.begin[++shard];
+        of_shard = 0;
+        continue;
+      }
+      const size_t before = reads.entries().size();
+      at += map.ReadAhead(&plan.keys[at], plan.begin[shard + 1] - at, &reads);
+      of_shard += reads.entries().size() - before;
+    }
+    if (reads.entries().empty()) continue;
+    reads.Run();
+    for (std::shared_lock<FairSharedMutex>& lock : locks) {
+      if (lock.owns_lock()) lock.unlock();
+    }
+    if (!TakeIn(reads, true)) return;
+  }
+}
+
 // Rows that were read from the drive go into the cache, so that a push of them does not read them again.
-// Those that cannot be read are looked after. Without a lock of a shard.
-void Table::TakeIn(const LogReads& reads) const {
+// Those that cannot be read are looked after. Without a lock of a shard. False: not now.
+bool Table::TakeIn(const LogReads& reads, bool ahead) const {
   const std::vector<LogReads::Entry>& entries = reads.entries();
   const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
-  if (!moves_lock) return;  // a save needs rows to stay where they are
+  if (!moves_lock) return false;  // a save needs rows to stay where they are
   RowLog::Room room;
   try {
     room = content_->log->Reserve(2 * entries.size(), RowLog::Need::kWriteBack);
   } catch (const StorageError&) {
-    return;  // the push says it
+    return false;  // the push says it
   }
   std::vector<Key> damaged;
   for (size_t begin = 0; begin < entries.size();) {
@@ -320,7 +368,7 @@ void Table::TakeIn(const LogReads& reads) const {
     for (; begin < entries.size() && content_->shards[InternalShard(entries[begin].key)].get() == &map;
          ++begin) {
       if (entries[begin].error == 0) {
-        map.log()->Install(entries[begin].key, entries[begin].slot, reads.content(begin));
+        map.log()->Install(entries[begin].key, entries[begin].slot, reads.content(begin), ahead);
       } else {
         damaged.push_back(entries[begin].key);
       }
@@ -328,6 +376,7 @@ void Table::TakeIn(const LogReads& reads) const {
   }
   CheckRows(damaged);
   content_->log->Poke();
+  return true;
 }
 
 // Looks after rows of a log that could not be read. With moves_mutex and without a lock of a shard. While

@@ -89,6 +89,11 @@ class Table {
   void Pull(const Key* keys, size_t n, void* out, Executor* executor = nullptr,
             Lock locked = Lock::kTake) const;
 
+  // For dram_ssd: reads rows from the drive that are not in DRAM, for a Pull of the same keys that comes
+  // soon. Never more than a quarter of the cache, and none while the table is saved or restored. Ends early
+  // once `wanted` is false. Throws as Pull(), and StorageError if the drive is gone.
+  void ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wanted) const;
+
   // Checks the gradients of a push as spec().nonfinite_gradients says: with "refuse", throws GradientError
   // that names the key of the first with NaN or infinity. Push does not check them again, so that a caller
   // that pushes to several tables can check all of them before the first one changes.
@@ -247,7 +252,7 @@ class Table {
   // Of a push of n keys to a log: each row is written at most twice, and so is each of the two that the cap
   // may evict for it, once as a tombstone.
   size_t AppendsOf(size_t n) const { return (eviction_.capped() ? 6 : 2) * n; }
-  void TakeIn(const LogReads& reads) const;
+  bool TakeIn(const LogReads& reads, bool ahead) const;
   void CheckRows(const std::vector<Key>& keys) const;
   bool ScrubLog(ScrubPosition* position, uint64_t* bytes);
   void RequireWhole() const;

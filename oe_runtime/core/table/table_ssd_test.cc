@@ -115,6 +115,52 @@ class TableSsdTest : public testing::TestWithParam<uint32_t> {
   TestDirectory directory_;
 };
 
+TEST_P(TableSsdTest, ReadsAheadWhatIsNotInDramAndWhatIsStillWanted) {
+  const auto dram = Table::Create(Spec(GetParam()), StorageSpec{});
+  const auto ssd = Table::Create(Spec(GetParam()), Storage());
+  std::mt19937_64 random(GetParam());
+  for (int step = 0; step < 40; ++step) Step(ssd.get(), dram.get(), Batch(&random, 1000));
+  ASSERT_FALSE(HasFatalFailure());
+  ssd->Checkpoint(1);
+  ssd->WaitDurable();  // or rows would come from memory that is still to be written
+
+  std::vector<Key> keys;
+  for (Key key = 0; key < kKeys; key += 97) keys.push_back(key);
+  const auto reads = [&] { return ssd->drive()->device.reads; };
+  const CacheStats before = ssd->cache();
+  const uint64_t reads_before = reads();
+  ssd->ReadAhead(keys.data(), keys.size(), [] { return false; });
+  EXPECT_EQ(reads(), reads_before);
+  ssd->ReadAhead(keys.data(), keys.size(), [] { return true; });
+  const uint64_t read = reads() - reads_before;
+  EXPECT_GT(read, keys.size() / 4);  // of blocks: a wide row has some
+  EXPECT_EQ(ssd->cache().misses, before.misses);
+  EXPECT_EQ(ssd->cache().hits, before.hits);
+
+  std::vector<float> of_ssd(keys.size() * GetParam());
+  std::vector<float> of_dram(of_ssd.size());
+  ssd->Pull(keys.data(), keys.size(), of_ssd.data());
+  dram->Pull(keys.data(), keys.size(), of_dram.data());
+  EXPECT_EQ(of_ssd, of_dram);
+  EXPECT_EQ(reads(), reads_before + read);
+  // Each row counts once, and one that was read ahead as missing.
+  std::vector<uint8_t> found(keys.size());
+  std::vector<float> weights(of_dram.size());
+  dram->ReadRows(keys.data(), keys.size(), weights.data(), nullptr, found.data());
+  const auto rows = static_cast<uint64_t>(std::count(found.begin(), found.end(), 1));
+  const CacheStats after = ssd->cache();
+  EXPECT_GT(after.misses, before.misses);
+  EXPECT_EQ(after.misses - before.misses + after.hits - before.hits, rows);
+
+  // Of a request that is larger than the cache, only a part.
+  std::vector<Key> all(kKeys);
+  for (Key key = 0; key < kKeys; ++key) all[key] = key;
+  const uint64_t reads_until_now = reads();
+  ssd->ReadAhead(all.data(), all.size(), [] { return true; });
+  EXPECT_LE(reads() - reads_until_now, kKeys / 2);
+  EXPECT_EQ(RowsOf(*ssd), RowsOf(*dram));
+}
+
 TEST_P(TableSsdTest, EqualsATableInDramThroughCheckpointsAndRestarts) {
   const auto dram = Table::Create(Spec(GetParam()), StorageSpec{});
   auto ssd = Table::Create(Spec(GetParam()), Storage());

@@ -66,6 +66,10 @@ enum class Op : uint16_t {
   kTear = 24,         // {"reason"}: Store::Tear
   kVersions = 25,     // Store::Versions
   kSharedValue = 27,  // a read or a compare-and-set (server/shared_values.h, wire/messages.h)
+  // The keys of a pull that the client is going to ask for, as in a pull without places: the server replies
+  // at once, and then reads those rows from the drive that it does not have in DRAM. Of servers whose reply
+  // to the hello says that they do.
+  kReadAhead = 28,
   // Not a request: the server says, about four times per second, that the client's request
   // waits or takes long; {"for": what it waits for}, with the number of the request. The reply follows.
   kBusy = 26,
@@ -92,6 +96,7 @@ constexpr uint64_t MaxRequest(Op op) {
       return kMaxHelloBody;
     case Op::kPull:
     case Op::kPush:
+    case Op::kReadAhead:
     case Op::kAssign:
     case Op::kErase:
     case Op::kReadRows:

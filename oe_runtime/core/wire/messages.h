@@ -13,7 +13,8 @@
 namespace oe {
 
 // Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, since version 6
-// {version}, and with a server that would share memory {nonce} (wire/shared_memory.h).
+// {version}, with a server that would share memory {nonce} (wire/shared_memory.h), and reads_ahead: bool,
+// whether it takes Op::kReadAhead.
 struct Hello {
   uint16_t version = 0;  // the newest that the client speaks (frame.h)
   std::string token;

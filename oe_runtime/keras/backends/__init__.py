@@ -28,7 +28,7 @@ class Steps(Protocol):
     def predict_function(self) -> Callable[..., Any]:
         """Return the function for `keras.Model.predict_function`."""
 
-    def announce(self, data: Any) -> None:
+    def announce(self, data: Any, after: Any) -> None:
         """See `Distributed.prefetch`."""
 
 

@@ -149,7 +149,7 @@ class Steps:
 
         self._train, self._test, self._predict = function(_train), function(_test), function(_predict)
 
-    def announce(self, data: Any) -> None:
+    def announce(self, data: Any, after: Any) -> None:
         """Ignored: nothing is prefetched."""
 
     def train_function(self) -> Callable[[Any, Iterator[Any]], Any]:

@@ -59,9 +59,9 @@ class Steps(step.Steps):
         ahead = self._served.settings.pipeline and not self._eager
         return Pipeline(self, self._client, body, ahead=ahead, staleness=staleness if ahead else 0)
 
-    def announce(self, data: Any) -> None:
+    def announce(self, data: Any, after: Any) -> None:
         """See Distributed.prefetch."""
-        self.training.announce(data)
+        self.training.announce(data, after)
 
     def train_function(self) -> Callable[[Any], Any]:
         """Return a function of an iterator over batches."""

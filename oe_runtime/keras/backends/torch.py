@@ -51,7 +51,7 @@ class Steps:
         self._client = served.client
         self._counts: dict[Any, int] = {}  # lookups of a call, by the structure of its inputs
 
-    def announce(self, data: Any) -> None:
+    def announce(self, data: Any, after: Any) -> None:
         """Ignored: nothing is prefetched."""
 
     def train_function(self) -> Callable[[Sequence[Any]], Any]:

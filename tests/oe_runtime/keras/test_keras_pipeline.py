@@ -61,6 +61,13 @@ def _calls(model, monkeypatch):
     return calls
 
 
+@pytest.fixture(params=["one batch ahead", "two batches ahead"])
+def batches_ahead(request, monkeypatch):
+    """With servers that read ahead, and without; here they have nothing to read."""
+    if request.param == "two batches ahead":
+        monkeypatch.setattr(Client, "reads_ahead", True)
+
+
 class _BetweenSteps(keras.callbacks.Callback):
     def __init__(self, at, action):
         super().__init__()
@@ -72,6 +79,7 @@ class _BetweenSteps(keras.callbacks.Callback):
             self._action()
 
 
+@pytest.mark.usefixtures("batches_ahead")
 def test_fit_gives_the_same_bits_and_works_ahead(monkeypatch):
     x, y = random_ids(200)
     models = [_model(), _model(pipeline=False)]
@@ -131,6 +139,7 @@ def test_the_error_of_a_push_comes_before_the_next_step():
         _model().fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
 
 
+@pytest.mark.usefixtures("batches_ahead")
 @pytest.mark.parametrize("kind", ["repeated", "generator", "steps_per_execution"])
 def test_every_way_to_give_data(kind):
     x, y = random_ids(160)
@@ -154,6 +163,7 @@ def test_every_way_to_give_data(kind):
     assert models[0].optimizer.iterations == models[1].optimizer.iterations
 
 
+@pytest.mark.usefixtures("batches_ahead")
 def test_saves_restores_and_other_models_between_steps(tmp_path):
     x, y = random_ids(160)
     models = [_model(), _model(pipeline=False)]
@@ -187,6 +197,7 @@ def test_tables_that_evict_and_frozen_ones():
     _assert_equal(*models)
 
 
+@pytest.mark.usefixtures("batches_ahead")
 def test_train_on_batch_with_prefetch(monkeypatch):
     x, y = random_ids(160)
     batches = [([v[i : i + BATCH] for v in x], y[i : i + BATCH]) for i in range(0, 160, BATCH)]
@@ -196,12 +207,16 @@ def test_train_on_batch_with_prefetch(monkeypatch):
         for number, batch in enumerate(batches):
             if number + 1 < len(batches) and number != 4:
                 # (after the seventh comes another one than was announced)
-                model.prefetch(*batches[0 if number == 6 else number + 1])
+                after = [(*batch, None) for batch in batches[number + 2 :]]
+                model.prefetch(*batches[0 if number == 6 else number + 1], after=after[0] if after else None)
             model.train_on_batch(*batch)
     _assert_equal(*models)
-    assert [on_main for name, on_main in calls if name == "plan"].count(False) == 8
+    # Of the batches after those, three turn out not to be the next ones.
+    dropped = 3 if models[0].client.reads_ahead else 0
+    assert [on_main for name, on_main in calls if name == "plan"].count(False) == 8 + dropped
 
 
+@pytest.mark.usefixtures("batches_ahead")
 def test_errors_come_at_their_own_step():
     x, y = random_ids(160)
     x[0][5 * BATCH] = ROWS  # in the sixth batch
@@ -217,9 +232,101 @@ def test_errors_come_at_their_own_step():
     _assert_equal(*models)
 
 
-def test_a_lost_server_that_comes_back(tmp_path):
+def test_a_generator_that_fails_does_so_at_its_own_step(batches_ahead):
     x, y = random_ids(160)
-    server = Server(tmp_path / "first")
+
+    def generator():
+        for begin in range(0, 4 * BATCH, BATCH):
+            yield tuple(v[begin : begin + BATCH] for v in x), y[begin : begin + BATCH]
+        raise RuntimeError("no more input")
+
+    model = _model()
+    with pytest.raises(Exception, match="no more input"):
+        model.fit(generator(), verbose=0)
+    assert model.optimizer.iterations == 4
+
+
+@pytest.mark.usefixtures("batches_ahead")
+@pytest.mark.parametrize("broken", [2, 3])
+def test_a_loop_that_goes_on_after_an_error_loses_no_batch(broken):
+    x, y = random_ids(8 * BATCH)
+    x[0][broken * BATCH] = ROWS
+    model = _model()
+    model.make_train_function()
+    batches = iter(
+        [(tuple(v[i : i + BATCH] for v in x), y[i : i + BATCH]) for i in range(0, 8 * BATCH, BATCH)]
+    )
+    trained, refused = 0, 0
+    while True:
+        try:
+            model.train_function(batches)
+            trained += 1
+        except KeyRangeError:
+            refused += 1
+        except StopIteration:
+            break
+    assert (trained, refused) == (7, 1)
+
+
+@pytest.mark.usefixtures("batches_ahead")
+def test_announced_arrays_that_are_filled_anew_are_read_anew():
+    """Other data came at their step, so that they were free."""
+    x, y = random_ids(160)
+    batches = [([v[i : i + BATCH] for v in x], y[i : i + BATCH], None) for i in range(0, 160, BATCH)]
+    models = [_model(), _model(pipeline=False)]
+    for model in models:
+        a, b, c = ([v.copy() for v in batches[i][0]] for i in range(3))
+        model.prefetch(b, batches[1][1], after=(c, batches[2][1]))
+        model.train_on_batch(a, batches[0][1])
+        model.train_on_batch(b, batches[1][1])
+        model.train_on_batch(batches[5][0], batches[5][1])  # neither announced
+        for old, new in zip(c, batches[7][0], strict=True):
+            old[:] = new
+        model.prefetch(c, batches[7][1])
+        model.train_on_batch(batches[6][0], batches[6][1])
+        model.train_on_batch(c, batches[7][1])
+    _assert_equal(*models)
+
+
+def test_rows_on_a_drive_are_announced_two_batches_ahead(tmp_path, monkeypatch):
+    """All but the first two batches of an epoch, before the batch before them is trained."""
+    x, y = random_ids(160)
+    drive = Server(
+        tmp_path, "--storage", "dram_ssd", "--storage-path", str(tmp_path / "rows"), "--storage-cache", "1M"
+    )
+    try:
+        with Client([drive.endpoint]) as client:
+            model = _model(client)
+            steps, announced = [0], []
+            real = client.read_ahead
+
+            def read_ahead(*pulls):
+                announced.append(steps[0])
+                real(*pulls)
+
+            monkeypatch.setattr(client, "read_ahead", read_ahead)
+            model.fit(
+                x,
+                y,
+                batch_size=BATCH,
+                shuffle=False,
+                verbose=0,
+                callbacks=[_BetweenSteps(step, partial(steps.__setitem__, 0, step)) for step in range(1, 11)],
+            )
+            assert len(announced) == 8
+            assert all(step <= batch + 2 for batch, step in enumerate(announced))
+            reference = _model(pipeline=False)
+            reference.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+            _assert_equal(model, reference)
+    finally:
+        drive.end()
+
+
+@pytest.mark.parametrize("storage", ["dram", "dram_ssd"])
+def test_a_lost_server_that_comes_back(tmp_path, storage):
+    x, y = random_ids(160)
+    path = [] if storage == "dram" else ["--storage-path", str(tmp_path / "rows"), "--storage-cache", "1M"]
+    server = Server(tmp_path / "first", "--storage", storage, *path)
     try:
         model = _model(Client([server.endpoint]))
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
@@ -227,7 +334,8 @@ def test_a_lost_server_that_comes_back(tmp_path):
         model.save_dense(tmp_path)
         with pytest.raises(ServerLost):
             model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[_BetweenSteps(2, server.end)])
-        server = Server(tmp_path / "again", "--port", server.endpoint.split(":")[1])
+        port = server.endpoint.split(":")[1]
+        server = Server(tmp_path / "again", "--port", port, "--storage", storage, *path)
         server.ready()
         model.client.reconnect()
         model.client.restore(tmp_path)
