@@ -50,6 +50,7 @@ class Client:
         worker: Worker | None = None,
         read_only: bool = False,
         share_memory: bool = True,
+        read_ahead: bool | None = None,
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -80,6 +81,10 @@ class Client:
         needs the same user, no container of its own on either side, and not ``tls="on"``. False sends them
         over the connection.
 
+        ``read_ahead``: announce batches to servers with rows on a drive, which then read them ahead. By
+        default only if some server is not on loopback: where training takes all cores of a host, its own
+        servers have none to spare.
+
         Raises ``ServerLost``, ``AuthError``, ``ProtocolError``; ``SpecError`` for impossible endpoints or
         another server than expected; ``CheckpointError`` where ``"wire"`` meets a server without
         ``--checkpoint-dir``.
@@ -103,7 +108,9 @@ class Client:
             share_memory,
         )
         self._begin(self._connect(), job)
+        self._read_ahead = not all(map(_on_loopback, endpoints)) if read_ahead is None else read_ahead
 
+    _read_ahead = False
     _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
 
     restores = False  # whether a checkpoint will replace all rows: models bring none (oe_runtime.job)
@@ -266,8 +273,8 @@ class Client:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether a server reads rows from a drive before they are pulled (``read_ahead``)."""
-        return self._core.reads_ahead
+        """Whether batches are to be announced, because a server reads rows from a drive before their pull."""
+        return self._read_ahead and self._core.reads_ahead
 
     def read_ahead(self, *pulls: Pulled) -> None:
         """Declare what ``plan`` returned for a batch that will be pulled after what is under way.
@@ -646,6 +653,11 @@ class Client:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()
         self.close()
+
+
+def _on_loopback(endpoint: str) -> bool:
+    host = endpoint.rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _rates(learning_rate: float | Sequence[float]) -> list[float]:

@@ -425,7 +425,11 @@ void Connection::Admit() {
     if (header_.op == Op::kKeys) {
       return WhenSlot(&context_->slow_slots, &session_.job->slow, &Connection::CountKeys);
     }
-    reply_bytes_ = ReplyBytes(session_, header_.op, {body_.data(), body_.size()});
+    const Bytes body{body_.data(), body_.size()};
+    reply_bytes_ = ReplyBytes(session_, header_.op, body);
+    if (header_.op == Op::kPull && context_->read_ahead != nullptr) {
+      context_->read_ahead->Pulled(session_.client, body);
+    }
     AwaitMemory();
   } catch (const std::exception&) {
     AnswerFailure();

@@ -1,23 +1,46 @@
 #include "oe_runtime/core/server/read_ahead.h"
 
 #include <exception>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "oe_runtime/core/wire/messages.h"
 
 namespace oe {
+namespace {
+
+// What tells batches apart: the keys of the table that has the most. Of small tables all batches have the
+// same.
+std::string_view MostKeys(Bytes body) {
+  KeyBlock most;
+  for (const KeyBlock& block : ParseBatch(body).blocks) {
+    if (block.size > most.size) most = block;
+  }
+  return {reinterpret_cast<const char*>(most.keys), most.size * sizeof(Key)};
+}
+
+}  // namespace
 
 void ReadAhead::Add(Batch batch) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return;
-    if (reading_ == batch.client) wanted_ = false;
+    if (reading_ != nullptr && reading_->client == batch.client) wanted_ = false;
     waiting_.remove_if([&](const Batch& before) { return before.client == batch.client; });
     waiting_.push_back(std::move(batch));
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   }
   changed_.notify_all();
+}
+
+void ReadAhead::Pulled(uint64_t client, Bytes body) {
+  const auto same = [&](const Batch& batch) {
+    return batch.client == client && MostKeys(body) == MostKeys({batch.body.data(), batch.body.size()});
+  };
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (reading_ != nullptr && same(*reading_)) wanted_ = false;
+  waiting_.remove_if(same);
 }
 
 void ReadAhead::Stop() {
@@ -56,12 +79,12 @@ void ReadAhead::Run() {
     if (stop_) return;
     const Batch batch = std::move(waiting_.front());
     waiting_.pop_front();
-    reading_ = batch.client;
+    reading_ = &batch;
     wanted_ = true;
     lock.unlock();
     Read(batch);
     lock.lock();
-    reading_ = 0;
+    reading_ = nullptr;
   }
 }
 

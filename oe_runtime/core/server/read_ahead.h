@@ -33,6 +33,9 @@ class ReadAhead {
   // Batches are read one after the other. One that comes while that before of the same client is not read
   // takes its place: a client pulls in between, and so has read the rest itself.
   void Add(Batch batch);
+  // A client pulls: if that is what it announced, the pull reads the rest itself, and nothing is read twice.
+  // `body` as of the pull.
+  void Pulled(uint64_t client, Bytes body);
   // Ends what is being read, and takes no more.
   void Stop();
 
@@ -44,8 +47,8 @@ class ReadAhead {
   std::condition_variable changed_;
   bool stop_ = false;
   std::list<Batch> waiting_;
-  uint64_t reading_ = 0;  // the client whose batch is being read; 0: none
-  bool wanted_ = false;   // whether it still is
+  const Batch* reading_ = nullptr;
+  bool wanted_ = false;  // whether it still is
   std::thread thread_;
 };
 

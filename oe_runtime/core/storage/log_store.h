@@ -100,8 +100,8 @@ class LogStore final : public RowStore {
     hits_.fetch_add(hits, std::memory_order_relaxed);
     misses_.fetch_add(misses, std::memory_order_relaxed);
   }
-  // How many rows may be read for one request that is still to come: more could push out those of the request
-  // before it.
+  // The most rows of a request that is still to come for which it may be read ahead: more would push out rows
+  // of the requests before it, which are still needed.
   size_t MostReadAhead() const noexcept;
   // Takes a row that was read from `slot` into a frame, if that is still where it is.
   void Install(Key key, uint32_t slot, const std::byte* row, bool ahead = false) noexcept;

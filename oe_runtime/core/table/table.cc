@@ -315,8 +315,7 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
 
 void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wanted) const {
   const Plan plan = MakePlan(keys, n);
-  size_t at = 0;        // in plan.keys,
-  size_t of_shard = 0;  // and how many rows were read of this shard
+  size_t at = 0;  // in plan.keys
   for (uint32_t shard = 0; shard < kShards && wanted();) {
     const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
     if (!content_lock || !content_->log) return;
@@ -331,14 +330,12 @@ void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wa
             shard == first ? std::shared_lock(map.mutex()) : std::shared_lock(map.mutex(), std::try_to_lock);
         if (!locks[shard].owns_lock()) break;
       }
-      if (at == plan.begin[shard + 1] || of_shard >= map.log()->MostReadAhead()) {
+      const size_t left = plan.begin[shard + 1] - at;
+      if (left == 0 || plan.begin[shard + 1] - plan.begin[shard] > map.log()->MostReadAhead()) {
         at = plan.begin[++shard];
-        of_shard = 0;
         continue;
       }
-      const size_t before = reads.entries().size();
-      at += map.ReadAhead(&plan.keys[at], plan.begin[shard + 1] - at, &reads);
-      of_shard += reads.entries().size() - before;
+      at += map.ReadAhead(&plan.keys[at], left, &reads);
     }
     if (reads.entries().empty()) continue;
     reads.Run();

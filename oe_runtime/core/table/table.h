@@ -90,8 +90,8 @@ class Table {
             Lock locked = Lock::kTake) const;
 
   // For dram_ssd: reads rows from the drive that are not in DRAM, for a Pull of the same keys that comes
-  // soon. Never more than a quarter of the cache, and none while the table is saved or restored. Ends early
-  // once `wanted` is false. Throws as Pull(), and StorageError if the drive is gone.
+  // soon. Only where the keys take at most a quarter of the cache, and not while the table is saved or
+  // restored. Ends early once `wanted` is false. Throws as Pull(), and StorageError if the drive is gone.
   void ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wanted) const;
 
   // Checks the gradients of a push as spec().nonfinite_gradients says: with "refuse", throws GradientError
