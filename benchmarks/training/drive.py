@@ -85,16 +85,16 @@ class Turns:
 
     def __init__(self, trained: Trained, one: Server) -> None:
         self._trained, self._server = trained, one
-        self._batches = [next(trained.batches) for _ in range(3)]
+        self._batch, self._following = next(trained.batches), next(trained.batches)
 
     def take(self, steps: int) -> dict[str, Any]:
         """Milliseconds per step, those of both processes' cores, what the drive did, and the losses."""
         before, processor, losses = self._drive(), self._processor(), []
         began = time.perf_counter()
         for _ in range(steps):
-            self._trained.trainee.train(*self._batches)
+            self._trained.trainee.train(self._batch, self._following)
             losses.append(self._trained.trainee.window()[0])
-            self._batches = [*self._batches[1:], next(self._trained.batches)]
+            self._batch, self._following = self._following, next(self._trained.batches)
         self._trained.client.settle()
         took = time.perf_counter() - began
         after = self._drive()
