@@ -77,6 +77,8 @@ class Distributed(WithTables):
         come, the pulled rows are dropped. `after` is the (x, y, sample_weight) of the batch after that one:
         servers with rows on a drive read its rows from there meanwhile. The same holds for its arrays.
         """
+        if after is not None and not (isinstance(after, tuple) and 1 <= len(after) <= 3):
+            raise ValueError("after must be the tuple (x, y, sample_weight) of a batch, or (x, y), or (x,)")
         one_more = None if after is None else (*after, None, None)[:3]
         self._running().announce((x, y, sample_weight), one_more)
 

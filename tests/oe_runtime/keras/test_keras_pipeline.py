@@ -288,6 +288,13 @@ def test_announced_arrays_that_are_filled_anew_are_read_anew():
     _assert_equal(*models)
 
 
+@pytest.mark.parametrize("after", [np.zeros((2, 3)), (1, 2, 3, 4), ()])
+def test_a_batch_after_the_next_that_is_none_is_refused(after):
+    x, y = random_ids(BATCH)
+    with pytest.raises(ValueError, match="after must be the tuple"):
+        _model().prefetch(x, y, after=after)
+
+
 def test_rows_on_a_drive_are_announced_two_batches_ahead(tmp_path, monkeypatch):
     """All but the first two batches of an epoch, before the batch before them is trained."""
     x, y = random_ids(160)
