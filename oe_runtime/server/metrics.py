@@ -77,14 +77,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = 10.0  # limit for a silent client
 _READERS = 8  # concurrent clients; more are refused
 
-# Per table with a cache: field, type, help.
+# Per table with a cache: field, type, name of the metric, help.
 _CACHE = (
-    ("hits", "counter", "Rows read from the cache in DRAM."),
-    ("misses", "counter", "Rows read from the pool or drive."),
-    ("rows", "gauge", "Rows in the cache."),
-    ("bytes", "gauge", "DRAM of the cache."),
-    ("evictions", "counter", "Rows evicted from the cache."),
-    ("write_backs", "counter", "Rows changed in the cache and written to the pool or drive."),
+    ("hits", "counter", "oe_cache_hits_total", "Rows read from the cache in DRAM."),
+    ("misses", "counter", "oe_cache_misses_total", "Rows read from the pool or drive."),
+    ("rows", "gauge", "oe_cache_rows", "Rows in the cache."),
+    ("bytes", "gauge", "oe_cache_bytes", "DRAM of the cache."),
+    ("evictions", "counter", "oe_cache_evictions_total", "Rows evicted from the cache."),
+    ("write_backs", "counter", "oe_cache_write_backs_total", "Rows changed in the cache and written to the pool or drive."),
 )
 
 # Per table in a pool or log: damaged rows.
@@ -160,8 +160,7 @@ def text(stats: Mapping[str, Any], now: float) -> str:
     for name, field, kind, what in _POOL if pools else ():
         page.add(kind, name, what, [(labels, pool[field]) for labels, pool in pools])
     if stats["storage"] in CACHED and tables:
-        for field, kind, what in _CACHE:
-            name = f"oe_cache_{field}_total" if kind == "counter" else f"oe_cache_{field}"
+        for field, kind, name, what in _CACHE:
             page.add(kind, name, what, [(_labels(t), t["cache"][field]) for t in tables])
     drives = [(_labels(t), t["drive"]) for t in tables if "drive" in t]
     for field, kind, name, what in _DRIVE if drives else ():
