@@ -84,7 +84,12 @@ _CACHE = (
     ("rows", "gauge", "oe_cache_rows", "Rows in the cache."),
     ("bytes", "gauge", "oe_cache_bytes", "DRAM of the cache."),
     ("evictions", "counter", "oe_cache_evictions_total", "Rows evicted from the cache."),
-    ("write_backs", "counter", "oe_cache_write_backs_total", "Rows changed in the cache and written to the pool or drive."),
+    (
+        "write_backs",
+        "counter",
+        "oe_cache_write_backs_total",
+        "Rows changed in the cache and written to the pool or drive.",
+    ),
 )
 
 # Per table in a pool or log: damaged rows.
