@@ -138,7 +138,7 @@ def _document(found: Inventory) -> dict[str, object]:
 
 
 def _roles(host: Host) -> list[str]:
-    servers = f"{host.server.count} parameter server(s), {host.server.storage}"
+    servers = f"{host.servers()} parameter server(s), {host.server.storage}"
     return [servers] * host.is_parameter_server + ["worker"] * host.is_worker
 
 

@@ -27,8 +27,8 @@ class FlavorFacts(Protocol):
     def venv(self, local: bool, state_dir: Path) -> str:
         """Where its environment is, unless the inventory says."""
 
-    def storage(self, mode: str, settings: RuntimeSettings) -> str:
-        """What ``parameter_server_storage: auto`` means on a host of this ``pmem_mode``."""
+    def storage(self, mode: str, settings: RuntimeSettings, *, drives: bool) -> str:
+        """What ``parameter_server_storage: auto`` means on a host of this ``pmem_mode``, with ``drives``."""
 
     def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
         """Whether processes on such a host keep rows, so that its memory must fit their storage."""
@@ -43,7 +43,9 @@ class _OeRuntime:
     def venv(self, local: bool, _state_dir: Path) -> str:
         return sys.prefix if local else "/opt/oeprov/venv"  # the environment of oe_runtime
 
-    def storage(self, mode: str, _settings: RuntimeSettings) -> str:
+    def storage(self, mode: str, _settings: RuntimeSettings, *, drives: bool) -> str:
+        if drives and mode == "none":
+            return "dram_ssd"
         return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
 
     def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
@@ -71,7 +73,7 @@ class _OpenEmbedding(_Foreign):
     def venv(self, local: bool, state_dir: Path) -> str:
         return str((state_dir / "openembedding").absolute()) if local else "/opt/oeprov/openembedding"
 
-    def storage(self, mode: str, settings: RuntimeSettings) -> str:
+    def storage(self, mode: str, settings: RuntimeSettings, *, drives: bool) -> str:  # noqa: ARG002
         # PyPI's package has no persistent memory.
         return "pmem_libpmem" if mode == "fsdax" and not has_no_pmem(settings.package) else "dram"
 
@@ -83,7 +85,7 @@ class _DeepRec(_Foreign):
     def venv(self, local: bool, state_dir: Path) -> str:
         return str((state_dir / "deeprec").absolute()) if local else "/opt/oeprov/deeprec"
 
-    def storage(self, mode: str, _settings: RuntimeSettings) -> str:
+    def storage(self, mode: str, _settings: RuntimeSettings, *, drives: bool) -> str:  # noqa: ARG002
         return {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}.get(mode, "dram")
 
     def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:

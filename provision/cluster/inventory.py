@@ -108,6 +108,13 @@ class Host:
         """The host runs workers."""
         return WORKERS in self.groups
 
+    def servers(self, storage: str = "") -> int:
+        """How many parameter servers it has with a storage, the inventory's unless one is given."""
+        unset = "parameter_server_count" not in self.given
+        if unset and (storage or self.server.storage) == "dram_ssd":
+            return len(self.ssd.devices) or 1  # a table is spread over servers, and so over drives
+        return self.server.count
+
     def variables(self) -> dict[str, Any]:
         """All settings by variable name, final values, JSON types."""
         flat: dict[str, Any] = {"oeprov_kind": self.kind.value}

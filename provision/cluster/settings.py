@@ -228,7 +228,10 @@ class ServerSettings(Settings):
 
     prefix: ClassVar[str] = "parameter_server_"
     count: Annotated[int, Flag("servers")] = Field(
-        default=1, ge=1, le=64, description="Parameter servers per host."
+        default=1,
+        ge=1,
+        le=64,
+        description="Parameter servers per host; unset, dram_ssd has one for each of ssd_devices.",
     )
     host: Text = Field(
         default="",
@@ -244,7 +247,8 @@ class ServerSettings(Settings):
         description="Where rows live. dram: DRAM, or with system-ram memory nodes without CPUs for all of a "
         "server; pmem_libpmem: a file system with DAX (fsdax); dram_pmem: the same with a cache in DRAM; "
         "dram_ssd: drives of ssd_devices with a cache in DRAM; pmem_memkind: memory nodes without CPUs "
-        "(system-ram). auto: pmem_libpmem when pmem_mode is fsdax or directory, else dram.",
+        "(system-ram). auto: pmem_libpmem when pmem_mode is fsdax or directory; dram_ssd when it is none and "
+        "ssd_devices names drives; else dram.",
     )
     storage_cache: Annotated[Size, Flag()] = Field(
         default=0,

@@ -38,7 +38,7 @@ def examine(host: Host, cut: Cut, *, reached: bool) -> Examined:
     desired = host.desired()
     services = sorted({family.time_service for family in families.known()})
     firsts = [host.server.port, host.server.metrics_port] if host.is_parameter_server else []
-    ports = [first + number for first in firsts if first for number in range(host.server.count)]
+    ports = [first + number for first in firsts if first for number in range(host.servers())]
     wanted = {"desired": desired.to_dict(), "ports": ports, "services": services}
     begun = time.time()
     text = observe.text_of(host, partial(payload.pack, "health", wanted), cut)

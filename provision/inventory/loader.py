@@ -228,7 +228,7 @@ def _final(host: Host, state_dir: Path) -> Host:
     flavor = flavor_facts.get(host.runtime.flavor)
     storage: str = host.server.storage
     if storage == "auto":
-        storage = flavor.storage(mode, host.runtime)
+        storage = flavor.storage(mode, host.runtime, drives=bool(host.ssd.devices))
     return replace(
         host,
         pmem=host.pmem.model_copy(update={"mode": mode, "directory": directory}),

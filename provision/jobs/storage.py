@@ -144,7 +144,7 @@ def storage_of(host: Host, wanted: Request) -> str:
 
 def servers_of(host: Host, wanted: Request) -> int:
     """How many servers the host has."""
-    return wanted.servers or host.server.count
+    return wanted.servers or host.servers(storage_of(host, wanted))
 
 
 def mounts_of(host: Host, state: State | None) -> list[str]:

@@ -216,7 +216,7 @@ def _targets(host: Host) -> list[str]:
     listens = host.server.metrics_host
     address = host.address if listens in ("0.0.0.0", "::", "") else listens  # noqa: S104 - compared with
     address = f"[{address}]" if ":" in address else address
-    return [f"{address}:{host.server.metrics_port + number}" for number in range(host.server.count)]
+    return [f"{address}:{host.server.metrics_port + number}" for number in range(host.servers())]
 
 
 def _loopback(address: str) -> bool:

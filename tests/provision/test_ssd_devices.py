@@ -1,6 +1,7 @@
 """ssd_devices in an inventory, and where servers then keep their rows."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from provision.inventory.loader import host_of
 from provision.jobs import readiness
 from provision.jobs.kubernetes import plan
 from provision.jobs.request import Request
-from provision.jobs.storage import place_of
+from provision.jobs.storage import place_of, servers_of
 from provision.node.state import Mount, State
 from provision.node.step import Plan
 
@@ -135,9 +136,28 @@ def cluster(path: Path, server: Host) -> Inventory:
     )
 
 
+def test_rows_go_to_the_drives_that_are_named(tmp_path: Path) -> None:
+    bare = {"oeprov_kind": "nvme", "ssd_devices": [NAME, "/data/rows"]}
+    found = host(tmp_path, bare)
+    assert (found.server.storage, found.servers(), found.servers("dram")) == ("dram_ssd", 2, 1)
+    assert host(tmp_path, {**bare, "parameter_server_count": 1}).servers() == 1
+    assert servers_of(host(tmp_path, NVME), asked()) == 1
+    assert servers_of(host(tmp_path, NVME), asked("dram_ssd")) == 2
+    assert servers_of(host(tmp_path, NVME), replace(asked("dram_ssd"), servers=3)) == 3
+    with_pmem = {"oeprov_kind": "bare_metal_pmem", "pmem_mode": "fsdax", "ssd_devices": [NAME]}
+    assert host(tmp_path, with_pmem).server.storage == "pmem_libpmem"
+    assert host(tmp_path, {**with_pmem, "pmem_mode": "system-ram"}).server.storage == "dram"
+    assert host(tmp_path, {"oeprov_kind": "cpu"}).server.storage == "dram"
+
+
 def test_drives_without_a_server_are_named(tmp_path: Path) -> None:
     names = ["/a", "/b", "/c"]
-    local = {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": names}
+    local = {
+        "oeprov_kind": "local",
+        "ansible_connection": "local",
+        "ssd_devices": names,
+        "parameter_server_count": 1,
+    }
     one = cluster(tmp_path, host(tmp_path, local))
     assert readiness.idle(one, {}, asked("dram_ssd")) == [
         "h: no server keeps rows in /b, /c; to use all, run 3 servers per host (parameter_server_count)"

@@ -17,7 +17,6 @@
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/storage/block_reads.h"
 #include "oe_runtime/core/storage/pread_queue.h"
-#include "oe_runtime/core/storage/striped_files.h"
 #include "oe_runtime/core/storage/uring_queue.h"
 
 namespace oe {
@@ -85,35 +84,33 @@ Opened OpenFile(const std::string& path) {
 
 class FileDevice final : public BlockDevice {
  public:
-  FileDevice(const BlockDeviceSpec& spec, std::vector<File> files, uint64_t size,
-             const std::string& not_direct)
-      : names_(spec.files),
-        stripe_bytes_(spec.files.size() == 1 ? kBlockBytes : spec.stripe_bytes),
-        files_(std::move(files), spec.stripe_bytes),
-        not_direct_(not_direct),
-        size_(size),
-        wants_uring_(spec.method == ReadMethod::kBest && not_direct.empty()),
+  FileDevice(const std::string& path, ReadMethod method, Opened opened)
+      : path_(path),
+        file_(std::move(opened.file)),
+        direct_(opened.direct),
+        size_(SizeOf(file_, path) / kBlockBytes * kBlockBytes),
+        wants_uring_(method == ReadMethod::kBest && direct_),
         preads_(PreadPool::Shared()) {
     if (wants_uring_) why_preads_ = UringSupport(&registers_buffers_);
     uring_works_ = wants_uring_ && why_preads_.empty();
   }
 
   std::unique_ptr<ReadQueue> NewQueue() override {
-    if (!uring_works_) return preads_->NewQueue(&files_, &reads_);
+    if (!uring_works_) return preads_->NewQueue(file_.get(), &reads_);
     std::string why_not;
-    std::unique_ptr<ReadQueue> queue = NewUringQueue(&files_, &reads_, &why_not);
+    std::unique_ptr<ReadQueue> queue = NewUringQueue(file_.get(), &reads_, &why_not);
     if (queue != nullptr) return queue;
     {
       const std::lock_guard<std::mutex> lock(why_mutex_);
       why_preads_ = why_not;
     }
-    return preads_->NewQueue(&files_, &reads_);
+    return preads_->NewQueue(file_.get(), &reads_);
   }
 
   void Write(uint64_t offset, const std::byte* data, size_t bytes) override {
     RequireBlocks(offset, bytes);
     RequireFlushed();
-    if (offset + bytes > size()) throw StorageError("a write past the end of " + names_.front());
+    if (offset + bytes > size()) throw StorageError("a write past the end of " + path_);
     BlockBuffer copy;
     if (reinterpret_cast<uintptr_t>(data) % kBlockBytes != 0) {
       copy = BlockBuffer(bytes);
@@ -122,11 +119,9 @@ class FileDevice final : public BlockDevice {
     }
     writes_.fetch_add(1, std::memory_order_relaxed);
     while (bytes > 0) {
-      const StripedFiles::Piece piece = files_.Locate(offset);
-      const ssize_t put = ::pwrite(files_.descriptor(piece.file), data,
-                                   std::min<uint64_t>(bytes, piece.bytes), static_cast<off_t>(piece.offset));
+      const ssize_t put = ::pwrite(file_.get(), data, bytes, static_cast<off_t>(offset));
       if (put < 0 && errno == EINTR) continue;
-      if (put <= 0) ThrowFor("cannot write to the storage file " + names_[piece.file], put < 0 ? errno : EIO);
+      if (put <= 0) ThrowFor("cannot write to the storage file " + path_, put < 0 ? errno : EIO);
       written_.fetch_add(static_cast<uint64_t>(put), std::memory_order_relaxed);
       data += put;
       offset += static_cast<uint64_t>(put);
@@ -137,12 +132,9 @@ class FileDevice final : public BlockDevice {
   void Flush() override {
     RequireFlushed();
     flushes_.fetch_add(1, std::memory_order_relaxed);
-    for (size_t file = 0; file < files_.count(); ++file) {
-      if (::fdatasync(files_.descriptor(file)) == 0) continue;
-      const int error = errno;
-      flush_error_.store(error);
-      RequireFlushed();
-    }
+    if (::fdatasync(file_.get()) == 0) return;
+    flush_error_.store(errno);
+    RequireFlushed();
   }
 
   uint64_t size() const override { return size_.load(std::memory_order_acquire); }
@@ -152,16 +144,11 @@ class FileDevice final : public BlockDevice {
     RequireFlushed();
     const uint64_t before = size();
     if (bytes <= before) return;
-    const uint64_t row = stripe_bytes_ * files_.count();
-    const uint64_t after = (bytes + row - 1) / row * row;
-    for (size_t file = 0; file < files_.count(); ++file) {
-      const int error = Reserve(files_.descriptor(file), after / files_.count());
-      if (error == 0) continue;
-      for (size_t grown = 0; grown <= file; ++grown) {
-        (void)::ftruncate(files_.descriptor(grown), static_cast<off_t>(before / files_.count()));
-      }
-      ThrowFor("cannot get " + std::to_string((after - before) / files_.count()) +
-                   " bytes for the storage file " + names_[file],
+    const uint64_t after = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+    const int error = Reserve(file_.get(), after);
+    if (error != 0) {
+      (void)::ftruncate(file_.get(), static_cast<off_t>(before));
+      ThrowFor("cannot get " + std::to_string(after - before) + " bytes for the storage file " + path_,
                error);
     }
     size_.store(after, std::memory_order_release);
@@ -170,18 +157,14 @@ class FileDevice final : public BlockDevice {
   void Discard(uint64_t offset, uint64_t bytes) override {
     RequireBlocks(offset, bytes);
     const uint64_t end = std::min(offset + bytes, size());
-    while (offset < end) {
-      const StripedFiles::Piece piece = files_.Locate(offset);
-      const uint64_t there = std::min(end - offset, piece.bytes);
-      // What cannot be punched is kept: nobody reads it.
-      (void)::fallocate(files_.descriptor(piece.file), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                        static_cast<off_t>(piece.offset), static_cast<off_t>(there));
-      offset += there;
-    }
+    if (offset >= end) return;
+    // What cannot be punched is kept: nobody reads it.
+    (void)::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                      static_cast<off_t>(end - offset));
   }
 
   std::string description() const override {
-    if (!not_direct_.empty()) return "preads through the page cache: no direct I/O for " + not_direct_;
+    if (!direct_) return "preads through the page cache: no direct I/O for " + path_;
     if (!wants_uring_) return "preads";
     const std::lock_guard<std::mutex> lock(why_mutex_);
     if (!uring_works_) return "preads: " + why_preads_;
@@ -212,7 +195,7 @@ class FileDevice final : public BlockDevice {
     const int error = flush_error_.load();
     if (error == 0) return;
     throw StorageError(
-        "a flush of the storage device of " + names_.front() +
+        "a flush of the storage device of " + path_ +
             " failed, and what it holds since the last checkpoint is unknown; check the device, then "
             "start again with recovery",
         error);
@@ -228,10 +211,9 @@ class FileDevice final : public BlockDevice {
     return result == 0 ? 0 : errno;
   }
 
-  const std::vector<std::string> names_;
-  const uint64_t stripe_bytes_;
-  StripedFiles files_;
-  const std::string not_direct_;  // a file that is read through the page cache
+  const std::string path_;
+  const File file_;
+  const bool direct_;  // without the page cache
   std::atomic<uint64_t> size_;
   std::mutex grow_mutex_;
   std::atomic<int> flush_error_{0};
@@ -254,24 +236,8 @@ uint32_t BlockChecksum(const std::byte* block) {
   return sum == 0 ? 1 : sum;
 }
 
-std::unique_ptr<BlockDevice> OpenBlockDevice(const BlockDeviceSpec& spec) {
-  if (spec.files.empty()) throw SpecError("a storage device needs a file");
-  if (spec.stripe_bytes == 0 || spec.stripe_bytes % kBlockBytes != 0) {
-    throw SpecError("the stripes of a storage device are " + std::to_string(spec.stripe_bytes) +
-                    " bytes; give a multiple of " + std::to_string(kBlockBytes));
-  }
-  std::vector<File> files;
-  std::string not_direct;
-  uint64_t least = UINT64_MAX;
-  for (const std::string& path : spec.files) {
-    Opened opened = OpenFile(path);
-    if (!opened.direct && not_direct.empty()) not_direct = path;
-    least = std::min(least, SizeOf(opened.file, path));
-    files.push_back(std::move(opened.file));
-  }
-  const uint64_t unit = spec.files.size() == 1 ? kBlockBytes : spec.stripe_bytes;
-  const uint64_t size = least / unit * unit * files.size();
-  return std::make_unique<FileDevice>(spec, std::move(files), size, not_direct);
+std::unique_ptr<BlockDevice> OpenBlockDevice(const std::string& path, ReadMethod method) {
+  return std::make_unique<FileDevice>(path, method, OpenFile(path));
 }
 
 }  // namespace oe

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "oe_runtime/core/storage/block_buffer.h"
 
@@ -90,18 +89,10 @@ enum class ReadMethod {
   kPreads,  // for tests and measurements
 };
 
-struct BlockDeviceSpec {
-  // Made if they are not there. More than one: blocks are striped over them, so the next process must give
-  // the same ones in the same order.
-  std::vector<std::string> files;
-  uint64_t stripe_bytes = uint64_t{8} << 20;  // a multiple of kBlockBytes
-  ReadMethod method = ReadMethod::kBest;
-};
-
 // Reads that one thread has in flight at most, all its queues together.
 constexpr uint32_t kReadDepth = 128;
 
-// Files of directories. Throws SpecError, or StorageError for files that cannot be opened.
-std::unique_ptr<BlockDevice> OpenBlockDevice(const BlockDeviceSpec& spec);
+// A file, which is made if it is not there. Throws StorageError if it cannot be opened.
+std::unique_ptr<BlockDevice> OpenBlockDevice(const std::string& path, ReadMethod method = ReadMethod::kBest);
 
 }  // namespace oe

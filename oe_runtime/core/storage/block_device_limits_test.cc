@@ -96,11 +96,7 @@ class BlockDeviceLimitsTest : public testing::Test {
  protected:
   static constexpr size_t kBlocks = 32;
 
-  std::unique_ptr<BlockDevice> Open() {
-    BlockDeviceSpec spec;
-    spec.files = {directory_.file("blocks")};
-    return OpenBlockDevice(spec);
-  }
+  std::unique_ptr<BlockDevice> Open() { return OpenBlockDevice(directory_.file("blocks")); }
   // Writes a number into each block, and reads all of them in two shapes.
   static void ExpectRightReads(BlockDevice* device) {
     device->Grow(kBlocks * kBlockBytes);
@@ -223,10 +219,7 @@ TEST_F(BlockDeviceLimitsTest, FailedReadsAndWritesNameTheirCause) {
   }));
   SKIP_WITHOUT_FILTER(RunWithout({{__NR_io_uring_setup, EPERM}, {__NR_pread64, EIO}}, [&] {
     // A device of its own: threads that read inherit the filter.
-    BlockDeviceSpec spec;
-    spec.files = {directory_.file("bad")};
-    spec.method = ReadMethod::kPreads;
-    const auto bad = OpenBlockDevice(spec);
+    const auto bad = OpenBlockDevice(directory_.file("bad"), ReadMethod::kPreads);
     bad->Grow(kBlockBytes);
     std::byte row{};
     BlockRead read{8, &row, 1};

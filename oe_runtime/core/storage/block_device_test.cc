@@ -42,59 +42,46 @@ bool IsRight(const BlockRead& read) {
 
 class BlockDeviceTest : public testing::TestWithParam<ReadMethod> {
  protected:
-  BlockDeviceSpec Spec(size_t files = 1) {
-    BlockDeviceSpec spec;
-    for (size_t file = 0; file < files; ++file) {
-      spec.files.push_back(directory_.file("blocks-" + std::to_string(file)));
-    }
-    spec.method = GetParam();
-    return spec;
-  }
+  std::unique_ptr<BlockDevice> Open() { return OpenBlockDevice(directory_.file("blocks"), GetParam()); }
 
   TestDirectory directory_;
 };
 
 TEST_P(BlockDeviceTest, BlocksAndPiecesAreReadAsWritten) {
-  for (const size_t files : {1, 3}) {
-    BlockDeviceSpec spec = Spec(files);
-    spec.stripe_bytes = 4 * kBlockBytes;
-    const auto device = OpenBlockDevice(spec);
-    device->Grow(48 * kBlockBytes);
-    ASSERT_EQ(device->size(), 48 * kBlockBytes);
-    Fill(device.get());
-    device->Flush();
+  const auto device = Open();
+  device->Grow(48 * kBlockBytes);
+  ASSERT_EQ(device->size(), 48 * kBlockBytes);
+  Fill(device.get());
+  device->Flush();
 
-    std::mt19937_64 random(files);
-    const auto queue = device->NewQueue();
-    const BlockBuffer blocks(100 * 12 * kBlockBytes);
-    std::vector<std::byte> pieces(100 * kBlockBytes);
-    std::vector<BlockRead> reads(200);
-    for (size_t at = 0; at < 100; ++at) {
-      // Up to 12 blocks: over several stripes.
-      const uint64_t count = 1 + random() % 12;
-      reads[2 * at] = {random() % (49 - count) * kBlockBytes, blocks.data() + at * 12 * kBlockBytes,
-                       static_cast<uint32_t>(count * kBlockBytes)};
-      const uint64_t from = random() % kBlockBytes;
-      reads[2 * at + 1] = {
-          random() % 48 * kBlockBytes + from, pieces.data() + at * kBlockBytes + 1,
-          static_cast<uint32_t>(1 + random() % std::min(kBlockBytes - from, kBlockBytes - 1))};
-    }
-    EXPECT_EQ(queue->Submit(reads.data(), 50), 1U);
-    EXPECT_EQ(queue->Submit(reads.data() + 50, 0), 2U);
-    EXPECT_EQ(queue->Submit(reads.data() + 50, 150), 3U);
-    queue->Wait(1);
-    for (size_t at = 0; at < 50; ++at) ASSERT_TRUE(IsRight(reads[at])) << at;
-    queue->Wait();
-    EXPECT_TRUE(queue->Poll());
-    for (const BlockRead& read : reads) ASSERT_TRUE(IsRight(read)) << read.offset << " " << read.error;
-    EXPECT_EQ(device->stats().reads, 200U);
-    EXPECT_EQ(device->stats().read_errors, 0U);
-    EXPECT_EQ(device->stats().written_bytes, 48 * kBlockBytes);
+  std::mt19937_64 random(1);
+  const auto queue = device->NewQueue();
+  const BlockBuffer blocks(100 * 12 * kBlockBytes);
+  std::vector<std::byte> pieces(100 * kBlockBytes);
+  std::vector<BlockRead> reads(200);
+  for (size_t at = 0; at < 100; ++at) {
+    const uint64_t count = 1 + random() % 12;
+    reads[2 * at] = {random() % (49 - count) * kBlockBytes, blocks.data() + at * 12 * kBlockBytes,
+                     static_cast<uint32_t>(count * kBlockBytes)};
+    const uint64_t from = random() % kBlockBytes;
+    reads[2 * at + 1] = {random() % 48 * kBlockBytes + from, pieces.data() + at * kBlockBytes + 1,
+                         static_cast<uint32_t>(1 + random() % std::min(kBlockBytes - from, kBlockBytes - 1))};
   }
+  EXPECT_EQ(queue->Submit(reads.data(), 50), 1U);
+  EXPECT_EQ(queue->Submit(reads.data() + 50, 0), 2U);
+  EXPECT_EQ(queue->Submit(reads.data() + 50, 150), 3U);
+  queue->Wait(1);
+  for (size_t at = 0; at < 50; ++at) ASSERT_TRUE(IsRight(reads[at])) << at;
+  queue->Wait();
+  EXPECT_TRUE(queue->Poll());
+  for (const BlockRead& read : reads) ASSERT_TRUE(IsRight(read)) << read.offset << " " << read.error;
+  EXPECT_EQ(device->stats().reads, 200U);
+  EXPECT_EQ(device->stats().read_errors, 0U);
+  EXPECT_EQ(device->stats().written_bytes, 48 * kBlockBytes);
 }
 
 TEST_P(BlockDeviceTest, ReadsOfSeveralThreadsDoNotMix) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(64 * kBlockBytes);
   Fill(device.get());
   std::vector<std::thread> threads;
@@ -120,7 +107,7 @@ TEST_P(BlockDeviceTest, ReadsOfSeveralThreadsDoNotMix) {
 }
 
 TEST_P(BlockDeviceTest, AQueueEndsAfterItsReads) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(16 * kBlockBytes);
   Fill(device.get());
   std::vector<std::byte> rows(1000 * 16);
@@ -131,10 +118,8 @@ TEST_P(BlockDeviceTest, AQueueEndsAfterItsReads) {
 }
 
 TEST_P(BlockDeviceTest, QueuesOfOneThreadMayTakeTurns) {
-  const auto device = OpenBlockDevice(Spec());
-  BlockDeviceSpec spec = Spec();
-  spec.files[0] += "-other";
-  const auto other = OpenBlockDevice(spec);
+  const auto device = Open();
+  const auto other = OpenBlockDevice(directory_.file("other"), GetParam());
   for (const auto& one : {device.get(), other.get()}) {
     one->Grow(64 * kBlockBytes);
     Fill(one);
@@ -156,7 +141,7 @@ TEST_P(BlockDeviceTest, QueuesOfOneThreadMayTakeTurns) {
 }
 
 TEST_P(BlockDeviceTest, ABlockWithAnotherChecksumIsAnError) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(4 * kBlockBytes);
   Fill(device.get());
   const BlockBuffer blocks(2 * kBlockBytes);
@@ -186,7 +171,7 @@ TEST_P(BlockDeviceTest, ABlockWithAnotherChecksumIsAnError) {
 }
 
 TEST_P(BlockDeviceTest, ErrorsAreThoseOfTheirReads) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(4 * kBlockBytes);
   Fill(device.get());
   const auto queue = device->NewQueue();
@@ -218,13 +203,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, BlockDeviceTest, testing::Values(ReadMethod::k
 
 class FileDeviceTest : public testing::Test {
  protected:
-  BlockDeviceSpec Spec(size_t files = 1) {
-    BlockDeviceSpec spec;
-    for (size_t file = 0; file < files; ++file) {
-      spec.files.push_back(directory_.file("blocks-" + std::to_string(file)));
-    }
-    return spec;
-  }
+  std::unique_ptr<BlockDevice> Open() { return OpenBlockDevice(directory_.file("blocks")); }
   uint64_t BlocksOf(const std::string& file) const {
     struct stat there{};
     EXPECT_EQ(::stat(directory_.file(file).c_str(), &there), 0);
@@ -235,18 +214,16 @@ class FileDeviceTest : public testing::Test {
 };
 
 TEST_F(FileDeviceTest, TheNextProcessFindsSizeAndContent) {
-  BlockDeviceSpec spec = Spec(2);
-  spec.stripe_bytes = kBlockBytes;
   {
-    const auto device = OpenBlockDevice(spec);
+    const auto device = Open();
     EXPECT_EQ(device->size(), 0U);
-    device->Grow(5 * kBlockBytes);
-    EXPECT_EQ(device->size(), 6 * kBlockBytes);  // whole stripes on both
+    device->Grow(5 * kBlockBytes + 1);
+    EXPECT_EQ(device->size(), 6 * kBlockBytes);  // whole blocks
     Fill(device.get());
     device->Flush();
     device->Grow(kBlockBytes);  // never less
   }
-  const auto device = OpenBlockDevice(spec);
+  const auto device = Open();
   ASSERT_EQ(device->size(), 6 * kBlockBytes);
   const BlockBuffer blocks(6 * kBlockBytes);
   BlockRead read{0, blocks.data(), 6 * kBlockBytes};
@@ -255,7 +232,7 @@ TEST_F(FileDeviceTest, TheNextProcessFindsSizeAndContent) {
 }
 
 TEST_F(FileDeviceTest, MemoryOfWritesNeedsNoAlignment) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(2 * kBlockBytes);
   std::vector<std::byte> data(2 * kBlockBytes + 1);
   for (size_t at = 0; at < 2 * kBlockBytes; ++at) data[at + 1] = ByteAt(at);
@@ -267,17 +244,17 @@ TEST_F(FileDeviceTest, MemoryOfWritesNeedsNoAlignment) {
 }
 
 TEST_F(FileDeviceTest, GrowReservesTheSpaceAndDiscardGivesItBack) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(uint64_t{1} << 20);
-  const uint64_t grown = BlocksOf("blocks-0");
+  const uint64_t grown = BlocksOf("blocks");
   EXPECT_GE(grown, uint64_t{1} << 20);
   device->Discard(0, uint64_t{512} << 10);
-  EXPECT_LE(BlocksOf("blocks-0"), grown - (uint64_t{512} << 10));
+  EXPECT_LE(BlocksOf("blocks"), grown - (uint64_t{512} << 10));
   EXPECT_EQ(device->size(), uint64_t{1} << 20);
 }
 
 TEST_F(FileDeviceTest, AFileThatCannotGrowIsNotLonger) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(kBlockBytes);
   // Stands for a full file system: the limit of a file's size gives EFBIG.
   struct rlimit before{};
@@ -290,14 +267,14 @@ TEST_F(FileDeviceTest, AFileThatCannotGrowIsNotLonger) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(message.find("cannot get"), std::string::npos) << message;
-  EXPECT_NE(message.find(directory_.file("blocks-0")), std::string::npos) << message;
+  EXPECT_NE(message.find(directory_.file("blocks")), std::string::npos) << message;
   EXPECT_EQ(device->size(), kBlockBytes);
   device->Grow(2 << 20);
   EXPECT_EQ(device->size(), uint64_t{2} << 20);
 }
 
 TEST_F(FileDeviceTest, WritesMustBeWholeBlocksThatAreThere) {
-  const auto device = OpenBlockDevice(Spec());
+  const auto device = Open();
   device->Grow(kBlockBytes);
   const BlockBuffer blocks(2 * kBlockBytes);
   EXPECT_THROW(device->Write(0, blocks.data(), 100), StorageError);
@@ -307,26 +284,21 @@ TEST_F(FileDeviceTest, WritesMustBeWholeBlocksThatAreThere) {
 }
 
 TEST_F(FileDeviceTest, FilesThatCannotServeAreRefusedByName) {
-  BlockDeviceSpec spec;
-  EXPECT_THROW(OpenBlockDevice(spec), SpecError);
-  spec.files = {directory_.file("missing") + "/blocks"};
-  EXPECT_NE(MessageOf<StorageError>([&] { OpenBlockDevice(spec); }).find(spec.files[0]), std::string::npos);
-  spec.files = {"/dev/null"};
-  EXPECT_NE(MessageOf<StorageError>([&] { OpenBlockDevice(spec); }).find("/dev/null is not an ordinary file"),
+  const std::string missing = directory_.file("missing") + "/blocks";
+  EXPECT_NE(MessageOf<StorageError>([&] { OpenBlockDevice(missing); }).find(missing), std::string::npos);
+  EXPECT_NE(MessageOf<StorageError>([&] {
+              OpenBlockDevice("/dev/null");
+            }).find("/dev/null is not an ordinary file"),
             std::string::npos);
-  spec = Spec();
   WriteAll(directory_.file("target"), "x");
-  ASSERT_EQ(::symlink("target", spec.files[0].c_str()), 0);
-  EXPECT_THROW(OpenBlockDevice(spec), StorageError);
-  spec.files = {directory_.file("other")};
-  spec.stripe_bytes = 1000;
-  EXPECT_THROW(OpenBlockDevice(spec), SpecError);
+  ASSERT_EQ(::symlink("target", directory_.file("link").c_str()), 0);
+  EXPECT_THROW(OpenBlockDevice(directory_.file("link")), StorageError);
 }
 
 TEST_F(FileDeviceTest, FilesAreOfTheirOwnerOnly) {
-  OpenBlockDevice(Spec());
+  Open();
   struct stat there{};
-  ASSERT_EQ(::stat(Spec().files[0].c_str(), &there), 0);
+  ASSERT_EQ(::stat(directory_.file("blocks").c_str(), &there), 0);
   EXPECT_EQ(there.st_mode & 0777, mode_t{0600});
 }
 

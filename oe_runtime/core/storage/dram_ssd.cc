@@ -228,11 +228,7 @@ class DramSsd final : public Storage {
     return log;
   }
 
-  std::unique_ptr<BlockDevice> Open(const std::string& name) const {
-    BlockDeviceSpec device;
-    device.files = {PathOf(name)};
-    return OpenBlockDevice(device);
-  }
+  std::unique_ptr<BlockDevice> Open(const std::string& name) const { return OpenBlockDevice(PathOf(name)); }
 
   std::vector<std::string> List() const {
     std::vector<std::string> names;

@@ -13,11 +13,9 @@ namespace oe {
 namespace {
 
 // 0, or the errno.
-int ReadWhole(const StripedFiles& files, uint64_t offset, std::byte* into, uint64_t bytes) {
+int ReadWhole(int file, uint64_t offset, std::byte* into, uint64_t bytes) {
   while (bytes > 0) {
-    const StripedFiles::Piece piece = files.Locate(offset);
-    const ssize_t got = ::pread(files.descriptor(piece.file), into, std::min(bytes, piece.bytes),
-                                static_cast<off_t>(piece.offset));
+    const ssize_t got = ::pread(file, into, bytes, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno;
     if (got == 0) return ENODATA;
@@ -34,7 +32,7 @@ struct PreadPool::Submission {
   // A thread takes this many at once: few enough that all threads have work.
   static constexpr size_t kTaken = 4;
 
-  const StripedFiles* files = nullptr;
+  int file = -1;
   ReadCounts* counts = nullptr;
   BlockRead* reads = nullptr;
   size_t count = 0;
@@ -48,15 +46,14 @@ struct PreadPool::Submission {
 
 class PreadPool::Queue final : public ReadQueue {
  public:
-  Queue(PreadPool* pool, const StripedFiles* files, ReadCounts* counts)
-      : pool_(pool), files_(files), counts_(counts) {}
+  Queue(PreadPool* pool, int file, ReadCounts* counts) : pool_(pool), file_(file), counts_(counts) {}
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
   ~Queue() override { Queue::Wait(kEverything); }
 
   uint64_t Submit(BlockRead* reads, size_t count) override {
     auto submission = std::make_shared<Submission>();
-    submission->files = files_;
+    submission->file = file_;
     submission->counts = counts_;
     submission->reads = reads;
     submission->count = count;
@@ -83,7 +80,7 @@ class PreadPool::Queue final : public ReadQueue {
 
  private:
   PreadPool* const pool_;
-  const StripedFiles* const files_;
+  const int file_;
   ReadCounts* const counts_;
   std::deque<std::shared_ptr<Submission>> open_;  // the last ones of all submissions
   uint64_t last_ = 0;
@@ -107,8 +104,8 @@ PreadPool::~PreadPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::unique_ptr<ReadQueue> PreadPool::NewQueue(const StripedFiles* files, ReadCounts* counts) {
-  return std::make_unique<Queue>(this, files, counts);
+std::unique_ptr<ReadQueue> PreadPool::NewQueue(int file, ReadCounts* counts) {
+  return std::make_unique<Queue>(this, file, counts);
 }
 
 void PreadPool::Add(const std::shared_ptr<Submission>& submission) {
@@ -151,12 +148,12 @@ void PreadPool::Work() {
       uint64_t bytes = 0;
       if (shape == ReadShape::kBlocks) {
         bytes = read.bytes;
-        read.error = ReadWhole(*submission->files, read.offset, read.into, bytes);
+        read.error = ReadWhole(submission->file, read.offset, read.into, bytes);
         if (read.error == 0) read.error = Deliver(read, shape, read.into);
       } else if (shape == ReadShape::kPiece) {
         bytes = kBlockBytes;
         const uint64_t block = read.offset / kBlockBytes * kBlockBytes;
-        read.error = ReadWhole(*submission->files, block, buffer.data(), bytes);
+        read.error = ReadWhole(submission->file, block, buffer.data(), bytes);
         if (read.error == 0) read.error = Deliver(read, shape, buffer.data());
       } else {
         read.error = EINVAL;

@@ -10,7 +10,6 @@
 
 #include "oe_runtime/core/storage/block_device.h"
 #include "oe_runtime/core/storage/block_reads.h"
-#include "oe_runtime/core/storage/striped_files.h"
 
 namespace oe {
 
@@ -25,8 +24,8 @@ class PreadPool {
   PreadPool(const PreadPool&) = delete;
   PreadPool& operator=(const PreadPool&) = delete;
 
-  // The files and counts outlive the queue.
-  std::unique_ptr<ReadQueue> NewQueue(const StripedFiles* files, ReadCounts* counts);
+  // The file and counts outlive the queue.
+  std::unique_ptr<ReadQueue> NewQueue(int file, ReadCounts* counts);
 
  private:
   static constexpr uint32_t kMostThreads = 32;

@@ -565,9 +565,7 @@ TEST(RowLogTest, ATombstoneThatFindsNoPlaceEndsCheckpoints) {
 // On files, with everything at once: for the sanitizers.
 TEST(RowLogTest, ThreadsWriteReadCleanAndCommitAtOnce) {
   const TestDirectory directory;
-  BlockDeviceSpec files;
-  files.files = {directory.path() + "/log"};
-  const auto device = OpenBlockDevice(files);
+  const auto device = OpenBlockDevice(directory.file("log"));
   RowLogSpec spec = SmallSpec(512);
   spec.spare = 1.3;
   Owner owner(device.get(), spec);

@@ -26,8 +26,7 @@ bool HasLiburing() { return false; }
 
 std::string UringSupport(bool* /*registers_buffers*/) { return "this build has no liburing"; }
 
-std::unique_ptr<ReadQueue> NewUringQueue(const StripedFiles* /*files*/, ReadCounts* /*counts*/,
-                                         std::string* why_not) {
+std::unique_ptr<ReadQueue> NewUringQueue(int /*file*/, ReadCounts* /*counts*/, std::string* why_not) {
   *why_not = UringSupport(nullptr);
   return nullptr;
 }
@@ -161,8 +160,7 @@ class ThreadRing {
 
 class UringQueue final : public ReadQueue {
  public:
-  UringQueue(ThreadRing* ring, const StripedFiles* files, ReadCounts* counts)
-      : ring_(*ring), files_(*files), counts_(*counts) {}
+  UringQueue(ThreadRing* ring, int file, ReadCounts* counts) : ring_(*ring), file_(file), counts_(*counts) {}
   UringQueue(const UringQueue&) = delete;
   UringQueue& operator=(const UringQueue&) = delete;
   ~UringQueue() override { UringQueue::Wait(kEverything); }
@@ -199,7 +197,7 @@ class UringQueue final : public ReadQueue {
     return true;
   }
 
-  const StripedFiles& files() const { return files_; }
+  int file() const { return file_; }
 
   void Finish(const Operation& operation, int error) {
     BlockRead* read = operation.read;
@@ -266,7 +264,7 @@ class UringQueue final : public ReadQueue {
   }
 
   ThreadRing& ring_;
-  const StripedFiles& files_;
+  const int file_;
   ReadCounts& counts_;
   std::deque<Submission> open_;  // the last ones of all submissions
   uint64_t last_ = 0;
@@ -274,15 +272,12 @@ class UringQueue final : public ReadQueue {
 };
 
 void ThreadRing::Prepare(Operation* operation) {
-  const StripedFiles& files = operation->queue->files();
-  const StripedFiles::Piece piece = files.Locate(operation->offset);
-  const auto bytes = static_cast<unsigned>(std::min<uint64_t>(operation->left, piece.bytes));
   struct io_uring_sqe* entry = ::io_uring_get_sqe(&ring_);  // there are as many as operations
-  const int file = files.descriptor(piece.file);
+  const int file = operation->queue->file();
   if (registered_ && operation->shape == ReadShape::kPiece) {
-    ::io_uring_prep_read_fixed(entry, file, operation->into, bytes, piece.offset, 0);
+    ::io_uring_prep_read_fixed(entry, file, operation->into, operation->left, operation->offset, 0);
   } else {
-    ::io_uring_prep_read(entry, file, operation->into, bytes, piece.offset);
+    ::io_uring_prep_read(entry, file, operation->into, operation->left, operation->offset);
   }
   ::io_uring_sqe_set_data(entry, operation);
   ++in_flight_;
@@ -346,11 +341,10 @@ std::string UringSupport(bool* registers_buffers) {
   return why_not;
 }
 
-std::unique_ptr<ReadQueue> NewUringQueue(const StripedFiles* files, ReadCounts* counts,
-                                         std::string* why_not) {
+std::unique_ptr<ReadQueue> NewUringQueue(int file, ReadCounts* counts, std::string* why_not) {
   ThreadRing* ring = RingOfThisThread(why_not);
   if (ring == nullptr) return nullptr;
-  return std::make_unique<UringQueue>(ring, files, counts);
+  return std::make_unique<UringQueue>(ring, file, counts);
 }
 
 #endif

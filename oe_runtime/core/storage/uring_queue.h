@@ -5,7 +5,6 @@
 
 #include "oe_runtime/core/storage/block_device.h"
 #include "oe_runtime/core/storage/block_reads.h"
-#include "oe_runtime/core/storage/striped_files.h"
 
 namespace oe {
 
@@ -19,8 +18,8 @@ bool HasLiburing();
 // the kernel pins the buffers of each read anew. Throws StorageError if no more files can be opened.
 std::string UringSupport(bool* registers_buffers);
 
-// For this thread; the files and counts outlive it. Null, and why, if the thread gets no ring. Throws
+// For this thread; the file and counts outlive it. Null, and why, if the thread gets no ring. Throws
 // StorageError if no more files can be opened.
-std::unique_ptr<ReadQueue> NewUringQueue(const StripedFiles* files, ReadCounts* counts, std::string* why_not);
+std::unique_ptr<ReadQueue> NewUringQueue(int file, ReadCounts* counts, std::string* why_not);
 
 }  // namespace oe

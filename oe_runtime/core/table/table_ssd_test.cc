@@ -419,11 +419,9 @@ TEST_F(TableSsdFileTest, TheRoomSaysHowManyRowsFit) {
 TEST_F(TableSsdFileTest, OneTableMayFillALargeDrive) {
   constexpr uint64_t kGiB = uint64_t{1} << 30;
   const auto segment_bytes = [&] {
-    BlockDeviceSpec files;
-    files.files = {Log()};
     RowLogSpec spec;
     spec.row_bytes = 1;
-    return RowLog::Peek(OpenBlockDevice(files).get(), spec)->segment_bytes;
+    return RowLog::Peek(OpenBlockDevice(Log()).get(), spec)->segment_bytes;
   };
   StorageSpec storage = Storage();
   storage.capacity_bytes = 300 * kGiB;
