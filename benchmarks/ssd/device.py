@@ -56,8 +56,8 @@ def file_of(directory: Path, gib: int) -> Path:
     return file
 
 
-def fio(file: Path, seconds: float) -> Run:
-    """Reads of 4 KiB at depth 128 by io_uring."""
+def fio(file: Path, seconds: float, threads: int = 1) -> Run:
+    """Reads of 4 KiB by io_uring, each thread at depth 128."""
     argv = [
         "fio",
         "--name=read",
@@ -69,6 +69,7 @@ def fio(file: Path, seconds: float) -> Run:
     ]
     argv += ["--ioengine=io_uring", "--iodepth=128", "--registerfiles", "--fixedbufs", "--time_based"]
     argv += [f"--runtime={seconds}", "--norandommap", "--randrepeat=0", "--output-format=json"]
+    argv += [f"--numjobs={threads}", "--group_reporting"]
     job = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout)["jobs"][0]
     cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] * 1e3 / job["read"]["total_ios"]
     return Run(job["read"]["iops"], cpu)

@@ -104,11 +104,8 @@ int Main(int count, char** words) {
         "ssd_device FILE fill GIB | FILE io_uring|preads SECONDS BATCHES_IN_FLIGHT READS_PER_BATCH\n");
     return 2;
   }
-  BlockDeviceSpec spec;
-  spec.files = {words[1]};
   const std::string what = words[2];
-  if (what == "preads") spec.method = ReadMethod::kPreads;
-  const auto device = OpenBlockDevice(spec);
+  const auto device = OpenBlockDevice(words[1], what == "preads" ? ReadMethod::kPreads : ReadMethod::kBest);
   if (what == "fill") {
     Fill(device.get(), std::strtoull(words[3], nullptr, 10));
     return 0;

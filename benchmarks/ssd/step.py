@@ -1,13 +1,15 @@
 """Steps of a table with rows beyond its memory: dram_ssd, dram_pmem on a directory, dram, RocksDB.
 
-    python benchmarks/ssd/step.py [--directory DIRECTORY] [--rows 2000000] [--rounds 7] [--only NAME ...]
+    python benchmarks/ssd/step.py [--directory DIRECTORY] [--rows 2000000] [--dim 64 ...] [--only NAME ...]
 
 As root, where control groups can limit memory. A step pulls and pushes a batch of 4,096 x 26 skewed ids. Each
 contender has a process of its own, with the same cache, and they take turns: a round is ten steps of each.
 The table has medians, and medians of each round's ratio. dram_ssd and dram_pmem have the same limit of
 memory. RocksDB has none, since its compactions need more, but it reads and writes past the page cache. Its
 block cache is as large as the cache and the index of dram_ssd together, or it has a cache of rows in front
-that is as large as the cache of dram_ssd. It logs nothing. Needs librocksdb-dev.
+that is as large as the cache of dram_ssd. It logs nothing. The bound of dram_ssd is the step of dram, or the
+time that fio takes in the same round for as many reads, with as many threads, where that is longer. Needs fio
+and librocksdb-dev.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import core_programs  # noqa: E402
+import device  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "ssd_step.md"
+RESULTS = ROOT / "benchmarks" / "results"
 PROGRAM = core_programs.FOLDER / "ssd_step"
 PEER = ROOT / "benchmarks" / "peers" / "rocksdb_step.cc"
 PEER_PROGRAM = ROOT / "build" / "peers" / "rocksdb_step"
@@ -40,6 +45,7 @@ PEERS = {
     "RocksDB behind a cache of rows, 32 threads": (32, True),
 }
 STEPS = 10
+BLOCK = 4096
 INDEX = 24  # bytes of DRAM per row
 OTHERS = 224 << 20  # the process, and what a batch of new rows takes at once
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -48,20 +54,21 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 class Contender:
     """A process with a table, which runs steps when it is asked to."""
 
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, options: argparse.Namespace, dim: int) -> None:
         folder = "ssd_step-" + name.replace(" ", "_").replace(",", "")
         directory = options.directory / folder
         directory.mkdir(exist_ok=True)
-        row = 8 * options.dim
+        self._directory = directory
+        row = 8 * dim
         cache = int(options.rows * row * options.cached)
         index = options.rows * INDEX
         self.limit = cache + index + OTHERS
         self._group = GROUPS / folder
-        argv: list[object] = [PROGRAM, name, directory, cache, options.rows, options.dim, options.threads]
+        argv: list[object] = [PROGRAM, name, directory, cache, options.rows, dim, options.threads]
         if name in PEERS:
             threads, has_rows_cached = PEERS[name]
             caches = (index, cache) if has_rows_cached else (index + cache, 0)
-            argv = [PEER_PROGRAM, directory, *caches, options.rows, options.dim, threads]
+            argv = [PEER_PROGRAM, directory, *caches, options.rows, dim, threads]
         self.process = subprocess.Popen(
             [str(word) for word in argv],
             stdin=subprocess.PIPE,
@@ -76,6 +83,13 @@ class Contender:
         self._group.mkdir(exist_ok=True)
         (self._group / "memory.limit_in_bytes").write_text(str(self.limit))
         (self._group / "cgroup.procs").write_text(str(os.getpid()))
+
+    def end(self) -> None:
+        """End the process, and remove its rows."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        shutil.rmtree(self._directory)
 
     def _line(self) -> list[str]:
         assert self.process.stdout is not None
@@ -116,6 +130,50 @@ def _table(runs: dict[str, list[list[float]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _bounds(runs: dict[str, list[list[float]]], alone: list[device.Run]) -> str:
+    """What the drive and the cores allow dram_ssd."""
+    took, speeds, parts = [], [], []
+    for ours, dram, fio in zip(runs["dram_ssd"], runs["dram"], alone, strict=True):
+        took.append(ours[3] / BLOCK / fio.rate * 1e3)
+        bound = max(dram[0], took[-1])
+        speeds.append((dram[0] / ours[0], dram[0] / bound))
+        parts.append(bound / ours[0])
+    speed, bound = map(statistics.median, zip(*speeds, strict=True))
+    rate, cpu = (statistics.median(column) for column in zip(*map(astuple, alone), strict=True))
+    return (
+        f"fio reads {rate / 1e3:,.0f} k blocks per second at {cpu:.2f} µs of processor time each: a step's "
+        f"reads take {statistics.median(took):.1f} ms. `dram_ssd` has {speed:.2f} of `dram`'s speed, the "
+        f"bound is {bound:.2f}. It has **{statistics.median(parts):.2f} of its bound**.\n"
+    )
+
+
+def _measure(options: argparse.Namespace, dim: int) -> str:
+    """The result for one width of rows."""
+    # Ours is what the others are compared with.
+    names = dict.fromkeys(("dram_ssd", *options.only))
+    contenders = {name: Contender(name, options, dim) for name in names}
+    runs: dict[str, list[list[float]]] = {name: [] for name in contenders}
+    file = device.file_of(options.directory, 1) if "dram" in names else None
+    alone: list[device.Run] = []
+    for round_ in range(options.rounds + 1):
+        for storage, contender in contenders.items():
+            found = contender.run()
+            if round_:  # the first fills the caches
+                runs[storage].append(found)
+        if round_ and file:
+            alone.append(device.fio(file, 2.0, options.threads))
+    for contender in contenders.values():
+        contender.end()
+    about = (
+        f"{options.rows:,} rows of {8 * dim} bytes, {options.rows * 8 * dim / 2**20:,.0f} MiB, with "
+        f"{options.cached:.0%} of them cached; the memory of a process is limited to "
+        f"{contenders['dram_ssd'].limit / 2**20:,.0f} MiB, but not of `dram` and RocksDB. "
+        f"{options.rounds} rounds in turns, each of {STEPS} steps of 4,096 × 26 ids, pull and push, on "
+        f"{options.threads} threads."
+    ).replace("%", " %")
+    return "\n\n".join([about, _table(runs), *([_bounds(runs, alone)] if file else [])])
+
+
 def main() -> None:
     """Run, print, and with --save keep the result."""
     parser = argparse.ArgumentParser(
@@ -125,41 +183,27 @@ def main() -> None:
     )
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"), help="on the drive")  # noqa: S108
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--dim", type=int, default=64, help="of float32, with Adagrad's state")
+    parser.add_argument("--dim", type=int, nargs="+", default=[64], help="of float32, with Adagrad's state")
     parser.add_argument("--cached", type=float, default=0.1, help="part of the rows that the cache holds")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     everyone = (*STORAGES, *PEERS)
     parser.add_argument("--only", nargs="+", choices=everyone, default=everyone, metavar="NAME")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/ssd_step.md")
+    parser.add_argument(
+        "--save", nargs="?", const="ssd_step", metavar="NAME", help="write benchmarks/results/NAME.md"
+    )
     options = parser.parse_args()
     core_programs.build(PROGRAM.name)
     if any(name in PEERS for name in options.only):
         _build_peer()
-    # Ours is what the others are compared with.
-    contenders = {name: Contender(name, options) for name in dict.fromkeys(("dram_ssd", *options.only))}
-    runs: dict[str, list[list[float]]] = {name: [] for name in contenders}
-    for round_ in range(options.rounds + 1):
-        for storage, contender in contenders.items():
-            found = contender.run()
-            if round_:  # the first fills the caches
-                runs[storage].append(found)
     where = (
         f"{core_programs.machine()}, load {os.getloadavg()[0]:.1f}: "
         f"`python benchmarks/ssd/step.py {shlex.join(sys.argv[1:])}`"
     )
-    row = 8 * options.dim
-    about = (
-        f"{options.rows:,} rows of {row} bytes, {options.rows * row / 2**20:,.0f} MiB, with "
-        f"{options.cached:.0%} of them cached; the memory of a process is limited to "
-        f"{contenders['dram_ssd'].limit / 2**20:,.0f} MiB, but not of `dram` and RocksDB. "
-        f"{options.rounds} rounds in turns, each of {STEPS} steps of 4,096 × 26 ids, pull and push, on "
-        f"{options.threads} threads."
-    ).replace("%", " %")
-    table = _table(runs)
-    print(where, about, table, sep="\n\n")
+    result = "\n\n".join([where, *(_measure(options, dim) for dim in options.dim)])
+    print(result)
     if options.save:
-        RESULTS.write_text(f"# Steps with rows on a drive\n\n{where}\n\n{about}\n\n{table}")
+        (RESULTS / f"{options.save}.md").write_text(f"# Steps with rows on a drive\n\n{result}")
 
 
 if __name__ == "__main__":
