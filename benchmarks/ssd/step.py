@@ -8,8 +8,8 @@ The table has medians, and medians of each round's ratio. dram_ssd and dram_pmem
 memory. RocksDB has none, since its compactions need more, but it reads and writes past the page cache. Its
 block cache is as large as the cache and the index of dram_ssd together, or it has a cache of rows in front
 that is as large as the cache of dram_ssd. It logs nothing. The bound of dram_ssd is the step of dram, or the
-time that fio takes in the same round for as many reads, with as many threads, where that is longer. Needs fio
-and librocksdb-dev.
+time that fio takes in the same round for as many reads of the same file, with as many threads, where that is
+longer. Needs fio and librocksdb-dev.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ PEERS = {
 STEPS = 10
 BLOCK = 4096
 INDEX = 24  # bytes of DRAM per row
+FRAME = 24  # the same per row in the cache of dram_ssd, beside the row
 OTHERS = 224 << 20  # the process, and what a batch of new rows takes at once
 GROUPS = Path("/sys/fs/cgroup/memory")
 
@@ -58,9 +59,9 @@ class Contender:
         folder = "ssd_step-" + name.replace(" ", "_").replace(",", "")
         directory = options.directory / folder
         directory.mkdir(exist_ok=True)
-        self._directory = directory
+        self.directory = directory
         row = 8 * dim
-        cache = int(options.rows * row * options.cached)
+        cache = int(options.rows * (row + FRAME) * options.cached)
         index = options.rows * INDEX
         self.limit = cache + index + OTHERS
         self._group = GROUPS / folder
@@ -89,7 +90,7 @@ class Contender:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
-        shutil.rmtree(self._directory)
+        shutil.rmtree(self.directory)
 
     def _line(self) -> list[str]:
         assert self.process.stdout is not None
@@ -153,15 +154,15 @@ def _measure(options: argparse.Namespace, dim: int) -> str:
     names = dict.fromkeys(("dram_ssd", *options.only))
     contenders = {name: Contender(name, options, dim) for name in names}
     runs: dict[str, list[list[float]]] = {name: [] for name in contenders}
-    file = device.file_of(options.directory, 1) if "dram" in names else None
     alone: list[device.Run] = []
     for round_ in range(options.rounds + 1):
         for storage, contender in contenders.items():
             found = contender.run()
             if round_:  # the first fills the caches
                 runs[storage].append(found)
-        if round_ and file:
-            alone.append(device.fio(file, 2.0, options.threads))
+        if round_ and "dram" in names:
+            log = next(contenders["dram_ssd"].directory.glob("oe-*.log"))
+            alone.append(device.fio(log, 2.0, options.threads))
     for contender in contenders.values():
         contender.end()
     about = (
@@ -171,7 +172,7 @@ def _measure(options: argparse.Namespace, dim: int) -> str:
         f"{options.rounds} rounds in turns, each of {STEPS} steps of 4,096 × 26 ids, pull and push, on "
         f"{options.threads} threads."
     ).replace("%", " %")
-    return "\n\n".join([about, _table(runs), *([_bounds(runs, alone)] if file else [])])
+    return "\n\n".join([about, _table(runs), *([_bounds(runs, alone)] if alone else [])])
 
 
 def main() -> None:

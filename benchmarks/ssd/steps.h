@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <fstream>
 #include <iostream>
@@ -18,13 +17,15 @@ namespace steps {
 
 constexpr size_t kIdsPerBatch = size_t{4096} * 26;
 
-// Ids of density ~ 1 / rank, made unique, scattered over the keys as hashed ids are.
+// Ids as those of benchmarks/engine, made unique: 0.05 % of the rows take 85.7 % of the ids, and 1 %
+// take 95.7 %. They are scattered over the keys as hashed ids are.
 inline std::vector<uint64_t> Batch(uint64_t rows, std::mt19937_64* random) {
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   std::vector<uint64_t> batch;
   for (size_t i = 0; i < kIdsPerBatch; ++i) {
-    const double rank = std::pow(static_cast<double>(rows), uniform(*random)) - 1;
-    batch.push_back(std::min(static_cast<uint64_t>(rank), rows - 1) * 0x9E3779B1 % rows);
+    const double kind = uniform(*random);
+    const uint64_t reach = kind < 0.857 ? rows / 2000 : kind < 0.957 ? rows / 100 : rows;
+    batch.push_back((*random)() % reach * 0x9E3779B1 % rows);
   }
   std::sort(batch.begin(), batch.end());
   batch.erase(std::unique(batch.begin(), batch.end()), batch.end());

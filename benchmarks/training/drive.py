@@ -1,15 +1,18 @@
 """What rows on a drive cost training: dram_ssd servers beside dram servers, step by step, with equal losses.
 
 The same model trains on the same batches with a server of each storage, in turns of steps. A part of the rows
-is cached; the others are on the drive of --directory, past the page cache. All share the cores. Beside each
-pair fio measures the drive, for the bound. A run appends a line of JSON for each pair of turns; the report is
-made of all pairs. A loss that differs ends the run. Needs fio.
+is cached; the others are on the drive of --directory, past the page cache. All share the cores, or with
+--apart the servers have the last one. Beside each pair fio measures the drive, for the bound. A run appends a
+line of JSON for each pair of turns; the report is made of all pairs. A loss that differs ends the run. Needs
+fio.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -27,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ssd"))
 import device
 
 KINDS = ("dram", "dram_ssd")
+SETUP = ("model", "dim", "cap", "batch_size", "cached", "apart")
 
 
 def main() -> int:
@@ -43,6 +47,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="of a turn")
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"), help="on the drive")  # noqa: S108
+    parser.add_argument("--apart", action="store_true", help="the servers have the last core for themselves")
     parser.add_argument("--parts", type=Path, default=RESULTS / "training_drive.jsonl")
     parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
     options = parser.parse_args()
@@ -58,16 +63,20 @@ def main() -> int:
 def pairs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measured pairs of turns."""
     cache = int(26 * options.cap * options.cached * 2 * options.dim * 4)  # Adagrad
-    setup = {key: getattr(options, key) for key in ("model", "dim", "cap", "batch_size", "cached")}
+    setup = {key: getattr(options, key) for key in SETUP}
+    cores = sorted(os.sched_getaffinity(0))
     flags = ("--storage-cache", str(cache))
     file = device.file_of(options.directory, 1)
-    with (
-        tempfile.TemporaryDirectory(dir=options.directory) as directory,
-        server("dram", Path(directory)) as first,
-        server("dram_ssd", Path(directory), *flags) as second,
-        Trained(options, first.endpoint) as dram,
-        Trained(options, second.endpoint) as drive,
-    ):
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.directory)))
+        if options.apart:
+            os.sched_setaffinity(0, cores[-1:])
+        first = stack.enter_context(server("dram", directory))
+        second = stack.enter_context(server("dram_ssd", directory, *flags))
+        if options.apart:
+            os.sched_setaffinity(0, cores[:-1])
+        dram = stack.enter_context(Trained(options, first.endpoint))
+        drive = stack.enter_context(Trained(options, second.endpoint))
         turns = {"dram": Turns(dram, first), "dram_ssd": Turns(drive, second)}
         for turn in turns.values():
             turn.take(options.before)
@@ -125,10 +134,9 @@ def report(parts: Path) -> int:
     """The table of all pairs."""
     cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in lines_of(parts):
-        key = (one["model"], one["dim"], one["cap"], one["batch_size"], one["cached"])
-        cells.setdefault(key, []).append(one)
+        cells.setdefault(tuple(one[key] for key in SETUP), []).append(one)
     rows = []
-    for (model, dim, cap, _, cached), found in cells.items():
+    for (model, dim, cap, _, cached, apart), found in cells.items():
         kinds = {kind: [one[kind] for one in found] for kind in KINDS}
         ms = {kind: [turn["ms"] for turn in kinds[kind]] for kind in KINDS}
         middle, low, high = more(ms["dram"], ms["dram_ssd"])
@@ -145,7 +153,7 @@ def report(parts: Path) -> int:
         loads = sorted(one["load"] for one in found)
         rows.append(
             [
-                f"{model}, dim {dim}, {26 * cap:,} ids, {cached:.0%} cached",
+                f"{model}, dim {dim}, {26 * cap:,} ids, {cached:.0%} cached{', servers apart' * apart}",
                 *(f"{statistics.median(ms[kind]):.1f}" for kind in KINDS),
                 f"**{1 + middle / 100:.2f} ×** ({1 + low / 100:.2f} to {1 + high / 100:.2f})",
                 f"{statistics.median(bounds):.2f} ×",
@@ -159,11 +167,12 @@ def report(parts: Path) -> int:
         )
     text = header("What rows on a drive cost training")
     text += """\
-The trainer with one server over loopback on the same cores, batch 4096, adagrad, generated rows, with Keras's
-loss read after each step: turns with rows in `dram_ssd` beside turns with rows in `dram`. The losses of all
-steps were equal. *Speed* is that of `dram_ssd` as a multiple of `dram`'s: of the pairs, the median and its
-interval of 95 %. *Bound* is what the drive allows if all its reads are hidden: the step of dram, or the time
-that fio takes for as many reads (on the drive, or on the core that submits them) where that is longer.
+The trainer with one server over loopback, batch 4096, adagrad, generated rows, with the loss read after each
+step: turns with rows in `dram_ssd` beside turns with rows in `dram`. All share the cores; *apart*: the server
+has one of them, the trainer the others. The losses of all steps were equal. *Speed* is that of `dram_ssd` as
+a multiple of `dram`'s: of the pairs, the median and its interval of 95 %. *Bound* is what the drive allows if
+all its reads are hidden: the step of dram, or the time that fio takes for as many reads (on the drive, or on
+the core that submits them) where that is longer.
 
 """
     columns = ["", "dram, ms", "dram_ssd, ms", "speed", "bound", "more processor ms", "reads", "MiB read"]

@@ -132,14 +132,14 @@ void LogStore::EnsureFree() {
 }
 
 bool LogStore::EvictOne() noexcept {
-  const size_t most = 2 * frames_.size();
+  const size_t most = (kMostReads + 1) * frames_.size();
   for (size_t seen = 0; seen < most; ++seen) {
     if (hand_ >= frames_.size()) hand_ = 0;
     const uint32_t at = hand_++;
     Frame& frame = frames_[at];
     if (!frame.used || frame.pins > 0) continue;
-    if (frame.read != 0) {
-      frame.read = 0;
+    if (frame.reads > 0) {
+      frame.reads = frame.reads == kReadAhead ? uint8_t{0} : static_cast<uint8_t>(frame.reads - 1);
       continue;
     }
     return Evict(at);
@@ -202,7 +202,6 @@ uint32_t LogStore::Add(Key key) noexcept {
   frame.used = true;
   frame.pins = 1;
   frame.dirty = static_cast<uint32_t>(log_->epoch());
-  frame.read = 1;
   rows_.fetch_add(1, std::memory_order_relaxed);
   log_->Claim(1);
   changed_ = true;
@@ -244,7 +243,6 @@ void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
     if (numbers[i] == kNoRow) continue;
     if ((numbers[i] & kCopyBit) != 0) {
       Pin(numbers[i]);
-      frames_[numbers[i] % kCopyBit].read = 1;
       continue;
     }
     const uint32_t slot = std::exchange(numbers[i], kNoRow);
@@ -288,15 +286,17 @@ void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
 
 // Many threads may do this at once, and the hand of the clock needs no more than a hint.
 bool LogStore::NoteRead(uint32_t number) const noexcept {
-  auto* read = const_cast<uint8_t*>(&frames_[number % kCopyBit].read);
-  const uint8_t before = __atomic_load_n(read, __ATOMIC_RELAXED);
-  if (before != 1) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
-  return before == kReadAhead;
+  auto* reads = const_cast<uint8_t*>(&frames_[number % kCopyBit].reads);
+  const uint8_t before = __atomic_load_n(reads, __ATOMIC_RELAXED);
+  if (before == kMostReads) return false;
+  const bool is_first = before == kReadAhead;
+  __atomic_store_n(reads, is_first ? uint8_t{0} : static_cast<uint8_t>(before + 1), __ATOMIC_RELAXED);
+  return is_first;
 }
 
 void LogStore::Keep(uint32_t number) const noexcept {
-  auto* read = const_cast<uint8_t*>(&frames_[number % kCopyBit].read);
-  if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
+  auto* reads = const_cast<uint8_t*>(&frames_[number % kCopyBit].reads);
+  if (__atomic_load_n(reads, __ATOMIC_RELAXED) == 0) __atomic_store_n(reads, uint8_t{1}, __ATOMIC_RELAXED);
 }
 
 size_t LogStore::MostReadAhead() const noexcept {
@@ -323,7 +323,7 @@ void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead)
   frame.used = true;
   frame.slot = slot;
   frame.entries = true;
-  frame.read = ahead ? kReadAhead : uint8_t{1};
+  frame.reads = ahead ? kReadAhead : uint8_t{0};
   std::memcpy(content(at), row, row_bytes_);
   index_->Set(key, at | kCopyBit);
   rows_.fetch_add(1, std::memory_order_relaxed);

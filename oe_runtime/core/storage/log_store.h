@@ -57,8 +57,9 @@ class LogReads {
 };
 
 // The rows of one internal shard of a table in a log (row_log.h). Rows live in frames in DRAM while they are
-// used; CLOCK puts them out, and those that changed are then appended to the log, or when a checkpoint needs
-// them. The index leads to the frame of a row that has one (kCopyBit), or else to its slot in the log.
+// used. CLOCK with counts of reads (GCLOCK) puts them out, and those that changed are then appended to the
+// log, or when a checkpoint needs them. The index leads to the frame of a row that has one (kCopyBit), or
+// else to its slot in the log.
 //
 // Callers hold mutex(): shared to read, exclusive to change. What appends to the log needs RowLog::Room too,
 // which they ask for before they take the lock.
@@ -141,10 +142,11 @@ class LogStore final : public RowStore {
     uint32_t dirty = 0;  // the epoch in which it was changed and is not in the log yet; 0: it is
     bool used = false;
     bool entries = false;  // whether the log may have entries of the key
-    uint8_t read = 0;      // since the hand was there; kReadAhead: not yet, but it is going to be
+    uint8_t reads = 0;     // after the one that brought it, less one for each time that the hand was there
   };
 
-  static constexpr uint8_t kReadAhead = 2;
+  static constexpr uint8_t kMostReads = 3;  // that count
+  static constexpr uint8_t kReadAhead = 4;  // it was read ahead, and by no pull so far
   std::byte* content(uint32_t frame) const noexcept { return row(frame | kCopyBit); }
   void EnsureFree();
   bool AddBlock(bool beyond);

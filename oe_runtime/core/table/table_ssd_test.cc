@@ -219,6 +219,45 @@ INSTANTIATE_TEST_SUITE_P(Dims, TableSsdTest, testing::Values(2, 16, 400));
 
 class TableSsdFileTest : public TableSsdTest {};
 
+// Of all ids 86 % are of 100 rows and 10 % of 1 % of the rows. What is left comes about once, and must not
+// push out the others, for which the cache of 2 % has room.
+TEST_F(TableSsdFileTest, RowsThatComeOftenStayInTheCache) {
+  constexpr Key kRows = 200000;
+  constexpr uint64_t kRowBytes = 512;
+  constexpr uint64_t kFrameBytes = 24;
+  TableSpec spec = Spec(64, "adagrad");
+  const auto ssd = Table::Create(spec, Storage(false, kRows / 50 * (kRowBytes + kFrameBytes)));
+  std::vector<Key> keys(kRows / 8);
+  for (Key first = 0; first < kRows; first += keys.size()) {
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = first + i;
+    Push(ssd.get(), keys);
+  }
+  std::mt19937_64 random(1);
+  std::vector<float> rows;
+  uint64_t seldom = 0;
+  CacheStats before;
+  for (int batch = 0; batch < 60; ++batch) {
+    if (batch == 30) {  // the cache is full of what it needs
+      before = ssd->cache();
+      seldom = 0;
+    }
+    keys.clear();
+    for (int i = 0; i < 10000; ++i) {
+      const uint64_t kind = random() % 1000;
+      seldom += kind < 957 ? 0 : 1;
+      keys.push_back(random() % (kind < 857 ? 100 : kind < 957 ? kRows / 100 : kRows));
+    }
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    rows.resize(keys.size() * spec.dim);
+    ssd->Pull(keys.data(), keys.size(), rows.data());
+    Push(ssd.get(), keys);
+  }
+  const uint64_t misses = ssd->cache().misses - before.misses;
+  EXPECT_GT(misses, seldom * 9 / 10);
+  EXPECT_LT(misses, seldom * 115 / 100);
+}
+
 TEST_F(TableSsdFileTest, ARowWithAFlippedBitIsQuarantined) {
   auto ssd = Table::Create(Spec(64, "sgd"), Storage(false, 100 << 10));
   std::vector<Key> keys(5000);
