@@ -45,7 +45,7 @@ PEERS = {
     "RocksDB behind a cache of rows, 32 threads": (32, True),
 }
 STEPS = 10
-BLOCK = 4096
+LEAST_ROWS = 2000
 INDEX = 24  # bytes of DRAM per row
 FRAME = 24  # the same per row in the cache of dram_ssd, beside the row
 OTHERS = 224 << 20  # the process, and what a batch of new rows takes at once
@@ -68,7 +68,8 @@ class Contender:
         argv: list[object] = [PROGRAM, name, directory, cache, options.rows, dim, options.threads]
         if name in PEERS:
             threads, has_rows_cached = PEERS[name]
-            caches = (index, cache) if has_rows_cached else (index + cache, 0)
+            rows = int(options.rows * row * options.cached)
+            caches = (index, rows) if has_rows_cached else (index + cache, 0)
             argv = [PEER_PROGRAM, directory, *caches, options.rows, dim, threads]
         self.process = subprocess.Popen(
             [str(word) for word in argv],
@@ -91,6 +92,8 @@ class Contender:
         self.process.stdin.close()
         self.process.wait()
         shutil.rmtree(self.directory)
+        if self._group.exists():
+            self._group.rmdir()
 
     def _line(self) -> list[str]:
         assert self.process.stdout is not None
@@ -135,7 +138,7 @@ def _bounds(runs: dict[str, list[list[float]]], alone: list[device.Run]) -> str:
     """What the drive and the cores allow dram_ssd."""
     took, speeds, parts = [], [], []
     for ours, dram, fio in zip(runs["dram_ssd"], runs["dram"], alone, strict=True):
-        took.append(ours[3] / BLOCK / fio.rate * 1e3)
+        took.append(ours[2] / fio.rate * 1e3)
         bound = max(dram[0], took[-1])
         speeds.append((dram[0] / ours[0], dram[0] / bound))
         parts.append(bound / ours[0])
@@ -194,6 +197,10 @@ def main() -> None:
         "--save", nargs="?", const="ssd_step", metavar="NAME", help="write benchmarks/results/NAME.md"
     )
     options = parser.parse_args()
+    if options.rows < LEAST_ROWS:
+        parser.error(f"--rows: found {options.rows}; the ids need {LEAST_ROWS} at least")
+    if not shutil.which("fio"):
+        raise SystemExit("there is no fio here: apt-get install fio")
     core_programs.build(PROGRAM.name)
     if any(name in PEERS for name in options.only):
         _build_peer()

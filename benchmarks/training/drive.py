@@ -51,6 +51,8 @@ def main() -> int:
     parser.add_argument("--parts", type=Path, default=RESULTS / "training_drive.jsonl")
     parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
     options = parser.parse_args()
+    if options.apart and len(os.sched_getaffinity(0)) == 1:
+        parser.error("--apart: needs two cores")
     if not options.report:
         with options.parts.open("a") as file:
             for line in pairs(options):
@@ -70,6 +72,7 @@ def pairs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.directory)))
         if options.apart:
+            stack.callback(os.sched_setaffinity, 0, cores)
             os.sched_setaffinity(0, cores[-1:])
         first = stack.enter_context(server("dram", directory))
         second = stack.enter_context(server("dram_ssd", directory, *flags))

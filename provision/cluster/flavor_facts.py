@@ -73,7 +73,7 @@ class _OpenEmbedding(_Foreign):
     def venv(self, local: bool, state_dir: Path) -> str:
         return str((state_dir / "openembedding").absolute()) if local else "/opt/oeprov/openembedding"
 
-    def storage(self, mode: str, settings: RuntimeSettings, *, drives: bool) -> str:  # noqa: ARG002
+    def storage(self, mode: str, settings: RuntimeSettings, *, drives: bool) -> str:
         # PyPI's package has no persistent memory.
         return "pmem_libpmem" if mode == "fsdax" and not has_no_pmem(settings.package) else "dram"
 
@@ -85,7 +85,7 @@ class _DeepRec(_Foreign):
     def venv(self, local: bool, state_dir: Path) -> str:
         return str((state_dir / "deeprec").absolute()) if local else "/opt/oeprov/deeprec"
 
-    def storage(self, mode: str, _settings: RuntimeSettings, *, drives: bool) -> str:  # noqa: ARG002
+    def storage(self, mode: str, _settings: RuntimeSettings, *, drives: bool) -> str:
         return {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}.get(mode, "dram")
 
     def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:

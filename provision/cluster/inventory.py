@@ -120,7 +120,7 @@ class Host:
         flat: dict[str, Any] = {"oeprov_kind": self.kind.value}
         for part in (self.kernel, self.pmem, self.ssd, self.runtime, self.gpu, self.server, self.worker):
             flat.update(part.flat())
-        return flat
+        return {**flat, "parameter_server_count": self.servers()}
 
     def desired(self) -> Desired:
         """What the planner is told to reach on this host."""

@@ -54,8 +54,8 @@ class KubernetesSettings(Settings):
         default=0,
         ge=0,
         le=1024,
-        description="Parameter servers of a job. 0: parameter_server_count of each host of "
-        "parameter_servers.",
+        description="Parameter servers of a job. 0: as many as the hosts of parameter_servers have "
+        "(parameter_server_count).",
     )
     server_cpus: float = Field(default=2, gt=0, description="CPUs per server.")
     server_memory: Size = Field(

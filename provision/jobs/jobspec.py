@@ -165,8 +165,14 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
                     raise TrainingError(f"host {host.name}: {setting} {path} is not a directory")
                 if not os.access(path, os.W_OK | os.X_OK):
                     raise TrainingError(f"host {host.name}: {setting} {path} is not writable by this user")
-        if host.server.port:
-            _check_ports(host, servers_of(host, wanted), probe=here)
+        count, port, metrics = servers_of(host, wanted), host.server.port, host.server.metrics_port
+        if port and metrics and abs(port - metrics) < count:
+            raise TrainingError(
+                f"host {host.name}: parameter_server_port {port} and parameter_server_metrics_port {metrics} "
+                f"are too close for {count} servers; set them {count} apart at least, or one of them to 0"
+            )
+        if port:
+            _check_ports(host, count, probe=here)
 
 
 def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:

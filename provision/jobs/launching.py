@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -160,11 +160,7 @@ class Launch:
         if workers is not None:
             wanted = replace(wanted, workers=workers)
         if servers is not None:
-            if alive:
-                raise TrainingError(
-                    f"{alive[0].name} of job {job.id} may still run on host {alive[0].host}; before its "
-                    f"number of servers changes: oeprov stop {job.id}"
-                )
+            _require_stopped(job, alive)
             wanted = replace(wanted, servers=servers)
         states = self._check(wanted)
         with self.console.status(f"waiting for processes of {job.id} that are still ending"):
@@ -200,6 +196,7 @@ class Launch:
         planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
         others = _check_server_count(job, spec, planned)
         if others:
+            _require_stopped(job, alive)
             for process in spec.processes:
                 job.remove_pools(process)
             _remove_pools(known, planned, self.console)
@@ -342,6 +339,15 @@ def _remove_pools(old: Fleet, new: Placement, console: Console) -> None:
             console,
             f"[yellow]![/] {error.host}: {error.reason}; unused rows of former servers stay there; to remove "
             f"them, as root there: rm -r {paths}",
+        )
+
+
+def _require_stopped(job: Job, alive: Sequence[ProcessState]) -> None:
+    """TrainingError if processes of the job may still run, whose number of servers is to change."""
+    if alive:
+        raise TrainingError(
+            f"{alive[0].name} of job {job.id} may still run on host {alive[0].host}; before its number of "
+            f"servers changes: oeprov stop {job.id}"
         )
 
 

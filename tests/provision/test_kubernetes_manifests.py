@@ -412,6 +412,23 @@ def test_what_cannot_be_is_refused(
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("variables", "servers", "volumes"),
+    [
+        ("", 4, ["/data/a", "/data/b", "/data/a", "/data/b"]),
+        ("kubernetes_servers: 3", 3, ["/data/a", "/data/b", "/data/a"]),
+        ("kubernetes_storage_class: fast, kubernetes_storage_size: 1T", 3, []),
+    ],
+)
+def test_drives_say_how_many_servers_there_are_where_they_are_the_volumes(
+    tmp_path: Path, variables: str, servers: int, volumes: list[str]
+) -> None:
+    # re6p-1 has parameter_server_count: 2, and re6p-2 has none.
+    drives = "parameter_server_storage: dram_ssd, ssd_devices: [/data/a, /data/b]"
+    found = settled(tmp_path, f"{drives}, {variables}" if variables else drives)
+    assert (found.servers, [path for _, path in found.local]) == (servers, volumes)
+
+
 @pytest.mark.parametrize("name", ["Big", "9lives", "a.b", "x" * 49, "-x"])
 def test_names_that_cannot_be_services(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = inventory_file(tmp_path)

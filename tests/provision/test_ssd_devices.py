@@ -16,7 +16,7 @@ from provision.cluster.settings import (
     TrainingSettings,
 )
 from provision.inventory.loader import host_of
-from provision.jobs import readiness
+from provision.jobs import jobspec, readiness
 from provision.jobs.kubernetes import plan
 from provision.jobs.request import Request
 from provision.jobs.storage import place_of, servers_of
@@ -140,6 +140,7 @@ def test_rows_go_to_the_drives_that_are_named(tmp_path: Path) -> None:
     bare = {"oeprov_kind": "nvme", "ssd_devices": [NAME, "/data/rows"]}
     found = host(tmp_path, bare)
     assert (found.server.storage, found.servers(), found.servers("dram")) == ("dram_ssd", 2, 1)
+    assert found.variables()["parameter_server_count"] == 2
     assert host(tmp_path, {**bare, "parameter_server_count": 1}).servers() == 1
     assert servers_of(host(tmp_path, NVME), asked()) == 1
     assert servers_of(host(tmp_path, NVME), asked("dram_ssd")) == 2
@@ -148,6 +149,17 @@ def test_rows_go_to_the_drives_that_are_named(tmp_path: Path) -> None:
     assert host(tmp_path, with_pmem).server.storage == "pmem_libpmem"
     assert host(tmp_path, {**with_pmem, "pmem_mode": "system-ram"}).server.storage == "dram"
     assert host(tmp_path, {"oeprov_kind": "cpu"}).server.storage == "dram"
+
+
+def test_ports_of_as_many_servers_as_drives_do_not_overlap(tmp_path: Path) -> None:
+    ports = {"parameter_server_port": 7700, "parameter_server_metrics_port": 7701}
+    bare = {"oeprov_kind": "nvme", "ssd_devices": [NAME, "/data/rows"], **ports}
+    with pytest.raises(TrainingError, match="7701 are too close for 2 servers; set them 2 apart at least"):
+        jobspec.check_servers(cluster(tmp_path, host(tmp_path, bare)), asked())
+    jobspec.check_servers(cluster(tmp_path, host(tmp_path, {**bare, "parameter_server_count": 1})), asked())
+    jobspec.check_servers(
+        cluster(tmp_path, host(tmp_path, {**bare, "parameter_server_metrics_port": 7702})), asked()
+    )
 
 
 def test_drives_without_a_server_are_named(tmp_path: Path) -> None:

@@ -132,19 +132,21 @@ void LogStore::EnsureFree() {
 }
 
 bool LogStore::EvictOne() noexcept {
-  const size_t most = (kMostReads + 1) * frames_.size();
-  for (size_t seen = 0; seen < most; ++seen) {
+  uint32_t least = kNoRow;
+  uint8_t least_reads = 0;
+  for (size_t seen = 0; seen < frames_.size() && (seen < kMostPassed || least == kNoRow); ++seen) {
     if (hand_ >= frames_.size()) hand_ = 0;
     const uint32_t at = hand_++;
     Frame& frame = frames_[at];
     if (!frame.used || frame.pins > 0) continue;
-    if (frame.reads > 0) {
-      frame.reads = frame.reads == kReadAhead ? uint8_t{0} : static_cast<uint8_t>(frame.reads - 1);
-      continue;
+    if (frame.reads == 0) return Evict(at);
+    if (least == kNoRow || frame.reads < least_reads) {
+      least = at;
+      least_reads = frame.reads;
     }
-    return Evict(at);
+    frame.reads = frame.reads > kMostReads ? uint8_t{0} : static_cast<uint8_t>(frame.reads - 1);
   }
-  return false;
+  return least != kNoRow && Evict(least);
 }
 
 // Of a frame that is not pinned: the row is in the log only. False: that has no room.
@@ -280,7 +282,10 @@ void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
     }
   }
   for (size_t i = 0; i < n; ++i) {
-    if (numbers[i] != kNoRow) BeginChange(numbers[i] % kCopyBit);
+    if (numbers[i] == kNoRow) continue;
+    uint8_t& reads = frames_[numbers[i] % kCopyBit].reads;
+    if (reads == kPulled) reads = 0;
+    BeginChange(numbers[i] % kCopyBit);
   }
 }
 
@@ -290,7 +295,10 @@ bool LogStore::NoteRead(uint32_t number) const noexcept {
   const uint8_t before = __atomic_load_n(reads, __ATOMIC_RELAXED);
   if (before == kMostReads) return false;
   const bool is_first = before == kReadAhead;
-  __atomic_store_n(reads, is_first ? uint8_t{0} : static_cast<uint8_t>(before + 1), __ATOMIC_RELAXED);
+  const uint8_t after = is_first            ? kPulled
+                        : before == kPulled ? uint8_t{1}
+                                            : static_cast<uint8_t>(before + 1);
+  __atomic_store_n(reads, after, __ATOMIC_RELAXED);
   return is_first;
 }
 
@@ -323,7 +331,7 @@ void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead)
   frame.used = true;
   frame.slot = slot;
   frame.entries = true;
-  frame.reads = ahead ? kReadAhead : uint8_t{0};
+  frame.reads = ahead ? kReadAhead : kPulled;
   std::memcpy(content(at), row, row_bytes_);
   index_->Set(key, at | kCopyBit);
   rows_.fetch_add(1, std::memory_order_relaxed);

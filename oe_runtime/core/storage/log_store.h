@@ -146,7 +146,10 @@ class LogStore final : public RowStore {
   };
 
   static constexpr uint8_t kMostReads = 3;  // that count
-  static constexpr uint8_t kReadAhead = 4;  // it was read ahead, and by no pull so far
+  static constexpr uint8_t kPulled = 4;     // none, and the push of the pull that brought it is still to come
+  static constexpr uint8_t kReadAhead = 5;  // it was read ahead, and by no pull so far
+  // Frames that the hand passes at most before it takes the one of these that was read least.
+  static constexpr size_t kMostPassed = 1024;
   std::byte* content(uint32_t frame) const noexcept { return row(frame | kCopyBit); }
   void EnsureFree();
   bool AddBlock(bool beyond);

@@ -77,6 +77,8 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
             f"--optimizer: found {training.optimizer!r}; OpenEmbedding's scripts have {', '.join(OPTIMIZERS)}"
         )
     servers = [inventory.hosts[host] for host in inventory.parameter_servers]
+    for host in servers if variant.server else []:
+        _check_storage(host, storage_of(host, wanted))
     count = sum(servers_of(host, wanted) for host in servers)
     if variant.server and count != 1:
         raise TrainingError(
@@ -84,8 +86,6 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
             "criteo_deepctr.py waits for one: use one host with parameter_server_count: 1 (--limit, "
             "--servers 1)"
         )
-    for host in servers if variant.server else []:
-        _check_storage(host, storage_of(host, wanted))
     total = sum(_counts(inventory, wanted))
     if name in ("standalone", "mirrored") and total != 1:
         raise TrainingError(

@@ -99,7 +99,11 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
             f"parameter_server_port and parameter_server_metrics_port: both are {port}; set different ones "
             f"(defaults: {SERVER_PORT} and {METRICS_PORT})"
         )
-    counts = [servers_of(host, wanted) for host in hosts]
+    # Drives say how many there are only where they are the servers' volumes.
+    by_drives = not settings.storage_class and not settings.servers
+    counts = [
+        servers_of(host, wanted) if by_drives else wanted.servers or host.server.count for host in hosts
+    ]
     servers = settings.servers or sum(counts)
     if wanted.servers and settings.servers:
         servers = wanted.servers
