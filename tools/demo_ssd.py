@@ -1,7 +1,7 @@
 """``make demo-ssd``: trains 20 GiB of rows on a drive in 4 GiB of memory, as a job, and shows what it took.
 
 ``GIB=40`` trains more, ``DIRECTORY=/mnt/ssd0`` there (default: .oeprov/ssd). The drive needs 1.6 times the
-room of the rows.
+room of the rows, and .oeprov as much as the rows again for the checkpoint in files at the end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ OEPROV = Path(sys.executable).with_name("oeprov")
 LIMIT = 4 << 30
 CACHE = "1G"
 ROOM = 1.6  # times the rows: the cleaner's room, and what changes between checkpoints
+FILES = 1.05  # times the rows: the checkpoint in files, with keys
 GROUPS = Path("/sys/fs/cgroup")
 NAME = "oeprov-demo-ssd"
 
@@ -45,14 +46,20 @@ def main() -> int:
     gib = float(os.environ.get("GIB", "20"))
     place = Path(os.environ.get("DIRECTORY", ROOT / ".oeprov" / "ssd")).absolute()
     place.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(place).free
-    if free < gib * ROOM * 2**30:
-        print(
-            f"{place} has {free / 2**30:.0f} GiB free, and {gib:g} GiB of rows need {gib * ROOM:.0f}: "
-            "free some, name another DIRECTORY=, or fewer GIB=",
-            file=sys.stderr,
-        )
-        return 1
+    state = ROOT / ".oeprov"
+    state.mkdir(exist_ok=True)
+    needs = {place: ROOM, state: FILES}
+    if place.stat().st_dev == state.stat().st_dev:
+        needs = {place: ROOM + FILES}
+    for where, times in needs.items():
+        free = shutil.disk_usage(where).free
+        if free < gib * times * 2**30:
+            print(
+                f"{where} has {free / 2**30:.0f} GiB free, and {gib:g} GiB of rows need {gib * times:.0f} "
+                "there: free some, name another DIRECTORY=, or fewer GIB=",
+                file=sys.stderr,
+            )
+            return 1
     if why := limit_memory():
         print(f"memory is not limited to {LIMIT >> 30} GiB ({why}): run it as root for that")
     inventory = place / "demo-ssd.yml"

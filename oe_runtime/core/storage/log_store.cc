@@ -12,7 +12,9 @@
 namespace oe {
 namespace {
 
-constexpr size_t kFrameBlock = size_t{32} << 10;  // bytes of frames that are taken at once
+constexpr uint64_t kLeastBlock = uint64_t{4} << 10;  // bytes of rows and frames that are taken at once,
+constexpr uint64_t kMostBlock = uint64_t{32} << 10;
+constexpr uint64_t kBlocks = 4096;  // of a cache, so that each shard of some dozens of tables has several
 constexpr size_t kAlignment = 256;
 
 }  // namespace
@@ -69,7 +71,9 @@ void LogReads::Finish() {
 }
 
 LogStore::LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage* damage)
-    : RowStore(RowLayout::Dense(log->spec().row_bytes, kFrameBlock)),
+    : RowStore(RowLayout::Dense(log->spec().row_bytes,
+                                std::clamp(memory->limit() / kBlocks, kLeastBlock, kMostBlock) *
+                                    log->spec().row_bytes / (log->spec().row_bytes + sizeof(Frame)))),
       log_(log),
       device_(device),
       memory_(memory),

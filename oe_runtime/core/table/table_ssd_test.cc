@@ -117,7 +117,7 @@ class TableSsdTest : public testing::TestWithParam<uint32_t> {
 
 TEST_P(TableSsdTest, ReadsAheadWhatIsNotInDramAndWhatIsStillWanted) {
   const auto dram = Table::Create(Spec(GetParam()), StorageSpec{});
-  const uint64_t cache = kKeys / 4 * (3 * GetParam() * sizeof(float) + 64);
+  const uint64_t cache = kKeys / 4 * (3 * GetParam() * sizeof(float) + 24);
   const auto ssd = Table::Create(Spec(GetParam()), Storage(false, std::max(cache, uint64_t{100} << 10)));
   std::mt19937_64 random(GetParam());
   for (int step = 0; step < 40; ++step) Step(ssd.get(), dram.get(), Batch(&random, 1000));
@@ -251,11 +251,42 @@ TEST_F(TableSsdFileTest, RowsThatComeOftenStayInTheCache) {
     keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
     rows.resize(keys.size() * spec.dim);
     ssd->Pull(keys.data(), keys.size(), rows.data());
+    ssd->Upkeep();
     Push(ssd.get(), keys);
   }
   const uint64_t misses = ssd->cache().misses - before.misses;
   EXPECT_GT(misses, seldom * 9 / 10);
   EXPECT_LT(misses, seldom * 115 / 100);
+}
+
+// A shard of a narrow table needs little, so it must not take much: all rows of all tables fit.
+TEST_F(TableSsdFileTest, ManyNarrowTablesShareASmallCache) {
+  constexpr int kTables = 20;
+  constexpr Key kRows = 1600;
+  constexpr uint64_t kCache = uint64_t{4} << 20;
+  std::vector<std::unique_ptr<Table>> tables;
+  std::vector<Key> keys(kRows);
+  for (Key key = 0; key < kRows; ++key) keys[key] = key;
+  for (int i = 0; i < kTables; ++i) {
+    TableSpec spec = Spec(1, "adagrad");
+    spec.name += std::to_string(i);
+    tables.push_back(Table::Create(spec, Storage(false, kCache)));
+    Push(tables.back().get(), keys);
+    ASSERT_GT(kCache, uint64_t{kTables} * kRows * (tables.back()->row_bytes() + 24) * 2);
+  }
+  std::vector<float> rows(kRows);
+  for (int round = 0; round < 3; ++round) {
+    uint64_t misses = 0;
+    for (const auto& table : tables) {
+      const uint64_t before = table->cache().misses;
+      table->Pull(keys.data(), kRows, rows.data());
+      table->Upkeep();
+      misses += table->cache().misses - before;
+    }
+    if (round > 0) {
+      EXPECT_EQ(misses, 0U);
+    }
+  }
 }
 
 TEST_F(TableSsdFileTest, ARowWithAFlippedBitIsQuarantined) {
