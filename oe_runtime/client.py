@@ -50,7 +50,7 @@ class Client:
         worker: Worker | None = None,
         read_only: bool = False,
         share_memory: bool = True,
-        read_ahead: bool | None = None,
+        read_ahead: bool = True,
     ) -> None:
         """Connect to the servers ``"host:port"``; their order is their index.
 
@@ -81,9 +81,7 @@ class Client:
         needs the same user, no container of its own on either side, and not ``tls="on"``. False sends them
         over the connection.
 
-        ``read_ahead``: announce batches to servers with rows on a drive, which then read them ahead. By
-        default only if some server is not on loopback: where training takes all cores of a host, its own
-        servers have none to spare.
+        ``read_ahead``: announce batches to servers with rows on a drive, which then read them ahead.
 
         Raises ``ServerLost``, ``AuthError``, ``ProtocolError``; ``SpecError`` for impossible endpoints or
         another server than expected; ``CheckpointError`` where ``"wire"`` meets a server without
@@ -108,7 +106,7 @@ class Client:
             share_memory,
         )
         self._begin(self._connect(), job)
-        self._read_ahead = not all(map(_on_loopback, endpoints)) if read_ahead is None else read_ahead
+        self._read_ahead = read_ahead
 
     _read_ahead = False
     _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
@@ -653,11 +651,6 @@ class Client:
             with contextlib.suppress(OeError):  # it is closed, or its server is gone
                 self.leave()
         self.close()
-
-
-def _on_loopback(endpoint: str) -> bool:
-    host = endpoint.rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _rates(learning_rate: float | Sequence[float]) -> list[float]:

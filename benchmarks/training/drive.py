@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,16 +98,17 @@ class Turns:
 
     def __init__(self, trained: Trained, one: Server) -> None:
         self._trained, self._server = trained, one
-        self._batch, self._following = next(trained.batches), next(trained.batches)
+        self._batches = deque(next(trained.batches) for _ in range(1 + trained.trainee.batches_ahead))
 
     def take(self, steps: int) -> dict[str, Any]:
         """Milliseconds per step, those of both processes' cores, what the drive did, and the losses."""
         before, processor, losses = self._drive(), self._processor(), []
         began = time.perf_counter()
         for _ in range(steps):
-            self._trained.trainee.train(self._batch, self._following)
+            self._trained.trainee.train(*self._batches)
             losses.append(self._trained.trainee.window()[0])
-            self._batch, self._following = self._following, next(self._trained.batches)
+            self._batches.popleft()
+            self._batches.append(next(self._trained.batches))
         self._trained.client.settle()
         took = time.perf_counter() - began
         after = self._drive()

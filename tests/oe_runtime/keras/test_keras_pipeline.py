@@ -302,8 +302,8 @@ def test_rows_on_a_drive_are_announced_two_batches_ahead(tmp_path, monkeypatch):
         tmp_path, "--storage", "dram_ssd", "--storage-path", str(tmp_path / "rows"), "--storage-cache", "1M"
     )
     try:
-        with Client([drive.endpoint], read_ahead=True) as client:
-            assert not Client([drive.endpoint]).reads_ahead, "on loopback"
+        with Client([drive.endpoint]) as client:
+            assert not Client([drive.endpoint], read_ahead=False).reads_ahead
             model = _model(client)
             steps, announced = [0], []
             real = client.read_ahead
@@ -336,7 +336,7 @@ def test_a_lost_server_that_comes_back(tmp_path, storage):
     path = [] if storage == "dram" else ["--storage-path", str(tmp_path / "rows"), "--storage-cache", "1M"]
     server = Server(tmp_path / "first", "--storage", storage, *path)
     try:
-        model = _model(Client([server.endpoint], read_ahead=True))
+        model = _model(Client([server.endpoint]))
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
         model.client.save(tmp_path)
         model.save_dense(tmp_path)
