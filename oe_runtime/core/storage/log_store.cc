@@ -17,6 +17,13 @@ constexpr uint64_t kMostBlock = uint64_t{32} << 10;
 constexpr uint64_t kBlocks = 4096;  // of a cache, so that each shard of some dozens of tables has several
 constexpr size_t kAlignment = 256;
 
+// Of a vector that grows by a little again and again: a quarter more, since the cache's memory does not count
+// what is not used.
+template <typename T>
+void ReserveFor(std::vector<T>* vector, size_t size) {
+  if (vector->capacity() < size) vector->reserve(std::max(size, vector->capacity() + vector->capacity() / 4));
+}
+
 }  // namespace
 
 void LogReads::Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row) {
@@ -108,10 +115,10 @@ void LogStore::ForgetIndex(const Index* index) {
 // One more block; `beyond` the memory of the cache if it has none.
 bool LogStore::AddBlock(bool beyond) {
   const uint32_t rows = layout().block_rows();
-  copies().reserve(copies().size() + 1);
-  beyond_.reserve(beyond_.size() + 1);
-  frames_.reserve(std::max(frames_.capacity(), frames_.size() + rows));
-  free_.reserve(std::max(free_.capacity(), frames_.size() + rows));
+  ReserveFor(&copies(), copies().size() + 1);
+  ReserveFor(&beyond_, beyond_.size() + 1);
+  ReserveFor(&frames_, frames_.size() + rows);
+  ReserveFor(&free_, frames_.size() + rows);
   const size_t more = rows * sizeof(Frame);
   std::byte* block = nullptr;
   if (beyond) {
