@@ -196,7 +196,7 @@ class Launch:
         planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
         others = _check_server_count(job, spec, planned)
         if others:
-            _require_stopped(job, alive)
+            _require_stopped(job, [item for item in alive if item not in removed])
             for process in spec.processes:
                 job.remove_pools(process)
             _remove_pools(known, planned, self.console)

@@ -417,6 +417,7 @@ def test_what_cannot_be_is_refused(
     [
         ("", 4, ["/data/a", "/data/b", "/data/a", "/data/b"]),
         ("kubernetes_servers: 3", 3, ["/data/a", "/data/b", "/data/a"]),
+        ("kubernetes_servers: 4", 4, ["/data/a", "/data/b", "/data/a", "/data/b"]),
         ("kubernetes_storage_class: fast, kubernetes_storage_size: 1T", 3, []),
     ],
 )

@@ -15,7 +15,8 @@ namespace {
 constexpr size_t kAlignment = 256;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr uint64_t kMostWanted = uint64_t{256} << 10;  // bytes that are asked for at once
+constexpr uint64_t kMostWanted = uint64_t{256} << 10;  // bytes that are asked for at once,
+constexpr uint64_t kPartWanted = 16;                   // and the part of a small cache
 
 std::byte* AlignUp(std::byte* address, size_t unit) {
   const auto number = reinterpret_cast<uintptr_t>(address);
@@ -47,7 +48,8 @@ std::byte* CacheMemory::Take(size_t bytes, size_t more, uint64_t held) noexcept 
   const bool poor = held + counted <= FairShare();
   const uint64_t wanted = wanted_;
   if (this->bytes() + counted > limit_) {
-    if (poor) wanted_ = std::max(wanted, std::min(wanted + counted, std::max(kMostWanted, counted)));
+    const uint64_t most = std::max(std::min(kMostWanted, limit_ / kPartWanted), counted);
+    if (poor) wanted_ = std::max(wanted, std::min(wanted + counted, most));
     return nullptr;
   }
   if (!poor && wanted > 0) return nullptr;

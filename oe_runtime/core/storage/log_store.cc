@@ -12,7 +12,7 @@
 namespace oe {
 namespace {
 
-constexpr uint64_t kLeastBlock = uint64_t{4} << 10;  // bytes of rows and frames that are taken at once,
+constexpr uint64_t kLeastBlock = uint64_t{4} << 10;  // bytes of a block of rows and their frames, at most,
 constexpr uint64_t kMostBlock = uint64_t{32} << 10;
 constexpr uint64_t kBlocks = 4096;  // of a cache, so that each shard of some dozens of tables has several
 constexpr size_t kAlignment = 256;
@@ -85,7 +85,9 @@ LogStore::LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage
       device_(device),
       memory_(memory),
       damage_(damage),
-      row_bytes_(log->spec().row_bytes) {
+      row_bytes_(log->spec().row_bytes),
+      blocks_at_once_(static_cast<uint32_t>(std::max<uint64_t>(
+          1, kMostBlock / (layout().block_bytes + layout().block_rows() * sizeof(Frame))))) {
   memory_->Join();
 }
 
@@ -139,7 +141,8 @@ bool LogStore::AddBlock(bool beyond) {
 
 void LogStore::EnsureFree() {
   if (!free_.empty() || AddBlock(false) || EvictOne()) return;
-  (void)AddBlock(true);  // all are pinned, or there is no room in the log
+  // All are pinned, or there is no room in the log: then that is so for the next rows too.
+  for (uint32_t i = 0; i < blocks_at_once_; ++i) (void)AddBlock(true);
 }
 
 bool LogStore::EvictOne() noexcept {
@@ -315,7 +318,8 @@ bool LogStore::NoteRead(uint32_t number) const noexcept {
 
 void LogStore::Keep(uint32_t number) const noexcept {
   auto* reads = const_cast<uint8_t*>(&frames_[number % kCopyBit].reads);
-  if (__atomic_load_n(reads, __ATOMIC_RELAXED) == 0) __atomic_store_n(reads, uint8_t{1}, __ATOMIC_RELAXED);
+  const uint8_t before = __atomic_load_n(reads, __ATOMIC_RELAXED);
+  if (before == 0 || before == kPulled) __atomic_store_n(reads, uint8_t{1}, __ATOMIC_RELAXED);
 }
 
 size_t LogStore::MostReadAhead() const noexcept {
@@ -349,6 +353,13 @@ void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead)
 }
 
 bool LogStore::Shrink() noexcept {
+  for (uint32_t i = 0; i < blocks_at_once_; ++i) {
+    if (!ShrinkByBlock()) return i > 0;
+  }
+  return true;
+}
+
+bool LogStore::ShrinkByBlock() noexcept {
   if (copies().empty() || !wants_shrink()) return false;
   const auto first = static_cast<uint32_t>(frames_.size() - layout().block_rows());
   for (uint32_t at = first; at < frames_.size(); ++at) {

@@ -106,10 +106,10 @@ class LogStore final : public RowStore {
   size_t MostReadAhead() const noexcept;
   // Takes a row that was read from `slot` into a frame, if that is still where it is.
   void Install(Key key, uint32_t slot, const std::byte* row, bool ahead = false) noexcept;
-  // Whether there are more frames than the cache may have. Shrink() gives at most one block of them back,
-  // with room for MostShrunk() appends; false: it could not.
+  // Whether there are more frames than the cache may have. Shrink() gives some blocks of them back, with room
+  // for MostShrunk() appends; false: it could not.
   bool wants_shrink() const noexcept { return beyond_blocks_ > 0 || memory_->Owes(bytes_); }
-  uint64_t MostShrunk() const noexcept { return layout().block_rows(); }
+  uint64_t MostShrunk() const noexcept { return uint64_t{layout().block_rows()} * blocks_at_once_; }
   bool Shrink() noexcept;
 
   // For the log: takes mutex().
@@ -153,6 +153,7 @@ class LogStore final : public RowStore {
   std::byte* content(uint32_t frame) const noexcept { return row(frame | kCopyBit); }
   void EnsureFree();
   bool AddBlock(bool beyond);
+  bool ShrinkByBlock() noexcept;
   bool EvictOne() noexcept;
   bool Evict(uint32_t frame) noexcept;
   bool WriteFrame(uint32_t frame) noexcept;
@@ -165,6 +166,7 @@ class LogStore final : public RowStore {
   CacheMemory* const memory_;
   Damage* const damage_;
   const size_t row_bytes_;
+  const uint32_t blocks_at_once_;
   FairSharedMutex mutex_;
   Index* index_ = nullptr;
 

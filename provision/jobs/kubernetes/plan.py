@@ -99,11 +99,10 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
             f"parameter_server_port and parameter_server_metrics_port: both are {port}; set different ones "
             f"(defaults: {SERVER_PORT} and {METRICS_PORT})"
         )
-    # Drives say how many there are only where they are the servers' volumes.
-    by_drives = not settings.storage_class and not settings.servers
-    counts = [
-        servers_of(host, wanted) if by_drives else wanted.servers or host.server.count for host in hosts
-    ]
+    counts = [servers_of(host, wanted) for host in hosts]
+    # Drives say how many there are only where they are the servers' volumes, and nobody says another number.
+    if settings.storage_class or settings.servers not in (0, sum(counts)):
+        counts = [wanted.servers or host.server.count for host in hosts]
     servers = settings.servers or sum(counts)
     if wanted.servers and settings.servers:
         servers = wanted.servers
