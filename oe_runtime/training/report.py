@@ -107,10 +107,10 @@ def _status(events: Sequence[Event]) -> str:
 def _facts(events: Sequence[Event], start: Event) -> str:
     facts = []
     if start:
-        rows = start.get("rows")
+        rows, data, dim = (start.get(name) for name in ("rows", "data", "dim"))  # a script has its own
         facts += [
-            f"data {start.get('data')}" + (f" ({rows:,} rows)" if isinstance(rows, int) else ""),
-            f"embeddings {start.get('embeddings')}, dim {start.get('dim')}",
+            f"data {data}" + (f" ({rows:,} rows)" if isinstance(rows, int) else "") if data else "",
+            f"embeddings {start.get('embeddings')}" + (f", dim {dim}" if dim else ""),
             f"batches of {start.get('batch_size'):,}" if isinstance(start.get("batch_size"), int) else "",
         ]
     began = _time(events[0])
