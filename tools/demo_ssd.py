@@ -43,7 +43,14 @@ def limit_memory() -> str:
 
 def main() -> int:
     """Train, and print what the job's report shows; the exit status."""
-    gib = float(os.environ.get("GIB", "20"))
+    text = os.environ.get("GIB", "20")
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = 0.0
+    if not 0 < gib < float("inf"):
+        print(f"GIB: found {text!r}; give a number of GiB, such as 20", file=sys.stderr)
+        return 1
     place = Path(os.environ.get("DIRECTORY", ROOT / ".oeprov" / "ssd")).absolute()
     place.mkdir(parents=True, exist_ok=True)
     state = ROOT / ".oeprov"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,10 @@ def main() -> int:
     parser.add_argument("gib", type=int, metavar="GIB")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
     options = parser.parse_args()
+    if not options.command or shutil.which(options.command[0]) is None:
+        parser.error(f"COMMAND: found {' '.join(options.command[:1])!r}; give a program to run")
+    if options.gib < 1:
+        parser.error(f"GIB: found {options.gib}; it is at least 1")
     with memory_drive(options.gib) as directory:
         command = [word.replace("{}", str(directory)) for word in options.command]
         return subprocess.run(command, check=False).returncode

@@ -86,8 +86,8 @@ LogStore::LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage
       memory_(memory),
       damage_(damage),
       row_bytes_(log->spec().row_bytes),
-      blocks_at_once_(static_cast<uint32_t>(std::max<uint64_t>(
-          1, kMostBlock / (layout().block_bytes + layout().block_rows() * sizeof(Frame))))) {
+      blocks_at_once_(
+          static_cast<uint32_t>(std::max<uint64_t>(1, kMostBlock / (layout().block_bytes + FrameBytes())))) {
   memory_->Join();
 }
 
@@ -96,7 +96,7 @@ LogStore::~LogStore() {
     if (beyond_[block]) {
       ::operator delete[](copies()[block], std::align_val_t{kAlignment});
     } else {
-      memory_->Give(copies()[block], layout().block_bytes, layout().block_rows() * sizeof(Frame));
+      memory_->Give(copies()[block], layout().block_bytes, FrameBytes());
     }
   }
   memory_->Leave();
@@ -121,7 +121,7 @@ bool LogStore::AddBlock(bool beyond) {
   ReserveFor(&beyond_, beyond_.size() + 1);
   ReserveFor(&frames_, frames_.size() + rows);
   ReserveFor(&free_, frames_.size() + rows);
-  const size_t more = rows * sizeof(Frame);
+  const size_t more = FrameBytes();
   std::byte* block = nullptr;
   if (beyond) {
     block = static_cast<std::byte*>(::operator new[](layout().block_bytes, std::align_val_t{kAlignment}));
@@ -368,7 +368,7 @@ bool LogStore::ShrinkByBlock() noexcept {
   free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t at) { return at >= first; }),
               free_.end());
   frames_.resize(first);
-  const size_t more = layout().block_rows() * sizeof(Frame);
+  const size_t more = FrameBytes();
   if (beyond_.back()) {
     --beyond_blocks_;
     ::operator delete[](copies().back(), std::align_val_t{kAlignment});

@@ -151,6 +151,8 @@ class LogStore final : public RowStore {
   // Frames that the hand passes at most before it takes the one of these that was read least.
   static constexpr size_t kMostPassed = 1024;
   std::byte* content(uint32_t frame) const noexcept { return row(frame | kCopyBit); }
+  // Of a block, beside its rows.
+  size_t FrameBytes() const noexcept { return layout().block_rows() * sizeof(Frame); }
   void EnsureFree();
   bool AddBlock(bool beyond);
   bool ShrinkByBlock() noexcept;
