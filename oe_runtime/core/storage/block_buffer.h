@@ -14,6 +14,7 @@ constexpr size_t kBlockBytes = 4096;
 class BlockBuffer {
  public:
   explicit BlockBuffer(size_t bytes = 0) : size_((bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes) {
+    if (size_ < bytes) throw std::bad_alloc();  // rounded up past what a size can say
     if (size_ == 0) return;
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, size_)));
     if (data_ == nullptr) throw std::bad_alloc();

@@ -110,7 +110,7 @@ class FileDevice final : public BlockDevice {
   void Write(uint64_t offset, const std::byte* data, size_t bytes) override {
     RequireBlocks(offset, bytes);
     RequireFlushed();
-    if (offset + bytes > size()) throw StorageError("a write past the end of " + path_);
+    if (bytes > size() || offset > size() - bytes) throw StorageError("a write past the end of " + path_);
     BlockBuffer copy;
     if (reinterpret_cast<uintptr_t>(data) % kBlockBytes != 0) {
       copy = BlockBuffer(bytes);
