@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
+
+_T = TypeVar("_T")
 
 
 class Source(Protocol):
@@ -203,3 +206,17 @@ def _rebatch(blocks: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
             rows += block.rows - start
     if pending:
         yield concatenate(pending)
+
+
+def with_following(items: Iterable[_T], count: int) -> Iterator[tuple[_T, list[_T]]]:
+    """Yield each item with the next ones: `count` of them, or all up to the end or to a None.
+
+    A None is an item too, and nothing waits behind it.
+    """
+    window: deque[_T] = deque()
+    for item in items:
+        window.append(item)
+        while window and (item is None or len(window) > count):
+            yield window.popleft(), list(window)
+    while window:
+        yield window.popleft(), list(window)

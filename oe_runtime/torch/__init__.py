@@ -12,8 +12,16 @@ Servers, tables and checkpoints are those of `oe_runtime.keras`. Importing this 
 server.
 """
 
-from oe_runtime.torch.embedding import Embedding, EmbeddingBag, pull
+from oe_runtime.torch.embedding import Embedding, EmbeddingBag, pull, read_ahead
 from oe_runtime.torch.model import distributed_model, saved_tables
 from oe_runtime.torch.optimizer import distributed_optimizer
 
-__all__ = ["Embedding", "EmbeddingBag", "distributed_model", "distributed_optimizer", "pull", "saved_tables"]
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "distributed_model",
+    "distributed_optimizer",
+    "pull",
+    "read_ahead",
+    "saved_tables",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -62,22 +62,53 @@ def pull(ids: Mapping[Any, Any]) -> None:
     it can: with one process, one learning rate, and one such pull since the last step. Ids that were not
     announced, or differ when they come, take a request of their own.
     """
-    by_request: dict[tuple[int, bool], list[tuple[TableLayer, Any]]] = {}
-    for layer, tensors in ids.items():
-        if not isinstance(layer, TableLayer):
-            raise TypeError(f"pull() takes layers of oe_runtime.torch, not {type(layer).__name__}")
-        layer.ahead.clear()
-        # A push covers all rows of its request, so frozen layers have a request of their own.
-        key = (id(layer.bound().client), layer.frozen)
-        for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
-            by_request.setdefault(key, []).append((layer, tensor))
-    for asked in by_request.values():
+    for asked in _requests("pull", ids):
+        for layer, _ in asked:
+            layer.ahead.clear()
         for (layer, _), lookup in zip(asked, _pull(asked), strict=True):
             layer.ahead.append(lookup)
 
 
-def _pull(asked: Sequence[tuple[TableLayer, Any]]) -> list[Lookup]:
-    """Pull the rows of the ids of layers of one client, in one request."""
+def read_ahead(ids: Mapping[Any, Any]) -> None:
+    """Announce the ids of a later batch, whose rows servers then read from their drives before the pull.
+
+        for batch, following in zip(batches, [*batches[1:], None]):
+            if following is not None:
+                embed.read_ahead({model.users: following.users, model.items: following.items})
+            train(batch)
+
+    `ids` are those of `pull`, of at most the next two batches; a call replaces announced rows that are not
+    being read yet. It changes no result and does nothing unless a server has storage dram_ssd. Raises as the
+    pull of these ids would.
+    """
+    planned: dict[Client, list[Pulled]] = {}
+    for asked in _requests("read_ahead", ids):
+        client = asked[0][0].bound().client
+        if client.reads_ahead:
+            keys, _ = _keys(asked)
+            planned.setdefault(client, []).append(client.plan(keys, _lookups(asked)))
+    for client, pulls in planned.items():
+        client.read_ahead(*pulls)
+
+
+_Asked: TypeAlias = list[tuple["TableLayer", Any]]  # layers, and the tensors of ids of their next calls
+
+
+def _requests(function: str, ids: Mapping[Any, Any]) -> list[_Asked]:
+    """Group the ids of layers by the request that pulls them; `function` was given them."""
+    by_request: dict[tuple[int, bool], _Asked] = {}
+    for layer, tensors in ids.items():
+        if not isinstance(layer, TableLayer):
+            raise TypeError(f"{function}() takes layers of oe_runtime.torch, not {type(layer).__name__}")
+        # A push covers all rows of its request, so frozen layers have a request of their own.
+        key = (id(layer.bound().client), layer.frozen)
+        for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+            by_request.setdefault(key, []).append((layer, tensor))
+    return list(by_request.values())
+
+
+def _keys(asked: _Asked) -> tuple[list[NDArray[np.int64]], list[Any]]:
+    """Return of each tensor its ids without padding, and where it has padding."""
     keys, paddings = [], []
     for layer, ids in asked:
         if ids.dtype not in (torch.int64, torch.int32):
@@ -86,8 +117,18 @@ def _pull(asked: Sequence[tuple[TableLayer, Any]]) -> list[Lookup]:
         padding = None if layer.padding_idx is None else flat == layer.padding_idx
         keys.append(np.ascontiguousarray((flat if padding is None else flat[~padding]).numpy()))
         paddings.append(padding)
+    return keys, paddings
+
+
+def _lookups(asked: _Asked) -> list[tuple[int, int]]:
+    return [(layer.bound().number, i) for i, (layer, _) in enumerate(asked)]
+
+
+def _pull(asked: _Asked) -> list[Lookup]:
+    """Pull the rows of the ids of layers of one client, in one request."""
+    keys, paddings = _keys(asked)
     tables = [layer.bound() for layer, _ in asked]
-    pulled = tables[0].client.pull(keys, [(table.number, i) for i, table in enumerate(tables)])
+    pulled = tables[0].client.pull(keys, _lookups(asked))
     whole = Pull(pulled)
     found: dict[int, Lookup] = {}
     for number, group in enumerate(pulled.groups):

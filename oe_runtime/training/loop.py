@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 
 from oe_runtime.data import Batch, Source, holdout_batches, make_split, training_batches
 from oe_runtime.data.auc import StreamingAuc
+from oe_runtime.data.batches import with_following
 from oe_runtime.training.checkpoints import Checkpoints
 from oe_runtime.training.course import Course
 from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
@@ -148,13 +148,9 @@ class Loop(Course):
 
     def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch, list[Batch]]]:
         """Yield of each batch its rows, and this worker's part of it and of the next ones, one or two."""
-        window: deque[tuple[int, Batch]] = deque()
-        for batch in batches:
-            window.append((batch.rows, batch.part(self._ranks.rank, self._ranks.count)))
-            if len(window) > self._trainee.batches_ahead:
-                yield *window.popleft(), [part for _, part in window]
-        while window:
-            yield *window.popleft(), [part for _, part in window]
+        parts = ((batch.rows, batch.part(self._ranks.rank, self._ranks.count)) for batch in batches)
+        for (rows, part), following in with_following(parts, self._trainee.batches_ahead):
+            yield rows, part, [later for _, later in following]
 
     def _step(self, position: Position, rows: int, part: Batch, following: list[Batch]) -> Position:
         self.step = position.step + 1

@@ -42,8 +42,8 @@ class QueueLoop(Loop):
         """Train the batches of the queue, to its end or to --steps."""
         with self._shared.sharing_losses():
             position = start
-            for work, batch, done in self._shared.work():
-                position = self._take_part(position, work, batch, done)
+            for work, batch, done, following in self._shared.work(self._trainee.batches_ahead):
+                position = self._take_part(position, work, batch, done, following)
                 if self._finished(position):
                     break
             if self._shared.stop_requested():
@@ -72,14 +72,16 @@ class QueueLoop(Loop):
             self._shared.end()
         return auc
 
-    def _take_part(self, before: Position, work: Work, batch: Batch, done: int) -> Position:
+    def _take_part(
+        self, before: Position, work: Work, batch: Batch, done: int, following: list[Batch]
+    ) -> Position:
         self.step = before.step + 1
         started = time.monotonic()
         # With --staleness, pulls wait for workers that are too far behind.
         waits = self._options.staleness is not None and batch.rows in self._sizes
         with self._stop.waiting() if waits else nullcontext():
             self._dense.pull()
-            self._trainee.train(batch)  # its push holds the lock
+            self._trainee.train(batch, *following)  # its push holds the lock
             self._dense.push(self._options.learning_rate)
         # Other workers may take as long, compiling included, and a checkpoint waits for their steps.
         self._stop.raise_limit(2 * (time.monotonic() - started))

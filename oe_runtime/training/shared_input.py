@@ -22,6 +22,7 @@ from typing import Any
 
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, Source, Split, holdout_batches, range_batches
+from oe_runtime.data.batches import with_following
 from oe_runtime.data.shared_queue import NAME, QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Work, WorkQueue
 from oe_runtime.errors import OeError, ServerLost, TornError, WorkerLost
@@ -207,8 +208,9 @@ class SharedInput:
             self._values.change(NAME, lambda found: found.update(problem=problem))
             raise RunError(problem)
 
-    def work(self) -> Iterator[tuple[Work, Batch, int]]:
-        """Yield this worker's batches, each with the number of rows of its range that are done with it.
+    def work(self, ahead: int) -> Iterator[tuple[Work, Batch, int, list[Batch]]]:
+        """Yield this worker's batches: range, batch, the rows of the range that are done with it, and the next
+        batches of the range, at most `ahead`.
 
         They end with the queue, after a stop request, or when another worker has lost a server.
         """
@@ -217,9 +219,10 @@ class SharedInput:
                 self._client.reconnect()  # of another worker that was lost
                 self._left = False
             done = work.done
-            for batch in range_batches(self._source, self._split, work.range, self._options.batch_size, done):
+            batches = range_batches(self._source, self._split, work.range, self._options.batch_size, done)
+            for batch, following in with_following(batches, ahead):
                 done += batch.rows
-                yield work, batch, done
+                yield work, batch, done, following
             self._queue.finish(work)
 
     def held_out(self) -> Iterator[Batch]:

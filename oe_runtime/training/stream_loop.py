@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from oe_runtime.data import Stream
-from oe_runtime.data.stream import Arrived, Place
+from oe_runtime.data.batches import with_following
+from oe_runtime.data.stream import Place
 from oe_runtime.training.loop import Loop
 from oe_runtime.training.position import Position
 from oe_runtime.training.run_directory import RunError
@@ -29,7 +29,7 @@ class StreamLoop(Loop):
         self._begin(position)
         batches = self._stream.batches(self._options.batch_size, Place.from_json(position.stream))
         with contextlib.closing(batches):
-            for now, following in _with_next(batches):
+            for now, following in with_following(batches, self._trainee.batches_ahead):
                 if self._finished(position):  # --steps were done before this run
                     break
                 if now is None:
@@ -37,7 +37,7 @@ class StreamLoop(Loop):
                     continue
                 self._waits = False
                 position = replace(position, stream=now.place.to_json())
-                known = [] if following is None else [following.batch]
+                known = [later.batch for later in following if later is not None]
                 position = self._step(position, now.batch.rows, now.batch, known)
                 if self._finished(position):
                     break
@@ -66,14 +66,3 @@ class StreamLoop(Loop):
         started = time.perf_counter()
         self._stop.wait(self._stream.pause)
         self._clock.pause(time.perf_counter() - started)
-
-
-def _with_next(batches: Iterator[Arrived | None]) -> Iterator[tuple[Arrived | None, Arrived | None]]:
-    """Yield each batch with the next one if that is there; None where none is."""
-    held: Arrived | None = None
-    for batch in batches:
-        if held is not None or batch is None:
-            yield held, batch
-        held = batch
-    if held is not None:
-        yield held, None

@@ -14,6 +14,7 @@ from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime.checkpoint import published
 from oe_runtime.checkpoint.cli import diff
+from oe_runtime.data.batches import with_following
 from oe_runtime.data.generate import main as generate
 from oe_runtime.support import dense_file
 from oe_runtime.train import main
@@ -189,3 +190,14 @@ def test_what_a_stream_cannot_have_is_refused(
     with pytest.raises(SystemExit):
         main(["--data", str(tmp_path), *SMALL, "--run-dir", str(tmp_path / "run"), *where, *arguments])
     assert said in capsys.readouterr().err
+
+
+def test_the_batches_after_one_are_known_as_far_as_they_have_come() -> None:
+    assert list(with_following(range(5), 2)) == [(0, [1, 2]), (1, [2, 3]), (2, [3, 4]), (3, [4]), (4, [])]
+    assert list(with_following([], 2)) == []
+    waits: list[int | None] = [0, 1, None, None, 2]
+    assert list(with_following(waits, 2)) == [(0, [1, None]), (1, [None]), (None, []), (None, []), (2, [])]
+    read = iter([0, 1, None, 3])
+    turns = with_following(read, 2)
+    assert [next(turns)[0] for _ in range(3)] == [0, 1, None]
+    assert next(read) == 3  # not read before None was given

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 
 import numpy as np
 import pytest
+from server_processes import Server
 
 torch = pytest.importorskip("torch")
 
@@ -104,6 +106,41 @@ def test_layers_that_are_pulled_together_take_one_message():
     torch.testing.assert_close(model.bag(ids + 1 - 1), model.bag(ids))
     with pytest.raises(TypeError, match=r"pull\(\) takes layers of oe_runtime\.torch, not Linear"):
         embed.pull({torch.nn.Linear(1, 1): ids})
+
+
+def test_announced_rows_are_read_from_the_drive_before_their_pull(tmp_path):
+    rows = ["--storage", "dram_ssd", "--storage-path", str(tmp_path / "rows"), "--storage-cache", "128K"]
+    drive = Server(tmp_path, *rows)
+    try:
+        with Client([drive.endpoint]) as client:
+            model, optimizer = bound(Fields(True), client=client)
+            for begin in range(0, 100_000, 1000):  # far more rows than the cache holds
+                optimizer.zero_grad()
+                model.fields[1](torch.arange(begin, begin + 1000)).sum().backward()
+                optimizer.step()
+            layer, later = model.fields[1], torch.arange(64) * 7 + 30_000
+
+            def reads():
+                return client.stats()["servers"][0]["tables"]["C1"]["drive"]["reads"]
+
+            client.pull_rows(layer.table.number, np.arange(50_000, 51_000))
+            before = reads()
+            embed.read_ahead({layer: later, model.bag: later % 50})
+            deadline = time.monotonic() + 30
+            while reads() - before < 64:
+                assert time.monotonic() < deadline
+            client.pull_rows(layer.table.number, later.numpy())
+            assert reads() - before == 64  # not read again
+            assert not layer.ahead
+            with pytest.raises(KeyRangeError, match="'bag': key 30000 is not"):
+                embed.read_ahead({layer: later, model.bag: later})
+            with pytest.raises(
+                TypeError, match=r"read_ahead\(\) takes layers of oe_runtime\.torch, not Linear"
+            ):
+                embed.read_ahead({torch.nn.Linear(1, 1): later})
+            torch.testing.assert_close(layer(later), layer(later))
+    finally:
+        drive.end()
 
 
 def test_a_layer_with_a_rate_of_its_own_is_pushed_by_itself():
