@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from provision.cluster.errors import TrainingError
-from provision.cluster.inventory import Host, Inventory
+from provision.cluster.inventory import Inventory
 from provision.cluster.setting_types import explain, parse_size
 from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
@@ -171,8 +171,13 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
                 f"host {host.name}: parameter_server_port {port} and parameter_server_metrics_port {metrics} "
                 f"are too close for {count} servers; set them {count} apart at least, or one of them to 0"
             )
-        if port:
-            _check_ports(host, count, probe=here)
+        for setting, first in (("parameter_server_port", port), ("parameter_server_metrics_port", metrics)):
+            if first and first + count - 1 > 65535:
+                raise TrainingError(
+                    f"host {host.name}: {setting} {first}: {count} servers need ports beyond 65535"
+                )
+        if port and here:
+            _check_free(host.server.host, port, count)
 
 
 def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:
@@ -196,13 +201,8 @@ def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def _check_ports(host: Host, count: int, *, probe: bool) -> None:
-    address, first = host.server.host, host.server.port
-    if first + count - 1 > 65535:
-        raise TrainingError(
-            f"host {host.name}: parameter_server_port {first}: {count} servers need ports beyond 65535"
-        )
-    for port in range(first, first + count) if probe else ():
+def _check_free(address: str, first: int, count: int) -> None:
+    for port in range(first, first + count):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -176,6 +176,12 @@ class Launch:
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
             raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
+        job.make()
+        needed = readiness.needed(inventory, wanted)
+        planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
+        others = _changes_server_count(job, spec, planned, moves=moves)
+        if others:
+            _require_stopped(job, [item for item in alive if item not in removed])
         for left in removed:  # without its servers, which start anew, it can train nothing
             say(
                 self.console,
@@ -185,18 +191,13 @@ class Launch:
         saved = job.has_checkpoint()
         if not saved:
             self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
-        job.make()
         if moves:
             where = spec.settings["upload_to"]
             say(self.console, f"the checkpoints of host {worker.host} are looked for in {escape(where)}")
             job.put_metrics_aside(worker.host)
         if inventory.flavor != flavor_facts.DEFAULT:  # a failed run may have left half an export
             shutil.rmtree(job.run_dir / "export", ignore_errors=True)
-        needed = readiness.needed(inventory, wanted)
-        planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
-        others = _check_server_count(job, spec, planned)
         if others:
-            _require_stopped(job, [item for item in alive if item not in removed])
             for process in spec.processes:
                 job.remove_pools(process)
             _remove_pools(known, planned, self.console)
@@ -351,12 +352,16 @@ def _require_stopped(job: Job, alive: Sequence[ProcessState]) -> None:
         )
 
 
-def _check_server_count(job: Job, old: JobSpec, new: Placement) -> bool:
-    """Whether the number of servers changes; TrainingError if the job can only resume with the old number."""
+def _changes_server_count(job: Job, old: JobSpec, new: Placement, *, moves: bool) -> bool:
+    """Whether the number of servers changes; TrainingError if the job can only resume with the old number.
+
+    ``moves``: worker 0 is on another host now and reads the uploaded checkpoint, which is in files.
+    """
     count = sum(item.role == "parameter_server" for item in new.processes)
     if count == sum(item.role == "parameter_server" for item in old.processes):
         return False
-    pools = job.pool_servers()
+    uploaded = moves and job.checkpoint() is None
+    pools = None if uploaded else job.pool_servers()
     if pools not in (None, count):
         raise TrainingError(
             f"the rows of the newest checkpoint of job {job.id} are in the pools of {pools} servers, which "

@@ -160,6 +160,10 @@ def test_ports_of_as_many_servers_as_drives_do_not_overlap(tmp_path: Path) -> No
     jobspec.check_servers(
         cluster(tmp_path, host(tmp_path, {**bare, "parameter_server_metrics_port": 7702})), asked()
     )
+    for name in ports:
+        last = cluster(tmp_path, host(tmp_path, {**bare, name: 65535}))
+        with pytest.raises(TrainingError, match=f"{name} 65535: 2 servers need ports beyond 65535"):
+            jobspec.check_servers(last, asked())
 
 
 def test_drives_without_a_server_are_named(tmp_path: Path) -> None:
