@@ -1,14 +1,17 @@
 """Does one thing on many hosts at once: bounded by count, without waiting for hosts that hang.
 
-At most ``MOST_AT_ONCE`` hosts work at a time. A host that takes longer than ``PATIENCE`` gives its place to
-the next one, and at most ``MOST_SLOW`` such hosts are waited for beside the others.
+At most ``MOST_AT_ONCE`` hosts work at a time. A slow host gives its place to the next one, and at most
+``MOST_SLOW`` such hosts are waited for beside the others. Slow is longer than ``PATIENCE`` and than
+``SLOW`` times the others: where all take long, the machine is busy, and more at once would make them slower.
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from subprocess import Popen
@@ -20,6 +23,7 @@ from provision.cluster.inventory import Host
 MOST_AT_ONCE = 64  # keeps a few cores busy
 MOST_SLOW = 64
 PATIENCE = 2.0  # seconds
+SLOW = 2.0
 # When only slow hosts are left of a fleet, they are cut off; see ``limit``.
 FLEET = 20  # answers that say what is usual
 LEAST = 10.0  # seconds, as long as ssh waits for a connection
@@ -93,12 +97,13 @@ def on_hosts(
 
     with ThreadPoolExecutor(max_workers=min(len(hosts), MOST_AT_ONCE + MOST_SLOW)) as pool:
         running: set[Future[T | HostError]] = set()
+        took: deque[float] = deque(maxlen=MOST_AT_ONCE)
         try:
             for name, host in hosts.items():
                 task = _Task()
-                while not _has_place([tasks[item] for item in running]):
-                    wait(running, timeout=_until_slow(running, tasks), return_when=FIRST_COMPLETED)
-                    running = {item for item in running if not item.done()}
+                while (pause := _until_place([tasks[item].begun for item in running], took)) > 0:
+                    done, running = wait(running, timeout=pause, return_when=FIRST_COMPLETED)
+                    took.extend(tasks[item].ended - tasks[item].begun for item in done)
                 task.begun = time.monotonic()
                 found[name] = pool.submit(one, host, task)
                 tasks[found[name]] = task
@@ -113,18 +118,17 @@ def on_hosts(
     return {name: item.result() for name, item in found.items()}
 
 
-def _has_place(running: list[_Task]) -> bool:
-    """Another host may begin."""
-    long_ago = time.monotonic() - PATIENCE
-    slow = sum(task.begun <= long_ago for task in running)
-    return len(running) - slow < MOST_AT_ONCE and len(running) < MOST_AT_ONCE + MOST_SLOW
+def _until_place(begun: Collection[float], took: Collection[float]) -> float:
+    """Seconds until another host may begin if none ends before; 0: now.
 
-
-def _until_slow(running: set[Future[T]], tasks: Mapping[Future[T], _Task]) -> float | None:
-    """Seconds until another running host becomes slow; None: all are."""
-    now = time.monotonic()
-    left = [at + PATIENCE - now for at in (tasks[item].begun for item in running) if at + PATIENCE > now]
-    return min(left) if left and len(running) < MOST_AT_ONCE + MOST_SLOW else None
+    ``begun``: when the running hosts did; ``took``: the seconds of those that ended last.
+    """
+    if len(begun) >= MOST_AT_ONCE + MOST_SLOW:
+        return threading.TIMEOUT_MAX
+    patience = max(PATIENCE, SLOW * statistics.median(took)) if took else PATIENCE
+    slow_at = sorted(at + patience for at in begun)
+    too_many = len(begun) - MOST_AT_ONCE  # these and one more must be slow
+    return max(0.0, slow_at[too_many] - time.monotonic()) if too_many >= 0 else 0.0
 
 
 def limit(usual: float, all_took: float) -> float:

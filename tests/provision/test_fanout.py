@@ -53,6 +53,20 @@ def test_at_most_so_many_hosts_work_at_once(tmp_path: Path, monkeypatch: pytest.
     assert most == 7
 
 
+def test_a_busy_machine_gets_no_more_hosts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all take long for is no host's own slowness, which makes place for the next one."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    most = fanout.MOST_AT_ONCE
+    one_hangs = [now - 3.0, *[now - 1.0] * (most - 1)]
+    assert fanout._until_place([now] * (most - 1), []) == 0.0
+    assert fanout._until_place(one_hangs, [0.5] * 9) == 0.0
+    assert fanout._until_place([*one_hangs, now], [0.5] * 9) == 1.0  # a second one is slow after PATIENCE
+    assert fanout._until_place(one_hangs, []) == 0.0  # nobody has answered: are all of these slow?
+    assert fanout._until_place(one_hangs, [5.0] * 9) == 7.0  # slow is twice what is usual
+    assert fanout._until_place([0.0] * (most + fanout.MOST_SLOW), [0.5]) > 1e6  # the bound of all
+
+
 def test_an_error_of_one_host_is_its_result(tmp_path: Path) -> None:
     def work(host: Host, cut: Cut) -> int:
         if host.name == "n1":
