@@ -50,6 +50,11 @@ def main() -> None:
             signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     except KeyboardInterrupt:
         code = 130
+    except RuntimeError as error:
+        # Before 3.12 Python wraps what is raised while a class names its attributes, as in an import.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        code = 130
     sys.exit(code)
 
 

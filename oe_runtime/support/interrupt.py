@@ -37,6 +37,11 @@ def run(main: Callable[[], int]) -> int:
         return code
     except KeyboardInterrupt:
         return 130
+    except RuntimeError as error:
+        # Before 3.12 Python wraps what is raised while a class names its attributes, as in an import.
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        return 130
 
 
 _guard_imports()

@@ -15,6 +15,8 @@ import pytest
 import yaml
 from fake_processes import make_job
 
+from oe_runtime.support import interrupt
+from provision import __main__ as program
 from provision.cli import main as cli
 from provision.cluster import share
 from provision.cluster.errors import Interrupted
@@ -351,6 +353,29 @@ def test_a_launch_that_is_stopped_early_is_130(run, monkeypatch: pytest.MonkeyPa
     found = run("launch-training", "-i", LOCAL)
     assert (found.code, found.out) == (130, "")
     assert found.err == "error: stopped before training began; nothing was started\n"
+
+
+class _Interrupted:
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise KeyboardInterrupt
+
+
+def _import() -> int:
+    type("Column", (), {"style": _Interrupted()})
+    return 0
+
+
+def test_ctrl_c_while_a_class_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 raises a RuntimeError there."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # which the program replaces
+    monkeypatch.setattr(cli, "run", _import)
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 130
+    assert interrupt.run(_import) == 130
+    monkeypatch.setattr(cli, "run", lambda: [].pop())
+    with pytest.raises(IndexError):
+        program.main()
 
 
 @pytest.mark.process
