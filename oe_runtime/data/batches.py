@@ -211,11 +211,15 @@ def _rebatch(blocks: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
 def with_following(items: Iterable[_T], count: int) -> Iterator[tuple[_T, list[_T]]]:
     """Yield each item with the next ones: `count` of them, or all up to the end or to a None.
 
-    A None is an item too, and nothing waits behind it.
+    A None says that no item is there yet: the items before it do not wait for more. It is yielded if there
+    are none.
     """
     window: deque[_T] = deque()
     for item in items:
-        window.append(item)
+        if item is not None:
+            window.append(item)
+        elif not window:
+            yield item, []
         while window and (item is None or len(window) > count):
             yield window.popleft(), list(window)
     while window:

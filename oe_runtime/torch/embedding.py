@@ -62,9 +62,10 @@ def pull(ids: Mapping[Any, Any]) -> None:
     it can: with one process, one learning rate, and one such pull since the last step. Ids that were not
     announced, or differ when they come, take a request of their own.
     """
-    for asked in _requests("pull", ids):
-        for layer, _ in asked:
-            layer.ahead.clear()
+    requests = _requests("pull", ids)
+    for layer in ids:
+        layer.ahead.clear()
+    for asked in requests:
         for (layer, _), lookup in zip(asked, _pull(asked), strict=True):
             layer.ahead.append(lookup)
 
@@ -77,9 +78,9 @@ def read_ahead(ids: Mapping[Any, Any]) -> None:
                 embed.read_ahead({model.users: following.users, model.items: following.items})
             train(batch)
 
-    `ids` are those of `pull`, of at most the next two batches; a call replaces announced rows that are not
-    being read yet. It changes no result and does nothing unless a server has storage dram_ssd. Raises as the
-    pull of these ids would.
+    `ids` are as for `pull`, of the next batch or the one after. A new call takes the place of what has not
+    been read of the last one. It changes no result, and does nothing unless a server has storage dram_ssd:
+    then it raises as the pull of these ids would.
     """
     planned: dict[Client, list[Pulled]] = {}
     for asked in _requests("read_ahead", ids):

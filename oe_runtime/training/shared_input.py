@@ -209,10 +209,10 @@ class SharedInput:
             raise RunError(problem)
 
     def work(self, ahead: int) -> Iterator[tuple[Work, Batch, int, list[Batch]]]:
-        """Yield this worker's batches: range, batch, the rows of the range that are done with it, and the next
-        batches of the range, at most `ahead`.
+        """Yield this worker's batches: range, batch, rows of the range that are done with it, next batches.
 
-        They end with the queue, after a stop request, or when another worker has lost a server.
+        The next ones are of the same range, at most `ahead`. The batches end with the queue, after a stop
+        request, or when another worker has lost a server.
         """
         while (work := self._queue.take(give_up=self._gives_up, idle=self._leave)) is not None:
             if self._left and self._client is not None:

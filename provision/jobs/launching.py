@@ -102,10 +102,12 @@ class Launch:
         states = self._check(wanted)
         job = store.create(self.state_dir, wanted.name, datetime.now())
         try:
-            return job, self._place(job, states, wanted, fresh=True)
+            placed, spec = self._place(job, states, wanted, fresh=True)
         except TrainingError:
             shutil.rmtree(job.directory)
             raise
+        job.write_spec(spec)
+        return job, placed
 
     def _resumed(self) -> tuple[Job, Placement, bool]:
         """The job to resume, its processes on today's hosts, and whether it has a checkpoint."""
@@ -191,6 +193,7 @@ class Launch:
         saved = job.has_checkpoint()
         if not saved:
             self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
+        placed, resumed = self._place(job, states, wanted, fresh=others or not saved)
         if moves:
             where = spec.settings["upload_to"]
             say(self.console, f"the checkpoints of host {worker.host} are looked for in {escape(where)}")
@@ -200,8 +203,9 @@ class Launch:
         if others:
             for process in spec.processes:
                 job.remove_pools(process)
-            _remove_pools(known, planned, self.console)
-        return job, self._place(job, states, wanted, fresh=others or not saved), saved
+            _remove_pools(known, placed, self.console)
+        job.write_spec(resumed)  # last: if this ends before, the next resume sees the old servers too
+        return job, placed, saved
 
     def _check(self, wanted: Request) -> dict[str, State]:
         """The hosts' states; TrainingError names the host that is not ready, or another obstacle."""
@@ -242,8 +246,10 @@ class Launch:
         }
         return found.states
 
-    def _place(self, job: Job, states: Mapping[str, State], wanted: Request, *, fresh: bool) -> Placement:
-        """Decide what runs where, bring its script there and write the job file."""
+    def _place(
+        self, job: Job, states: Mapping[str, State], wanted: Request, *, fresh: bool
+    ) -> tuple[Placement, JobSpec]:
+        """Decide what runs where, and bring its script there; also returns what the job file will say."""
         inventory = readiness.needed(self.inventory, wanted)
         delivery = script_delivery.prepare(inventory, wanted, self.state_dir)
         placed = flavors.of(inventory.flavor).place(job, inventory, states, wanted, fresh=fresh)
@@ -251,8 +257,7 @@ class Launch:
         script_delivery.deliver(delivery, inventory, self.state_dir, self.console, self.stop_request)
         spec = jobspec.build(job, inventory, placed, wanted, datetime.now())
         jobspec.check_storage_is_free(spec, self.state_dir)
-        job.write_spec(spec)
-        return placed
+        return placed, spec
 
     def prepare(self, job: Job, placed: Placement) -> None:
         """Make directories and the token on the hosts and start servers; undone after a failure."""

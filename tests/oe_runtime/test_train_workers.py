@@ -134,8 +134,9 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(
         fresh.stop()
     found, expected = losses(run_dir), losses(tmp_path / "one")
     assert len(expected) == 8
-    # Before the end of a step its second next batch; of step 5 perhaps not before the run ends.
-    assert len(announced) in ((5, 6) if storage == "dram_ssd" else (0,))
+    # At each of the first 5 steps and the first of the last 3 the batch after the next one. Nothing waits for
+    # the announcements of the last two steps of a run.
+    assert 3 <= len(announced) <= 6 if storage == "dram_ssd" else not announced
     assert [e["step"] for e in events(run_dir, "checkpoint")] == [2, 4, 5, 6, 8], "the last one once, too"
     for step, (loss, _) in expected.items():
         assert found[step][0] == pytest.approx(loss, rel=2e-4), step

@@ -104,6 +104,9 @@ def test_layers_that_are_pulled_together_take_one_message():
     torch.testing.assert_close(model(ids), expected)
     embed.pull({model.bag: ids})
     torch.testing.assert_close(model.bag(ids + 1 - 1), model.bag(ids))
+    embed.pull({model.bag: [ids, ids]})
+    embed.pull({model.bag: []})
+    assert not model.bag.ahead  # rows of an earlier pull are not used later
     with pytest.raises(TypeError, match=r"pull\(\) takes layers of oe_runtime\.torch, not Linear"):
         embed.pull({torch.nn.Linear(1, 1): ids})
 
