@@ -125,7 +125,7 @@ def _until_place(begun: Collection[float], took: Collection[float]) -> float:
     """
     if len(begun) >= MOST_AT_ONCE + MOST_SLOW:
         return threading.TIMEOUT_MAX
-    patience = max(PATIENCE, SLOW * statistics.median(took)) if took else PATIENCE
+    patience = max(PATIENCE, SLOW * (statistics.median(took) if took else PATIENCE))
     slow_at = sorted(at + patience for at in begun)
     too_many = len(begun) - MOST_AT_ONCE  # these and one more must be slow
     return max(0.0, slow_at[too_many] - time.monotonic()) if too_many >= 0 else 0.0

@@ -62,7 +62,7 @@ def test_a_busy_machine_gets_no_more_hosts_at_once(monkeypatch: pytest.MonkeyPat
     assert fanout._until_place([now] * (most - 1), []) == 0.0
     assert fanout._until_place(one_hangs, [0.5] * 9) == 0.0
     assert fanout._until_place([*one_hangs, now], [0.5] * 9) == 1.0  # a second one is slow after PATIENCE
-    assert fanout._until_place(one_hangs, []) == 0.0  # nobody has answered: are all of these slow?
+    assert fanout._until_place(one_hangs, []) == 1.0  # nobody has answered: twice PATIENCE
     assert fanout._until_place(one_hangs, [5.0] * 9) == 7.0  # slow is twice what is usual
     assert fanout._until_place([0.0] * (most + fanout.MOST_SLOW), [0.5]) > 1e6  # the bound of all
 
