@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -34,14 +34,19 @@ def check(
 ) -> int:
     """Check the inventory and list everything that is wrong with it. Contacts no host."""
     from provision.cluster.errors import InventoryError
+    from provision.jobs import jobspec
 
+    found: Any = None
     try:
         found = open_inventory(inventory, limit, state_dir)
+        problems = [f"{inventory}: {mistake}" for mistake in jobspec.mistakes(found)]
     except InventoryError as error:
-        for problem in error.problems:
+        problems = error.problems
+    if problems:
+        for problem in problems:
             print(f"error: {problem}", file=sys.stderr)
         if as_json:
-            print(json.dumps({"ok": False, "problems": error.problems}))
+            print(json.dumps({"ok": False, "problems": problems}))
         return 1
     if as_json:
         print(json.dumps({"ok": True, "hosts": list(found.hosts)}))

@@ -65,7 +65,12 @@ def up(
         typer.Option(min=1, max=2, help="Modules of persistent memory, each on a memory node of its own."),
     ] = 1,
     debian: Annotated[
-        int, typer.Option(metavar="12|13", help="The nodes' Debian; default: 12, or 13 with variant cxl.")
+        int,
+        typer.Option(
+            metavar="12|13",
+            show_default=False,
+            help="The nodes' Debian; default: 12, or 13 with variant cxl.",
+        ),
     ] = 0,
     inventory: Annotated[
         Path | None,

@@ -37,7 +37,8 @@ def _share(value: Any) -> Any:
 
 def _text(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        raise ValueError(f"YAML reads it as a number: put it in quotes, as '{value}'")
+        # The value is not repeated as the text to write: 5.10 is read as 5.1.
+        raise ValueError("YAML reads it as a number: put it in quotes, just as you wrote it")
     return value
 
 

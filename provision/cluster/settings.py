@@ -6,6 +6,8 @@ declared nowhere else: ``make generate`` writes the other files that have it (``
 
 from __future__ import annotations
 
+import posixpath
+import re
 from enum import Enum
 from typing import Annotated, ClassVar, Literal, get_args
 
@@ -178,7 +180,7 @@ class SsdSettings(Settings):
     """NVMe drives for rows."""
 
     prefix: ClassVar[str] = "ssd_"
-    devices: list[Annotated[Text, Field(pattern=r"^/[^\s:]+$")]] = Field(
+    devices: list[Annotated[Text, Field(json_schema_extra={"pattern": r"^/[^\s:]+$"})]] = Field(
         default=[],
         description="Drives for rows: paths in /dev/disk/by-id, on which oeprov makes file systems, or "
         "directories that are there already. Servers take turns on them. With storage dram_ssd, and with "
@@ -195,11 +197,16 @@ class SsdSettings(Settings):
     @classmethod
     def _stable(cls, devices: list[str]) -> list[str]:
         for device in devices:
+            if re.fullmatch(r"/[^\s:]+", device) is None:
+                raise ValueError(
+                    f"{device!r}: name a drive as /dev/disk/by-id/… or a directory from / on, without spaces "
+                    "and colons"
+                )
             if device.startswith("/dev/") and not device.startswith("/dev/disk/by-id/"):
                 raise ValueError(
                     f"{device} may be another drive after a reboot: name it by /dev/disk/by-id/…"
                 )
-        if len(set(devices)) < len(devices):
+        if len({posixpath.normpath(device) for device in devices}) < len(devices):
             raise ValueError("a drive or directory is named twice")
         return devices
 

@@ -69,6 +69,9 @@ def refusals(variables: Mapping[str, Any]) -> dict[str, str]:
             shlex.split(str(variables.get(key) or ""))
         except ValueError as error:
             found[key] = f"cannot be split into arguments: {error}"
+    for key in (*_PASSWORDS, *_BECOME_PASSWORDS):
+        if isinstance(variables.get(key), (int, float)):  # 0123 would be 83, and a lock-out may follow
+            found[key] = "YAML reads it as a number or a truth value: put it in quotes, as you wrote it"
     return found
 
 

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import difflib
+import posixpath
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.module_utils.parsing.convert_bool import BOOLEANS, boolean
 from pydantic import ValidationError
 
 from provision.cluster import flavor_facts, settings
@@ -167,11 +169,18 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         )
     if pmem.memmap and not platform.takes_memmap:
         problems.at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
+    become = raw.variables.get("ansible_become")
+    if become is not None and str(become).lower() not in BOOLEANS:
+        problems.at(raw, "ansible_become", f"found {become!r}; expected true or false")
     names = parts[SsdSettings].devices
     if platform.needs_drives and not names:
         problems.at(raw, "ssd_devices", f"kind {kind.value} keeps rows on drives: name them")
     if not platform.managed and any(map(drives.is_drive, names)):
         problems.at(raw, "ssd_devices", "on kind local oeprov makes no file systems: name a directory")
+    _check_mount_points(raw, problems, parts[SsdSettings])
+    mode = platform.modes[0] if pmem.mode == "auto" else pmem.mode
+    if mode == "fsdax" and (shared := _shared_prefix(parts[SsdSettings], pmem.mount_prefix)):
+        problems.at(raw, "ssd_mount_prefix", shared)
     if len(problems.lines) > found:
         return None
     variables = raw.variables
@@ -193,6 +202,27 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         **{_FIELD[model]: part for model, part in parts.items() if model in _FIELD},
     )
     return _final(host, state_dir)
+
+
+def _check_mount_points(raw: RawHost, problems: _Problems, ssd: SsdSettings) -> None:
+    """Refuse drives whose mount points are directories of the same list."""
+    directories = {posixpath.normpath(name) for name in ssd.devices if not drives.is_drive(name)}
+    for number, name in enumerate(ssd.devices):
+        where = posixpath.normpath(f"{ssd.mount_prefix}{number}")
+        if drives.is_drive(name) and where in directories:
+            problems.at(raw, "ssd_devices", f"{name} would be mounted at {where}, which is in the list too")
+
+
+def _shared_prefix(ssd: SsdSettings, of_pmem: str) -> str:
+    """Why drives cannot be mounted beside persistent memory; empty: they can."""
+    for number, name in enumerate(ssd.devices):
+        where = f"{ssd.mount_prefix}{number}"
+        if drives.is_drive(name) and re.fullmatch(re.escape(of_pmem) + r"\d+", where):
+            return (
+                f"{name} would be mounted at {where}, as persistent memory is (pmem_mount_prefix {of_pmem}): "
+                "choose another"
+            )
+    return ""
 
 
 def _python(variables: Mapping[str, Any]) -> str:

@@ -60,7 +60,10 @@ def strictly(path: Path) -> Iterator[None]:
     except AnsibleError as error:
         if not heard.failures:
             raise
-        raise InventoryError(f"{path}: {heard.reason()}") from error
+        of_directory = re.search(r"inventory source (.+?)\.?$", str(error).strip().partition("\n")[0])
+        name = Path(of_directory[1]).name if of_directory and path.is_dir() else ""
+        where = path / name if name and (path / name).is_file() else path
+        raise InventoryError(f"{where}: {heard.reason()}") from error
     finally:
         ansible_manager.C.INVENTORY_ANY_UNPARSED_IS_FAILED = before
         ansible_manager.display = heard.display

@@ -13,8 +13,9 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
-from provision.cluster.inventory import Inventory
+from provision.cluster.inventory import Host, Inventory
 from provision.cluster.setting_types import explain, parse_size
 from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
@@ -22,7 +23,7 @@ from provision.inventory import vault
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
-from provision.jobs.storage import CACHED, servers_of, storage_directories, storage_of
+from provision.jobs.storage import CACHED, check_storage, servers_of, storage_directories, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -165,19 +166,38 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
                     raise TrainingError(f"host {host.name}: {setting} {path} is not a directory")
                 if not os.access(path, os.W_OK | os.X_OK):
                     raise TrainingError(f"host {host.name}: {setting} {path} is not writable by this user")
-        count, port, metrics = servers_of(host, wanted), host.server.port, host.server.metrics_port
-        if port and metrics and abs(port - metrics) < count:
-            raise TrainingError(
-                f"host {host.name}: parameter_server_port {port} and parameter_server_metrics_port {metrics} "
-                f"are too close for {count} servers; set them {count} apart at least, or one of them to 0"
-            )
-        for setting, first in (("parameter_server_port", port), ("parameter_server_metrics_port", metrics)):
-            if first and first + count - 1 > 65535:
-                raise TrainingError(
-                    f"host {host.name}: {setting} {first}: {count} servers need ports beyond 65535"
-                )
+        count, port = servers_of(host, wanted), host.server.port
+        check_ports(host, count)
         if port and here:
             _check_free(host.server.host, port, count)
+
+
+def check_ports(host: Host, count: int) -> None:
+    """Refuse ports that so many servers of a host cannot have."""
+    port, metrics = host.server.port, host.server.metrics_port
+    if port and metrics and abs(port - metrics) < count:
+        raise TrainingError(
+            f"host {host.name}: parameter_server_port {port} and parameter_server_metrics_port {metrics} "
+            f"are too close for {count} servers; set them {count} apart at least, or one of them to 0"
+        )
+    for setting, first in (("parameter_server_port", port), ("parameter_server_metrics_port", metrics)):
+        if first and first + count - 1 > 65535:
+            raise TrainingError(
+                f"host {host.name}: {setting} {first}: {count} servers need ports beyond 65535"
+            )
+
+
+def mistakes(inventory: Inventory) -> list[str]:
+    """What a launch without flags would refuse of the servers' settings, a sentence per host at most."""
+    found = []
+    for name in inventory.parameter_servers if inventory.flavor == flavor_facts.DEFAULT else ():
+        host = inventory.hosts[name]
+        try:
+            check_storage(host, host.server.storage)
+            check_ports(host, host.servers())
+        except TrainingError as error:
+            found.append(str(error))
+    return found
 
 
 def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:

@@ -10,7 +10,7 @@ from provision.cluster import flavor_facts, host_names
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import KernelSettings
 from provision.jobs.request import Request
-from provision.jobs.storage import MODES, POOLS, places_of, servers_of, storage_of
+from provision.jobs.storage import MODES, POOLS, places_of, servers_of, storage_of, unused_drives
 from provision.node.platform_base import MEMORY_NODES
 from provision.node.state import State
 from provision.node.step import Plan, Step
@@ -84,14 +84,18 @@ def differences(inventory: Inventory, wanted: Request) -> list[str]:
 
 def idle(inventory: Inventory, states: Mapping[str, State], wanted: Request) -> list[str]:
     """One line for places for rows that no server uses: each server has its rows in one."""
+    unused: dict[str, list[str]] = {}
     found: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
         storage, servers = storage_of(host, wanted), servers_of(host, wanted)
+        words = "" if wanted.storage else unused_drives(host, storage)  # a flag says what is wanted now
+        if words:
+            unused.setdefault(words, []).append(name)
         places = places_of(host, states.get(name), storage) if storage in POOLS else []
         if places[servers:]:
             found.setdefault((servers, tuple(places)), []).append(name)
-    return [
+    return [f"{host_names.fold(names)}: {words}" for words, names in unused.items()] + [
         f"{host_names.fold(names)}: no server keeps rows in {', '.join(places[servers:])}; to use all, run "
         f"{len(places)} servers per host (parameter_server_count)"
         for (servers, places), names in found.items()

@@ -34,9 +34,42 @@ def no_drive(host: Host, cure: str = "") -> TrainingError:
     )
 
 
+def check_storage(host: Host, storage: str) -> None:
+    """Refuse a storage for which the host's inventory has no memory and no drive; see TrainingError."""
+    if not on_host(host):
+        if storage != "dram":
+            storage_directories(host, storage)
+        return
+    other = "dram" if host.server.storage == storage else host.server.storage
+    if storage == "pmem_memkind" and host.pmem.mode != "system-ram":
+        raise TrainingError(
+            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), "
+            f"found {host.pmem.mode}; use --storage {other}"
+        )
+    if storage not in POOLS or are_on_pmem(host, storage) or host.ssd.devices:
+        return
+    if storage == "dram_ssd":
+        raise no_drive(host, f"; name one, or use --storage {other}")
+    raise TrainingError(
+        f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}, or a drive "
+        "in ssd_devices; use --storage dram"
+    )
+
+
+def unused_drives(host: Host, storage: str) -> str:
+    """What to say of drives of the inventory on which no server keeps rows; empty: there are none."""
+    if not host.ssd.devices or (storage in POOLS and not are_on_pmem(host, storage)):
+        return ""
+    return (
+        f"no server keeps rows on the drives of ssd_devices, since they are in {storage}; to use them, set "
+        "parameter_server_storage: dram_ssd"
+    )
+
+
 def place_of(host: Host, state: State | None, wanted: Request, job: str, name: str, number: int) -> Place:
     """Where server ``number`` of a host keeps its rows; TrainingError if the host cannot hold them so."""
     storage = storage_of(host, wanted)
+    check_storage(host, storage)
     if not on_host(host):
         places = [""] if storage == "dram" else places_of(host, state, storage)
         path = mount = places[number % len(places)]
@@ -51,15 +84,8 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
         return Place(storage=storage, bound=bound, tiered=host.pmem.mode == tiering.MODE, devices=devices)
     if are_on_pmem(host, storage):
         missing = f"{host.pmem.mount_prefix}0"
-    elif host.ssd.devices:
-        missing = ", ".join(drives.place(host.desired(), name) for name in host.ssd.devices)
-    elif storage == "dram_ssd":
-        raise no_drive(host, f"; name one, or use --storage {host.server.storage}")
     else:
-        raise TrainingError(
-            f"host {host.name}: storage {storage} needs pmem_mode fsdax, found {host.pmem.mode}, or a drive "
-            "in ssd_devices; use --storage dram"
-        )
+        missing = ", ".join(drives.place(host.desired(), name) for name in host.ssd.devices)
     places = places_of(host, state, storage)
     if not places:
         raise TrainingError(f"host {host.name}: nothing is mounted at {missing}; run: oeprov bootstrap")
@@ -125,11 +151,6 @@ def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
 
 def _check_memory_nodes(host: Host, state: State | None) -> None:
     """Refuse pmem_memkind where there is no memory node for it."""
-    if host.pmem.mode != "system-ram":
-        raise TrainingError(
-            f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), "
-            f"found {host.pmem.mode}; use --storage {host.server.storage}"
-        )
     if state is not None and not numa.cpuless(state):
         raise TrainingError(
             f"host {host.name}: storage pmem_memkind needs memory nodes without CPUs, and it has none; "

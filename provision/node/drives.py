@@ -18,7 +18,21 @@ RULES = "/etc/udev/rules.d/61-oeprov-drives.rules"
 _BY_ID = "/dev/disk/by-id/"
 _DISABLED = "/proc/sys/kernel/io_uring_disabled"
 # File systems that are memory, or are elsewhere: no place for rows that must persist.
-_UNFIT = ("tmpfs", "ramfs", "overlay", "nfs", "nfs4", "cifs", "fuse", "9p")
+_MEMORY = ("tmpfs", "ramfs", "overlay", "squashfs")
+_ELSEWHERE = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "9p",
+    "fuse",
+    "virtiofs",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "afs",
+)
 
 
 def is_drive(name: str) -> bool:
@@ -144,7 +158,7 @@ def _directory_problems(desired: Desired, seen: Drive) -> List[str]:
         return [f"ssd_devices {seen.name}: is a file, not a directory"]
     if not there.writable:
         return [f"ssd_devices {seen.name}: is not writable by this user"]
-    if seen.filesystem.split(".")[0] in _UNFIT:
+    if seen.filesystem.split(".")[0] in _MEMORY + _ELSEWHERE:
         return [
             f"ssd_devices {seen.name}: is on {seen.filesystem}, which is no drive; name a directory on ext4 "
             "or xfs"

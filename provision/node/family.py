@@ -10,6 +10,7 @@ from typing import Dict, List, NamedTuple, Optional
 DAX_OPTIONS = {
     "CONFIG_DEV_DAX_KMEM": "m",
     "CONFIG_FS_DAX": "y",
+    "CONFIG_NUMA": "y",
     "CONFIG_NUMA_BALANCING": "y",
     "CONFIG_X86_PMEM_LEGACY": "m",
 }

@@ -216,6 +216,27 @@ def test_inventory_check_lists_all_problems(run, tmp_path: Path) -> None:  # typ
     assert len(json.loads(found.out)["problems"]) == 2
 
 
+def test_inventory_check_lists_servers_that_a_launch_would_refuse(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    hosts = {
+        "a": {"oeprov_kind": "cpu", "parameter_server_storage": "dram_ssd"},
+        "b": {"oeprov_kind": "cpu", "parameter_server_storage": "pmem_libpmem"},
+        "c": {"oeprov_kind": "cpu", "parameter_server_storage": "pmem_memkind"},
+        "d": {"oeprov_kind": "cpu", "parameter_server_count": 2, "parameter_server_port": 65535},
+        "e": {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "parameter_server_storage": "dram_pmem"},
+    }
+    groups = {"parameter_servers": {"hosts": hosts}, "workers": {"hosts": {"w": {"oeprov_kind": "cpu"}}}}
+    (tmp_path / "inventory.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+    found = run("inventory", "check")
+    assert found.code == 1
+    said = [line.partition("inventory.yml: ")[2] for line in found.err.splitlines()]
+    assert [line.partition(";")[0] for line in said] == [
+        "host a: storage dram_ssd needs a drive, and ssd_devices names none",
+        "host b: storage pmem_libpmem needs pmem_mode fsdax, found none, or a drive in ssd_devices",
+        "host c: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), found none",
+        "host d: parameter_server_port 65535: 2 servers need ports beyond 65535",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "piece"),
     [

@@ -81,6 +81,8 @@ def test_host_keys_are_checked_unless_the_inventory_says_otherwise(tmp_path: Pat
         ("ansible_ssh_host: 10.0.0.1", "is an old name; use ansible_host"),
         ("ansible_ssh_user: me", "is an old name; use ansible_user"),
         ("ansible_private_key_file: /key", "use ansible_ssh_private_key_file"),
+        ("ansible_password: 012345", "put it in quotes, as you wrote it"),
+        ("ansible_become_pass: yes", "put it in quotes, as you wrote it"),
         ("ansible_ssh_common_args: '-o \"A'", "cannot be split into arguments"),
         ("ansible_ssh_common_args: '{{ nobody }}'", "ansible_ssh_common_args: cannot be templated"),
     ],

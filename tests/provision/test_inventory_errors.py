@@ -70,6 +70,17 @@ def test_the_good_one_is_good(tmp_path: Path) -> None:
         ("kernel_arguments: [1]", ["kernel_arguments: found 1; YAML reads it as a number: put it in quotes"]),
         ("worker_environment: {A: 1}", ["worker_environment: A: found 1; YAML reads it as a number"]),
         ("worker_environment: A=1", ["worker_environment: found 'A=1'; expected `key: value` lines"]),
+        ("ansible_become: maybe", ["ansible_become: found 'maybe'; expected true or false"]),
+        ("ssd_devices: [nvme0n1]", ["ssd_devices: ", "'nvme0n1': name a drive as /dev/disk/by-id/"]),
+        ("ssd_devices: [/srv/a, /srv/a/]", ["ssd_devices: ", "a drive or directory is named twice"]),
+        (
+            "ssd_devices: [/dev/disk/by-id/a, /mnt/ssd0]",
+            ["ssd_devices: /dev/disk/by-id/a would be mounted at /mnt/ssd0, which is in the list too"],
+        ),
+        (
+            "pmem_mode: fsdax, ssd_devices: [/dev/disk/by-id/a], ssd_mount_prefix: /mnt/pmem",
+            ["ssd_mount_prefix: /dev/disk/by-id/a would be mounted at /mnt/pmem0, as persistent memory is"],
+        ),
         ("ansible_port: 99999", ["ansible_port: found 99999; expected a port"]),
         (
             "ansible_connection: winrm",

@@ -118,6 +118,12 @@ def refused(path: Path) -> str:
     return str(caught.value)
 
 
+def test_a_stray_file_in_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("all: {children: {workers: {hosts: {w: {oeprov_kind: cpu}}}}}\n")
+    (tmp_path / "NOTES").write_text("see the wiki\n")
+    assert refused(tmp_path).startswith(f"{tmp_path / 'NOTES'}: gives no inventory: ")
+
+
 def test_sources_that_give_no_inventory_say_why(tmp_path: Path) -> None:
     path = program(tmp_path / "script", "raise SystemExit('no credentials for the cloud')\n")
     assert refused(path).startswith(f"{path}: gives no inventory: ")

@@ -45,7 +45,7 @@ def host(tmp_path: Path, variables: dict[str, Any]) -> Host:
             {"oeprov_kind": "cpu", "ssd_devices": ["/dev/nvme0n1"]},
             "/dev/nvme0n1 may be another drive after a reboot: name it by /dev/disk/by-id/",
         ),
-        ({"oeprov_kind": "cpu", "ssd_devices": ["rows"]}, "found 'rows'; it must match"),
+        ({"oeprov_kind": "cpu", "ssd_devices": ["rows"]}, "'rows': name a drive as /dev/disk/by-id/"),
         ({"oeprov_kind": "cpu", "ssd_devices": ["/a", "/a"]}, "a drive or directory is named twice"),
         (
             {"oeprov_kind": "local", "ansible_connection": "local", "ssd_devices": [NAME]},
@@ -181,6 +181,11 @@ def test_drives_without_a_server_are_named(tmp_path: Path) -> None:
     three = cluster(tmp_path, host(tmp_path, {**local, "parameter_server_count": 3}))
     assert readiness.idle(three, {}, asked("dram_ssd")) == []
     assert readiness.idle(one, {}, asked("dram")) == []
+    given = {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "ssd_devices": [NAME]}
+    (said,) = readiness.idle(cluster(tmp_path, host(tmp_path, given)), {}, asked())
+    assert said.startswith(
+        "h: no server keeps rows on the drives of ssd_devices, since they are in pmem_libpmem;"
+    )
     modules = cluster(tmp_path, host(tmp_path, {"oeprov_kind": "bare_metal_pmem", "pmem_mode": "fsdax"}))
     mounts = [Mount(f"/dev/pmem{n}", f"/mnt/pmem{n}") for n in range(2)]
     said = readiness.idle(modules, {"h": State(mounts=mounts)}, asked("pmem_libpmem"))

@@ -12,6 +12,7 @@ from provision.converge import fresh
 from provision.node import (
     build,
     families,
+    family,
     family_el8,
     gpu,
     observe,
@@ -279,3 +280,15 @@ def test_repositories_of_the_distribution_are_switched_on_by_their_own_name() ->
         "--disablerepo=*",
         "--enablerepo=oeprov-archive",
     ]
+
+
+def test_kernel_options_that_platforms_ask_for_are_known_of_fresh_systems() -> None:
+    """Or `plan --offline` would say of a kernel that has one that it was built without it."""
+    directory = Path(families.__file__).parent
+    asked = {
+        name
+        for path in directory.glob("platform_*.py")
+        for name in re.findall(r'KernelOption\("(\w+)"', path.read_text())
+    }
+    assert len(asked) > 5
+    assert asked <= set(family.CXL_OPTIONS)
