@@ -34,12 +34,12 @@ def check(
 ) -> int:
     """Check the inventory and list everything that is wrong with it. Contacts no host."""
     from provision.cluster.errors import InventoryError
-    from provision.jobs import jobspec
+    from provision.jobs import readiness
 
     found: Any = None
     try:
         found = open_inventory(inventory, limit, state_dir)
-        problems = [f"{inventory}: {mistake}" for mistake in jobspec.mistakes(found)]
+        problems = [f"{inventory}: {mistake}" for mistake in readiness.mistakes(found)]
     except InventoryError as error:
         problems = error.problems
     if problems:

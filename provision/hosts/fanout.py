@@ -2,7 +2,8 @@
 
 At most ``MOST_AT_ONCE`` hosts work at a time. A slow host gives its place to the next one, and at most
 ``MOST_SLOW`` such hosts are waited for beside the others. Slow is longer than ``PATIENCE`` and than
-``SLOW`` times the others: where all take long, the machine is busy, and more at once would make them slower.
+``SLOW`` times the answers of others: where all take long, the machine is busy, and more at once would make
+them slower.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class _Task:
     cut: Cut = field(default_factory=Cut)
     begun: float = 0.0
     ended: float = 0.0
+    answered: bool = False
 
 
 def on_hosts(
@@ -89,7 +91,9 @@ def on_hosts(
     def one(host: Host, task: _Task) -> T | HostError:
         task.begun = time.monotonic()
         try:
-            return do(host, task.cut)
+            found = do(host, task.cut)
+            task.answered = True
+            return found
         except HostError as error:
             return error
         finally:
@@ -103,7 +107,8 @@ def on_hosts(
                 task = _Task()
                 while (pause := _until_place([tasks[item].begun for item in running], took)) > 0:
                     done, running = wait(running, timeout=pause, return_when=FIRST_COMPLETED)
-                    took.extend(tasks[item].ended - tasks[item].begun for item in done)
+                    answers = [tasks[item] for item in done if tasks[item].answered and cut_off]
+                    took.extend(task.ended - task.begun for task in answers)
                 task.begun = time.monotonic()
                 found[name] = pool.submit(one, host, task)
                 tasks[found[name]] = task
@@ -121,7 +126,7 @@ def on_hosts(
 def _until_place(begun: Collection[float], took: Collection[float]) -> float:
     """Seconds until another host may begin if none ends before; 0: now.
 
-    ``begun``: when the running hosts did; ``took``: the seconds of those that ended last.
+    ``begun``: when the running hosts did; ``took``: the seconds of those that answered last.
     """
     if len(begun) >= MOST_AT_ONCE + MOST_SLOW:
         return threading.TIMEOUT_MAX

@@ -71,7 +71,10 @@ def refusals(variables: Mapping[str, Any]) -> dict[str, str]:
             found[key] = f"cannot be split into arguments: {error}"
     for key in (*_PASSWORDS, *_BECOME_PASSWORDS):
         if isinstance(variables.get(key), (int, float)):  # 0123 would be 83, and a lock-out may follow
-            found[key] = "YAML reads it as a number or a truth value: put it in quotes, as you wrote it"
+            found[key] = (
+                "is read as a number or a truth value, which may differ from what you wrote: put it in "
+                "quotes ('…' in YAML, \"'…'\" in an INI file)"
+            )
     return found
 
 

@@ -170,7 +170,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
     if pmem.memmap and not platform.takes_memmap:
         problems.at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
     become = raw.variables.get("ansible_become")
-    if become is not None and str(become).lower() not in BOOLEANS:
+    if become is not None and str(become).strip().lower() not in {"", *BOOLEANS}:
         problems.at(raw, "ansible_become", f"found {become!r}; expected true or false")
     names = parts[SsdSettings].devices
     if platform.needs_drives and not names:
@@ -215,9 +215,10 @@ def _check_mount_points(raw: RawHost, problems: _Problems, ssd: SsdSettings) -> 
 
 def _shared_prefix(ssd: SsdSettings, of_pmem: str) -> str:
     """Why drives cannot be mounted beside persistent memory; empty: they can."""
+    pattern = re.escape(posixpath.normpath(of_pmem + "0")[:-1]) + r"\d+"
     for number, name in enumerate(ssd.devices):
-        where = f"{ssd.mount_prefix}{number}"
-        if drives.is_drive(name) and re.fullmatch(re.escape(of_pmem) + r"\d+", where):
+        where = posixpath.normpath(f"{ssd.mount_prefix}{number}")
+        if drives.is_drive(name) and re.fullmatch(pattern, where):
             return (
                 f"{name} would be mounted at {where}, as persistent memory is (pmem_mount_prefix {of_pmem}): "
                 "choose another"

@@ -51,7 +51,7 @@ def yaml_files(directory: Path) -> list[Path]:
 def strictly(path: Path) -> Iterator[None]:
     """Make a source that no plugin can read an InventoryError, instead of a warning and no hosts."""
     _find_collections()
-    heard = _Heard(ansible_manager.display, path)
+    heard = _Heard(ansible_manager.display)
     before = ansible_manager.C.INVENTORY_ANY_UNPARSED_IS_FAILED
     ansible_manager.C.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     ansible_manager.display = heard
@@ -63,7 +63,7 @@ def strictly(path: Path) -> Iterator[None]:
         of_directory = re.search(r"inventory source (.+?)\.?$", str(error).strip().partition("\n")[0])
         name = Path(of_directory[1]).name if of_directory and path.is_dir() else ""
         where = path / name if name and (path / name).is_file() else path
-        raise InventoryError(f"{where}: {heard.reason()}") from error
+        raise InventoryError(f"{where}: {heard.reason(where)}") from error
     finally:
         ansible_manager.C.INVENTORY_ANY_UNPARSED_IS_FAILED = before
         ansible_manager.display = heard.display
@@ -78,8 +78,8 @@ def _find_collections() -> None:
 class _Heard:
     """Ansible's display, which keeps what plugins say about a source instead of showing it."""
 
-    def __init__(self, display: Any, path: Path) -> None:
-        self.display, self.path = display, path
+    def __init__(self, display: Any) -> None:
+        self.display = display
         self.failures: dict[str, str] = {}  # by plugin
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +95,7 @@ class _Heard:
         if found := _FAILED.search(f"{msg} "):
             self.failures[found[1]] = str(exception)
 
-    def reason(self) -> str:
+    def reason(self, path: Path) -> str:
         """One line: the words of the plugin whose business the source was."""
         name = next((item for item in ("script", "auto") if item in self.failures), "")
         text = self.failures[name] if name else next(reversed(self.failures.values()))
@@ -104,5 +104,5 @@ class _Heard:
             collection = ".".join(unknown[1].split(".")[:2])
             cure = f"ansible-galaxy collection install {collection}"
             return f"inventory plugin {unknown[1]} is not installed: {cure}"
-        by_hand = f"; run it to see more: {shlex.quote(str(self.path))} --list" if name == "script" else ""
+        by_hand = f"; run it to see more: {shlex.quote(str(path))} --list" if name == "script" else ""
         return f"gives no inventory: {words.rstrip('.')}{by_hand}"

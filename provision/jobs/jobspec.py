@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.setting_types import explain, parse_size
@@ -23,7 +22,7 @@ from provision.inventory import vault
 from provision.jobs import flavors, placement, script, units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
-from provision.jobs.storage import CACHED, check_storage, servers_of, storage_directories, storage_of
+from provision.jobs.storage import CACHED, servers_of, storage_directories, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -185,19 +184,6 @@ def check_ports(host: Host, count: int) -> None:
             raise TrainingError(
                 f"host {host.name}: {setting} {first}: {count} servers need ports beyond 65535"
             )
-
-
-def mistakes(inventory: Inventory) -> list[str]:
-    """What a launch without flags would refuse of the servers' settings, a sentence per host at most."""
-    found = []
-    for name in inventory.parameter_servers if inventory.flavor == flavor_facts.DEFAULT else ():
-        host = inventory.hosts[name]
-        try:
-            check_storage(host, host.server.storage)
-            check_ports(host, host.servers())
-        except TrainingError as error:
-            found.append(str(error))
-    return found
 
 
 def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:

@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from provision.cluster import flavor_facts, host_names
+from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import KernelSettings
+from provision.jobs import jobspec, placement
 from provision.jobs.request import Request
-from provision.jobs.storage import MODES, POOLS, places_of, servers_of, storage_of, unused_drives
+from provision.jobs.storage import (
+    MODES,
+    POOLS,
+    check_storage,
+    places_of,
+    servers_of,
+    storage_of,
+    unused_drives,
+)
 from provision.node.platform_base import MEMORY_NODES
 from provision.node.state import State
 from provision.node.step import Plan, Step
@@ -40,6 +50,29 @@ def _mode(host: Host, wanted: Request) -> str:
         if mode == "fsdax" and host.ssd.devices:
             mode = host.pmem.mode  # rows are on drives, unless persistent memory has a file system
     return host.pmem.mode if host.platform.refuse(mode) else mode
+
+
+def mistakes(inventory: Inventory) -> list[str]:
+    """What a launch without flags would refuse of the servers' settings, a sentence per host at most.
+
+    Jobs on Kubernetes and of other flavors have rules of their own.
+    """
+    if inventory.kubernetes.server_image or inventory.flavor != flavor_facts.DEFAULT:
+        return []
+    found, wanted = (
+        [],
+        Request(inventory.training, storage="", storage_cache=0, servers=0, workers=0, name=""),
+    )
+    hosts = needed(inventory, wanted).hosts
+    for name in inventory.parameter_servers:
+        host = hosts[name]
+        try:
+            placement.check_connection(host)
+            check_storage(host, storage_of(host, wanted))
+            jobspec.check_ports(host, servers_of(host, wanted))
+        except TrainingError as error:
+            found.append(str(error))
+    return found
 
 
 def why_not(

@@ -17,21 +17,10 @@ OPTIONS = ["noatime", "discard"]  # freed segments are megabytes, so discarding 
 RULES = "/etc/udev/rules.d/61-oeprov-drives.rules"
 _BY_ID = "/dev/disk/by-id/"
 _DISABLED = "/proc/sys/kernel/io_uring_disabled"
-# File systems that are memory, or are elsewhere: no place for rows that must persist.
-_MEMORY = ("tmpfs", "ramfs", "overlay", "squashfs")
-_ELSEWHERE = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "9p",
-    "fuse",
-    "virtiofs",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "afs",
+# File systems in memory, for reading only, or elsewhere: no place for rows that must persist.
+_UNFIT = (
+    *("tmpfs", "ramfs", "overlay", "squashfs"),
+    *("nfs", "nfs4", "cifs", "smb3", "9p", "fuse", "virtiofs", "ceph", "lustre", "gpfs", "beegfs"),
 )
 
 
@@ -158,7 +147,7 @@ def _directory_problems(desired: Desired, seen: Drive) -> List[str]:
         return [f"ssd_devices {seen.name}: is a file, not a directory"]
     if not there.writable:
         return [f"ssd_devices {seen.name}: is not writable by this user"]
-    if seen.filesystem.split(".")[0] in _MEMORY + _ELSEWHERE:
+    if seen.filesystem.split(".")[0] in _UNFIT:
         return [
             f"ssd_devices {seen.name}: is on {seen.filesystem}, which is no drive; name a directory on ext4 "
             "or xfs"

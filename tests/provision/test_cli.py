@@ -223,6 +223,9 @@ def test_inventory_check_lists_servers_that_a_launch_would_refuse(run, tmp_path:
         "c": {"oeprov_kind": "cpu", "parameter_server_storage": "pmem_memkind"},
         "d": {"oeprov_kind": "cpu", "parameter_server_count": 2, "parameter_server_port": 65535},
         "e": {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "parameter_server_storage": "dram_pmem"},
+        "f": {"oeprov_kind": "re6p", "pmem_mode": "fsdax", "ansible_connection": "local"},
+        # Launched on hosts that `oeprov pmem-mode` has put in that mode.
+        "g": {"oeprov_kind": "re6p", "pmem_mode": "system-ram", "parameter_server_storage": "pmem_libpmem"},
     }
     groups = {"parameter_servers": {"hosts": hosts}, "workers": {"hosts": {"w": {"oeprov_kind": "cpu"}}}}
     (tmp_path / "inventory.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
@@ -234,7 +237,13 @@ def test_inventory_check_lists_servers_that_a_launch_would_refuse(run, tmp_path:
         "host b: storage pmem_libpmem needs pmem_mode fsdax, found none, or a drive in ssd_devices",
         "host c: storage pmem_memkind needs memory nodes without CPUs (pmem_mode system-ram), found none",
         "host d: parameter_server_port 65535: 2 servers need ports beyond 65535",
+        "host f is of kind re6p with ansible_connection local: its memory is used by systemd units, so reach "
+        "it over ssh (ansible_connection: ssh)",
     ]
+    # Kubernetes has rules of its own.
+    everywhere = {"kubernetes_server_image": "registry.example/oeprov-server:1"}
+    (tmp_path / "inventory.yml").write_text(yaml.safe_dump({"all": {"children": groups, "vars": everywhere}}))
+    assert run("inventory", "check").code == 0
 
 
 @pytest.mark.parametrize(

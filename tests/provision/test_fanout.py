@@ -67,6 +67,33 @@ def test_a_busy_machine_gets_no_more_hosts_at_once(monkeypatch: pytest.MonkeyPat
     assert fanout._until_place([0.0] * (most + fanout.MOST_SLOW), [0.5]) > 1e6  # the bound of all
 
 
+def test_only_answers_say_how_long_hosts_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts that are down end after a time of their own: many of them would make all others slow."""
+    monkeypatch.setattr(fanout, "MOST_AT_ONCE", 2)
+    asked: list[list[float]] = []
+    until_place = fanout._until_place
+
+    def spy(begun: list[float], took: list[float]) -> float:
+        asked.append(list(took))
+        return until_place(begun, took)
+
+    monkeypatch.setattr(fanout, "_until_place", spy)
+
+    def work(host: Host, cut: Cut) -> str:
+        if int(host.name.removeprefix("n")) % 2:
+            raise HostError(host.name, "is down")
+        time.sleep(0.02)
+        return "up"
+
+    hosts = cluster(tmp_path, 12).hosts
+    fanout.on_hosts(hosts, work)
+    assert 1 <= len(asked[-1]) <= 2
+    assert all(0.02 <= took < 2 for took in asked[-1])
+    asked.clear()
+    fanout.on_hosts(hosts, work, cut_off=False)
+    assert not any(asked)
+
+
 def test_an_error_of_one_host_is_its_result(tmp_path: Path) -> None:
     def work(host: Host, cut: Cut) -> int:
         if host.name == "n1":

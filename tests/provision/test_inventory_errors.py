@@ -43,6 +43,9 @@ def test_the_good_one_is_good(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yml"
     path.write_text(GOOD)
     assert len(load(path).hosts) == 2
+    for word, becomes in (("' Yes '", True), ("1", True), ("''", False), ("no", False)):
+        path.write_text(with_host(f"ansible_become: {word}"))
+        assert load(path).hosts["p1"].become is becomes
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,10 @@ def test_the_good_one_is_good(tmp_path: Path) -> None:
         (
             "pmem_mode: fsdax, ssd_devices: [/dev/disk/by-id/a], ssd_mount_prefix: /mnt/pmem",
             ["ssd_mount_prefix: /dev/disk/by-id/a would be mounted at /mnt/pmem0, as persistent memory is"],
+        ),
+        (
+            "pmem_mode: fsdax, ssd_devices: [/dev/disk/by-id/a], ssd_mount_prefix: /mnt//pmem",
+            ["would be mounted at /mnt/pmem0, as persistent memory is (pmem_mount_prefix /mnt/pmem): choose"],
         ),
         ("ansible_port: 99999", ["ansible_port: found 99999; expected a port"]),
         (

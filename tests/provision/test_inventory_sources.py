@@ -122,6 +122,10 @@ def test_a_stray_file_in_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text("all: {children: {workers: {hosts: {w: {oeprov_kind: cpu}}}}}\n")
     (tmp_path / "NOTES").write_text("see the wiki\n")
     assert refused(tmp_path).startswith(f"{tmp_path / 'NOTES'}: gives no inventory: ")
+    (tmp_path / "NOTES").unlink()
+    path = program(tmp_path / "cloud.sh", "raise SystemExit('no credentials')\n")
+    assert refused(tmp_path).startswith(f"{path}: gives no inventory: ")
+    assert refused(tmp_path).endswith(f"; run it to see more: {shlex.quote(str(path))} --list")
 
 
 def test_sources_that_give_no_inventory_say_why(tmp_path: Path) -> None:

@@ -265,6 +265,10 @@ def test_a_whole_job_encrypts_or_none_of_it(state_dir: Path, host: str, setting:
         assert dict(zip(item.argv, item.argv[1:], strict=False))["--tls"] == wanted
 
 
+def refuse_storage(*_: object) -> None:
+    raise TrainingError("job other is running with the same storage directory")
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("ready")
 def test_launch_stop_and_resume(
@@ -293,7 +297,22 @@ def test_launch_stop_and_resume(
     with pytest.raises(TrainingError, match="are in the pools of 2 servers, which 3 cannot open"):
         launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
     manifest.write_text(files)
+    rows = tmp_path / job.id / "server-0"
+    rows.mkdir(parents=True)
+    before = job.spec()
+    kept = [
+        item.model_copy(update={"pools": str(rows)}) if item.name == "server-0" else item
+        for item in before.processes
+    ]
+    job.write_spec(before.model_copy(update={"processes": kept}))
+    with monkeypatch.context() as patch:
+        patch.setattr(jobspec, "check_storage_is_free", refuse_storage)
+        with pytest.raises(TrainingError, match="the same storage directory"):
+            launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+    assert rows.exists(), "a refused resume removes no rows"
+    assert job.spec().processes == kept
     assert launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir) == 0
+    assert not rows.exists()
     servers = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
     assert [argv[argv.index("--count") + 1] for argv in servers] == ["3"] * 3
     shown = capsys.readouterr().out
