@@ -59,10 +59,8 @@ def mistakes(inventory: Inventory) -> list[str]:
     """
     if inventory.kubernetes.server_image or inventory.flavor != flavor_facts.DEFAULT:
         return []
-    found, wanted = (
-        [],
-        Request(inventory.training, storage="", storage_cache=0, servers=0, workers=0, name=""),
-    )
+    found = []
+    wanted = Request(inventory.training, storage="", storage_cache=0, servers=0, workers=0, name="")
     hosts = needed(inventory, wanted).hosts
     for name in inventory.parameter_servers:
         host = hosts[name]
