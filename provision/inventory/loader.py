@@ -177,10 +177,6 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         problems.at(raw, "ssd_devices", f"kind {kind.value} keeps rows on drives: name them")
     if not platform.managed and any(map(drives.is_drive, names)):
         problems.at(raw, "ssd_devices", "on kind local oeprov makes no file systems: name a directory")
-    _check_mount_points(raw, problems, parts[SsdSettings])
-    mode = platform.modes[0] if pmem.mode == "auto" else pmem.mode
-    if mode == "fsdax" and (shared := _shared_prefix(parts[SsdSettings], pmem.mount_prefix)):
-        problems.at(raw, "ssd_mount_prefix", shared)
     if len(problems.lines) > found:
         return None
     variables = raw.variables
@@ -201,29 +197,26 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
         given=frozenset(settings.KNOWN).intersection(variables),
         **{_FIELD[model]: part for model, part in parts.items() if model in _FIELD},
     )
-    return _final(host, state_dir)
+    host = _final(host, state_dir)
+    _check_mount_points(raw, problems, host)
+    return host
 
 
-def _check_mount_points(raw: RawHost, problems: _Problems, ssd: SsdSettings) -> None:
-    """Refuse drives whose mount points are directories of the same list."""
-    directories = {posixpath.normpath(name) for name in ssd.devices if not drives.is_drive(name)}
-    for number, name in enumerate(ssd.devices):
-        where = posixpath.normpath(f"{ssd.mount_prefix}{number}")
-        if drives.is_drive(name) and where in directories:
+def _check_mount_points(raw: RawHost, problems: _Problems, host: Host) -> None:
+    """Refuse drives that would be mounted at a directory of the same list, or where persistent memory is."""
+    directories = {posixpath.normpath(name) for name in host.ssd.devices if not drives.is_drive(name)}
+    of_pmem = re.escape(posixpath.normpath(host.pmem.mount_prefix + "0")[:-1]) + r"\d+"
+    for name in filter(drives.is_drive, host.ssd.devices):
+        where = posixpath.normpath(drives.place(host.desired(), name))
+        if where in directories:
             problems.at(raw, "ssd_devices", f"{name} would be mounted at {where}, which is in the list too")
-
-
-def _shared_prefix(ssd: SsdSettings, of_pmem: str) -> str:
-    """Why drives cannot be mounted beside persistent memory; empty: they can."""
-    pattern = re.escape(posixpath.normpath(of_pmem + "0")[:-1]) + r"\d+"
-    for number, name in enumerate(ssd.devices):
-        where = posixpath.normpath(f"{ssd.mount_prefix}{number}")
-        if drives.is_drive(name) and re.fullmatch(pattern, where):
-            return (
-                f"{name} would be mounted at {where}, as persistent memory is (pmem_mount_prefix {of_pmem}): "
-                "choose another"
+        if host.pmem.mode == "fsdax" and re.fullmatch(of_pmem, where):
+            problems.at(
+                raw,
+                "ssd_mount_prefix",
+                f"{name} would be mounted at {where}, as persistent memory is (pmem_mount_prefix "
+                f"{host.pmem.mount_prefix}): choose another",
             )
-    return ""
 
 
 def _python(variables: Mapping[str, Any]) -> str:
