@@ -240,7 +240,8 @@ def empty_file(path: Path, schema: Schema) -> DataError:
 
 def _check_magic(path: Path, kind: str, schema: Schema) -> None:
     """Raise DataError for a file that is not what its name says. TFRecord files have no magic bytes."""
-    name = path.suffix if path.suffix in _COMPRESSED else kind
+    ending = path.suffix.lower()
+    name = ending if ending in _COMPRESSED else kind
     if name not in _MAGIC or (kind == "tfrecord" and name == ".zst"):  # the latter is refused elsewhere
         return
     what, magics = _MAGIC[name]
@@ -293,9 +294,11 @@ def open_file(path: Path, schema: Schema) -> RowFile:
 
 def file_kind(path: Path) -> str | None:
     """Return the kind of a file by its name; None if the name does not tell."""
-    compressed = path.suffix in _COMPRESSED
-    name = Path(path.stem) if compressed else path
-    if not name.suffix and not compressed:
+    name = Path(path.name.lower())
+    compressed = name.suffix in _COMPRESSED
+    if compressed:
+        name = Path(name.stem)
+    elif not name.suffix:
         return None
     if ".tfrecord-" in name.name:  # train.tfrecord-00003-of-00010
         return "tfrecord"

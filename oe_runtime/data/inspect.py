@@ -108,7 +108,7 @@ def read_sample(path: Path, most: int) -> Sample:
 
 def _of_text(path: Path, most: int) -> Sample:
     try:
-        codec = CODECS.get(path.suffix)
+        codec = CODECS.get(path.suffix.lower())
         with remote_files.open_input(path) as raw:
             stream = pa.CompressedInputStream(raw, codec) if codec else raw
             text = stream.read(_MOST_BYTES)
@@ -174,7 +174,9 @@ def _of_records(path: Path, most: int) -> Sample:
         raise DataError(
             f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow"
         ) from None
-    records = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if path.suffix == ".gz" else "")
+    records = tf.data.TFRecordDataset(
+        str(path), compression_type="GZIP" if path.suffix.lower() == ".gz" else ""
+    )
     found = []
     try:
         for record in records.take(min(most, 10_000)):

@@ -164,8 +164,10 @@ class GrowingDirectory(Stream):
         try:
             self._directory = remote_files.path(name)
             there = self._directory.is_dir()
-        except (remote_files.InvalidUrl, OSError) as error:
+        except remote_files.InvalidUrl as error:
             raise DataError(f"--data: {error}") from error
+        except OSError as error:
+            raise DataError(f"--data: {name}: {remote_files.reason(error)}") from error
         if not there:
             raise DataError(f"--follow: {name} is no directory; make it, and rename complete files into it")
         self._ended = False  # whether the sender has said so

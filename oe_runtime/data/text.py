@@ -20,6 +20,20 @@ from oe_runtime.support import remote_files
 BLOCK_BYTES = 2 << 20
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BOM = b"\xef\xbb\xbf"
+_ENCODINGS = (
+    (b"\xff\xfe\0\0", "UTF-32"),
+    (b"\0\0\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+# First bytes of files that are sometimes named as text.
+_OTHERS = (
+    (b"PK\x03\x04", "a zip or Excel file"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+    (b"PAR1\x15", "a Parquet file"),
+    (b"ARROW1\0\0", "an Arrow file"),
+)
 
 
 class TextFile:
@@ -31,7 +45,7 @@ class TextFile:
         self._path = path
         try:
             self._raw = remote_files.open_input(path)
-            codec = CODECS.get(path.suffix)
+            codec = CODECS.get(path.suffix.lower())
             self._stream = pa.CompressedInputStream(self._raw, codec) if codec else self._raw
         except OSError as error:
             raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
@@ -39,6 +53,7 @@ class TextFile:
             self._stop: int | None = None  # the byte after which no line begins
             self._ended = False  # whether that was reached
             head = self._read()
+            _check_encoding(path, head)
             self._head = head.removeprefix(_BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
             self._layout, header = _begin(path, line, commas, schema)
@@ -157,6 +172,7 @@ class LineRows:
             cut = len(data)
         data, self._rest = data[:cut], data[cut:]
         if self._layout is None and data:
+            _check_encoding(self._name, data)
             data = data.removeprefix(_BOM)
             line, _, rest = data.partition(b"\n")
             self._layout, header = _begin(self._name, line.rstrip(b"\r"), True, self._schema)
@@ -167,6 +183,24 @@ class LineRows:
         labels, dense, ids, weights, broken = self._layout.parse(data)
         yield self._line, Batch(dense, ids, labels, weights), broken
         self._line += len(labels) + len(broken)
+
+
+def _check_encoding(path: Path, head: bytes) -> None:
+    """Raise DataError for bytes that begin a file of another kind than lines of UTF-8 that end in LF."""
+    if what := next((what for magic, what in _OTHERS if head.startswith(magic)), ""):
+        raise DataError(f"{path} is {what}, not a text file; name it so, or save it as CSV")
+    encoding = next((name for mark, name in _ENCODINGS if head.startswith(mark)), "")
+    if not encoding and head[:64].count(0) >= len(head[:64]) // 4 > 0:  # without a mark
+        encoding = "UTF-16"
+    if encoding:
+        raise DataError(
+            f"{path} is text in {encoding}, expected UTF-8; save it as UTF-8, or convert it: "
+            f"iconv -f {encoding} -t UTF-8"
+        )
+    if b"\n" not in head and b"\r" in head.rstrip(b"\r"):
+        raise DataError(
+            f"{path}: its lines end in CR alone, expected LF or CRLF; convert it: tr '\\r' '\\n' <FILE >NEW"
+        )
 
 
 def _parse(layout: _core.TextLayout, lines: bytes, read: int) -> Piece:

@@ -50,7 +50,7 @@ class RecordFile:
         self._tf = tf
         self._path = path
         self._schema = schema
-        kind = "GZIP" if path.suffix == ".gz" else ""
+        kind = "GZIP" if path.suffix.lower() == ".gz" else ""
         self._records = tf.data.TFRecordDataset(str(path), compression_type=kind, buffer_size=1 << 20)
         self._size = path.stat().st_size
         self._read = 0
@@ -144,7 +144,7 @@ class RecordFile:
 
 def check_opens(path: Path) -> None:
     """Raise DataError for a file that cannot be opened or has another compression. Needs no TensorFlow."""
-    if path.suffix == ".zst":
+    if path.suffix.lower() == ".zst":
         raise DataError(f"cannot read {path}: TFRecord files may be plain or .gz")
     try:
         with path.open("rb"):

@@ -28,7 +28,7 @@ def write_rows(path: Path, tables: Iterable[pa.RecordBatch]) -> None:
     """Write tables of SCHEMA in the format of the name; the file appears complete or not at all."""
     partial = path.with_name(f".{path.name}.part")
     kind = file_kind(path) or "tabs"
-    codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
     try:
         if kind == "tfrecord":
             _write_records(path, partial, codec, tables)

@@ -221,7 +221,22 @@ class RemotePath:
 
     def _info(self) -> fs.FileInfo:
         with _explaining(self):
-            return self._system().get_file_info(self._place)
+            found = self._system().get_file_info(self._place)
+        if found.type == fs.FileType.NotFound:
+            self.check_bucket()
+        return found
+
+    def check_bucket(self) -> None:
+        """Raise FileNotFoundError if there is no such bucket; stores call each object in it not found."""
+        if self.scheme == "hdfs":
+            return
+        try:
+            with _explaining(self):
+                found = self._system().get_file_info(self.bucket)
+        except OSError:
+            return  # a client that may not list the bucket may still read its objects
+        if found.type == fs.FileType.NotFound:
+            raise FileNotFoundError(errno.ENOENT, _no_bucket(self), self.url)
 
     def _list(self, *, recursive: bool) -> list[RemotePath]:
         with _explaining(self):
@@ -384,9 +399,11 @@ def match(pattern: str) -> list[Path]:
     fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
     if fixed < 3:
         raise InvalidUrl(f"{pattern}: a bucket's name has no pattern")
+    folder = RemotePath("/".join(parts[:fixed]))
     try:
-        found = RemotePath("/".join(parts[:fixed]))._list(recursive=fixed < len(parts) - 1)
+        found = folder._list(recursive=fixed < len(parts) - 1)
     except FileNotFoundError:
+        folder.check_bucket()
         return []
     found = [one for one in found if one._size is not None and _matches(one.url.split("/"), parts)]
     return cast(list[Path], found)
@@ -529,11 +546,9 @@ def _explaining(place: RemotePath) -> Iterator[None]:
 
 
 def _explain(place: RemotePath, text: str, number: int | None) -> tuple[int, str]:
-    where = f"{place.scheme}://{place.bucket}"
-    endpoint = _s3_endpoint() if place.scheme == "s3" else os.environ.get("OSS_ENDPOINT", "")
-    where += f" at {endpoint}" if endpoint else ""
+    where = _shown_bucket(place)
     if "NO_SUCH_BUCKET" in text:
-        return errno.ENOENT, f"there is no bucket {where}; make it, or correct the name"
+        return errno.ENOENT, _no_bucket(place)
     if number == errno.ENOENT or "RESOURCE_NOT_FOUND" in text or "NO_SUCH_KEY" in text:
         return errno.ENOENT, "there is no such object"
     if _DENIED.search(text):
@@ -550,3 +565,12 @@ def _explain(place: RemotePath, text: str, number: int | None) -> tuple[int, str
     first = text.strip().splitlines()[0] if text.strip() else "unknown error"
     first = re.sub(r"\s*\(Request ID: [^)]*\)|\b(?:AKIA|ASIA|LTAI)\w+", "", first)
     return errno.EIO, first[:300]
+
+
+def _shown_bucket(place: RemotePath) -> str:
+    endpoint = _s3_endpoint() if place.scheme == "s3" else os.environ.get("OSS_ENDPOINT", "")
+    return f"{place.scheme}://{place.bucket}" + (f" at {endpoint}" if endpoint else "")
+
+
+def _no_bucket(place: RemotePath) -> str:
+    return f"there is no bucket {_shown_bucket(place)}; make it, or correct the name"

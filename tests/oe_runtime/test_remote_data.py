@@ -99,6 +99,12 @@ def test_train_and_eval_of_a_directory(store: ObjectStore, files: Path) -> None:
     assert source.evaluation() is not None
 
 
+def test_a_directory_that_grows_in_a_missing_bucket(store: ObjectStore) -> None:
+    name = "s3://no-such-bucket/inbox"
+    with pytest.raises(DataError, match=f"^--data: {name}: there is no bucket s3://no-such-bucket at "):
+        open_source(name, follow=True)
+
+
 def test_another_content_is_another_identity(store: ObjectStore, files: Path) -> None:
     name = f"{ROOT}/all/rows.tsv"
     first, again = open_source(name).identity(), open_source(name).identity()
@@ -116,7 +122,12 @@ def test_another_content_is_another_identity(store: ObjectStore, files: Path) ->
     [
         (f"{ROOT}/none.tsv", f"there is no file or directory {ROOT}/none.tsv"),
         (f"{ROOT}/none/*.tsv", f"no file matches {ROOT}/none/\\*.tsv"),
-        ("s3://no-such-bucket/days/*.tsv", "no file matches|there is no bucket s3://no-such-bucket at "),
+        (
+            "s3://no-such-bucket/days/*.tsv",
+            "there is no bucket s3://no-such-bucket at .*; make it, or correct",
+        ),
+        ("s3://no-such-bucket/rows.tsv", "there is no bucket s3://no-such-bucket at .*; make it, or correct"),
+        ("s3://no-such-bucket", "there is no bucket s3://no-such-bucket at .*; make it, or correct"),
         (f"{ROOT}/all/rows.tfrecord", "TFRecord files are read from local disks only; copy it"),
         ("s3://me:hidden@bucket/x.tsv", "s3://bucket/x.tsv: the URL has credentials in it"),
         ("http://host/x.tsv", "^http://host/x.tsv: http:// is not one of s3://"),

@@ -12,8 +12,10 @@ import pytest
 
 from oe_runtime.data import DataError, check, holdout_batches, make_split, open_source, training_batches
 from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.row_schema import CRITEO
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, Batch, concatenate
+from oe_runtime.data.text import LineRows
 
 EXCERPT = Path(__file__).with_name("criteo_200.tsv")
 FIELDS = [line.decode().split("\t") for line in EXCERPT.read_bytes().splitlines()]
@@ -401,3 +403,41 @@ def test_rows_for_the_evaluation_are_never_trained_on(tmp_path: Path) -> None:
     words = ["--eval-data", str(tmp_path / "c.tsv"), str(tmp_path / "a.tsv")]
     assert check.main(words) == 1
     assert check.main(["--eval-data", "0.2", str(tmp_path / "a.tsv")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("encoded", "said"),
+    [
+        (
+            "\ufeffa,b\n".encode("utf-16-le"),
+            "is text in UTF-16, expected UTF-8; save it as UTF-8, or convert it: iconv",
+        ),
+        ("a,b\n1,2\n".encode("utf-16"), "is text in UTF-16"),
+        ("a,b\n1,2\n".encode("utf-16-be"), "is text in UTF-16"),
+        ("a,b\n1,2\n".encode("utf-32"), "is text in UTF-32"),
+        (b"a,b\r1,2\r3,4\r", r"its lines end in CR alone, expected LF or CRLF; convert it: tr '\\r' '\\n'"),
+        (gzip.compress(b"a,b\n1,2\n"), "is a gzip file, not a text file; name it so"),
+        (b"PK\x03\x04\x14\x00\x06\x00", "is a zip or Excel file, not a text file"),
+    ],
+    ids=["UTF-16-LE with mark", "UTF-16", "UTF-16-BE", "UTF-32", "CR", "gzip", "zip"],
+)
+def test_text_that_is_none_is_called_what_it_is(tmp_path: Path, encoded: bytes, said: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(encoded)
+    with pytest.raises(DataError, match=f"rows.csv:? {said}"):
+        everything(path)
+    with pytest.raises(DataError, match=f"rows.csv:? {said}"):
+        list(LineRows(path, CRITEO).parse(encoded, last=True))
+
+
+@pytest.mark.parametrize("name", ["ROWS.CSV", "Rows.TSV.GZ", "ROWS.Parquet", "ROWS.PQ"])
+def test_names_tell_formats_in_any_case(tmp_path: Path, name: str) -> None:
+    write = {"csv": with_header, "gz": members, "parquet": parquet, "pq": parquet}[
+        name.lower().rpartition(".")[2]
+    ]
+    if name == "Rows.TSV.GZ":
+        (tmp_path / name).write_bytes(gzip.compress(EXCERPT.read_bytes()))
+    else:
+        write(tmp_path / name)
+    assert_equal(everything(tmp_path / name), WHOLE)
+    assert_equal(everything(tmp_path), WHOLE)
