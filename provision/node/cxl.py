@@ -5,13 +5,17 @@ those of several expanders are the user's decision.
 """
 
 import re
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
-from . import devices, families
+from . import daxctl, devices, families
 from .command import CommandError, System
 from .directory import human
-from .state import CxlBus, State
+from .state import CxlBus, DaxDevice, State
 from .step import Action, Applied, Step
+
+# Since this kernel the drivers decide when they bind whether a CXL region or dax_hmem owns memory that the
+# firmware reserved; before, the kernel decided at boot.
+_OWNER_AT_BIND = (7, 1)
 
 
 def observe(system: System) -> CxlBus:
@@ -32,6 +36,32 @@ def observe(system: System) -> CxlBus:
         expanders={name: size for name, size in sizes.items() if size},
         decoders={name: region for name, region in decoders.items() if region},
     )
+
+
+def is_dynamic(system: System, dax: DaxDevice) -> bool:
+    """The device lies in a region of dynamic capacity, whose mode is dynamic_ram_a, dynamic_ram_1, …"""
+    inside = f"/{dax.region}/dax_{dax.region}/" in system.link(f"{devices.DAX}/{dax.chardev}")
+    mode = system.read(f"{devices.CXL}/{dax.region}/mode") if dax.region and inside else ""
+    return mode.startswith("dynamic")
+
+
+def notes(state: State, runs: Tuple[int, ...], boots: Tuple[int, ...]) -> List[str]:
+    """What the user must know of devices without a namespace, from this kernel's version to the next."""
+    found = [
+        f"{name} has dynamic CXL capacity, which the fabric can take away at any time: oeprov does not use it"
+        for name in state.cxl.dynamic
+    ]
+    of_namespaces = [item.chardev for item in state.namespaces]
+    others = [dax.chardev for dax in state.dax if dax.start and dax.chardev not in of_namespaces]
+    if made_by(state.files.get(daxctl.UNIT, "")):
+        others = []  # the firmware reserved nothing there
+    if others and runs < _OWNER_AT_BIND <= boots:
+        found.append(
+            f"the next kernel can give {', '.join(others)} another name: from Linux 7.1 on, memory that the "
+            "firmware reserved belongs to a CXL region or to dax_hmem as their drivers bind; oeprov's unit "
+            "finds the memory by its address"
+        )
+    return found
 
 
 def create_command(decoder: str, expander: str) -> List[str]:

@@ -62,23 +62,40 @@ def _region(command: List[str], name: str) -> List[str]:
     return [f"ExecStart=/bin/sh -c '{script}'"]
 
 
-def unit_text(uuids: List[str], names: List[str], movable: bool, region: Optional[List[str]] = None) -> str:
-    """Text of ``UNIT``, which makes dax devices memory nodes at boot: namespaces by UUID, others by name.
+def unit_key(dax: DaxDevice) -> str:
+    """How the unit finds a device without a namespace: by its address, or by name if that is unknown.
 
-    ``region`` is the command that makes the region of the only device first, if nothing else does.
+    Names can change: since Linux 7.1 the drivers decide when they bind whether a CXL region or dax_hmem owns
+    memory that the firmware reserved, and devices are numbered in that order.
+    """
+    return f"{dax.start:#x}" if dax.start else dax.chardev
+
+
+def unit_text(uuids: List[str], keys: List[str], movable: bool, region: Optional[List[str]] = None) -> str:
+    """Text of ``UNIT``, which makes dax devices memory nodes at boot: namespaces by UUID, others by key.
+
+    ``region`` is the command that makes the region of the only device first, if nothing else does; ``keys``
+    then has its name.
 
     daxctl has a service for this since v72, but not for CXL, and Debian 12's udev rule passes an option that
     daxctl lacks; so every host gets this unit. It fails if memory is not online in the wanted zone then.
+    It also fails if one of the devices does not come: an extent of CXL memory can be taken away.
     It holds udev's rules meanwhile: EL's 40-redhat.rules bring memory online too, on guests not as movable.
     """
     wanted, state = ("=", "online_movable") if movable else ("!=", "online_kernel")
     # The exit status of daxctl v66 proves nothing, the kernel's driver link does. Memory that is online in
     # another zone goes offline first, as far as it can.
     script = (
-        'failed=0; trap "udevadm control --start-exec-queue" 0; trap "exit 1" 15; '
+        'ours() {{ name="${{link##*/}}"; case "$(cat "$link/../uuid" 2>/dev/null) $name '
+        '$(cat "$link/resource" 2>/dev/null)" in {patterns}) ;; *) return 1;; esac; }}; '
+        "all() {{ there=0; for link in /sys/bus/dax/devices/*; do ours && there=$((there + 1)); done; "
+        "[ $there -ge {number} ]; }}; "
+        # Drivers may still be binding, and udev loads them.
+        "tries=0; until all || [ $tries -ge 30 ]; do tries=$((tries + 1)); sleep 1; done; failed=0; "
+        'all || {{ echo "only $there of {number} dax devices are there"; failed=1; }}; '
+        'trap "udevadm control --start-exec-queue" 0; trap "exit 1" 15; '
         "udevadm control --stop-exec-queue; "
-        'for link in /sys/bus/dax/devices/*; do name="${{link##*/}}"; '
-        'case "$(cat "$link/../uuid" 2>/dev/null) $name" in {patterns}) '
+        "for link in /sys/bus/dax/devices/*; do ours || continue; "
         "daxctl reconfigure-device --mode=system-ram{option} $name; "
         'readlink "$link/driver" | grep -q "/kmem$" || failed=1; '
         '[ -e "$link/resource" ] || continue; '  # older kernels do not say where the device lies
@@ -94,9 +111,13 @@ def unit_text(uuids: List[str], names: List[str], movable: bool, region: Optiona
         'zone=; read -r zone more <"$block/valid_zones"; '
         '[ "$(cat "$block/state")" = online ] && [ "$zone" {wanted} Movable ] || '
         '{{ echo "$name: ${{block##*/}} is $(cat "$block/state"), zone $zone"; failed=1; }}; '
-        "done;; esac; done; exit $failed"
+        "done; done; exit $failed"
     ).format(
-        patterns="|".join([f'"{uuid} "*' for uuid in uuids] + [f'*" {name}"' for name in names]),
+        patterns="|".join(
+            [f'"{uuid} "*' for uuid in uuids]
+            + [f'*" {key}"' if key.startswith("0x") else f'*" {key} "*' for key in keys]
+        ),
+        number=len(uuids) + len(keys),
         option="" if movable else " --no-movable",
         wanted=wanted,
         state=state,
@@ -116,7 +137,7 @@ def unit_text(uuids: List[str], names: List[str], movable: bool, region: Optiona
             "RemainAfterExit=yes",
             # The kernel retries a block with pinned pages until a signal comes.
             "TimeoutStartSec=600",
-            *(_region(region, names[0]) if region else []),
+            *(_region(region, keys[0]) if region else []),
             f"ExecStart=/bin/sh -c '{script}'",
             "ExecStopPost=-/bin/sh -c 'udevadm control --start-exec-queue'",
             "",
@@ -154,6 +175,17 @@ def target_problem(name: str, target: int, nodes: List[Any]) -> List[str]:
             f"{name} would join node {target}, which has CPUs and DRAM: the two could not be distinguished"
         ]
     return []
+
+
+def foreign_mode(item: DaxDevice) -> List[str]:
+    """Why a device must be left alone: another driver than oeprov knows uses it, such as that of famfs."""
+    if item.mode in ("devdax", "system-ram"):
+        return []
+    return [
+        f"{item.chardev} is in use by the kernel's driver {item.mode}, which oeprov does not know (famfs has "
+        "fsdev_dax); what is on it would be lost: unmount it and run `daxctl reconfigure-device "
+        f"--mode=devdax {item.chardev}`, then plan again"
+    ]
 
 
 def in_place(item: DaxDevice, movable: bool) -> bool:
@@ -211,6 +243,8 @@ def _to_devdax(system: System, item: DaxDevice) -> Applied:
 
 def _reconfigure_dax(system: System, args: Dict[str, Any]) -> Applied:
     item = _device(system, args["device"])
+    for problem in foreign_mode(item):
+        raise CommandError(problem)
     owned.adopt(system)
     if args["mode"] == "devdax":
         return _to_devdax(system, item)
@@ -249,17 +283,18 @@ def _migrate_dax_model(system: System, args: Dict[str, Any]) -> Applied:
 
 
 def _keep_system_ram(system: System, args: Dict[str, Any]) -> Applied:
-    uuids, names = [], []
+    uuids, keys = [], []
     by_device = {item.chardev: item for item in devices.namespaces(system) if item.chardev}
+    found = {dax.chardev: dax for dax in devices.dax_devices(system)}
     for name in args["devices"]:
         item = by_device.get(name)
         if item and item.uuid:
             uuids.append(item.uuid)
-        elif item or name not in [dax.chardev for dax in devices.dax_devices(system)]:
+        elif item or name not in found:
             raise CommandError(f"{name} has no namespace with a UUID that could be kept")
         else:
-            names.append(name)
-    text = unit_text(uuids, names, args["movable"], args.get("region"))
+            keys.append(name if args.get("region") else unit_key(found[name]))
+    text = unit_text(uuids, keys, args["movable"], args.get("region"))
     changed = system.write(UNIT, text)
     if changed:
         system.check(["systemctl", "daemon-reload"])

@@ -17,6 +17,8 @@ MEMORY = "/sys/devices/system/memory"
 WAIT = 30.0  # seconds that a device may take to appear
 _MODES = {"memory": "fsdax", "dax": "devdax", "safe": "sector", "raw": "raw"}
 _MAPS = {"ram": "mem", "pmem": "dev"}
+# Drivers of dax devices. A device of the class model, or one that is disabled, has none.
+_DAX_MODES = {"kmem": "system-ram", "device_dax": "devdax", "": "devdax"}
 _NO_UUID = "00000000-0000-0000-0000-000000000000"
 
 
@@ -180,8 +182,9 @@ def dax_devices(system: System) -> List[DaxDevice]:
     found = []
     for name, base in _dax_names(system):
         path = _dax_path(system, name)
-        kmem = system.link(base + "driver").rsplit("/", 1)[-1] == "kmem"
-        blocks = memory_blocks(system, name) if kmem else []
+        driver = system.link(base + "driver").rsplit("/", 1)[-1]
+        mode = _DAX_MODES.get(driver, driver)
+        blocks = memory_blocks(system, name) if mode == "system-ram" else []
         online = [item for item in blocks if item.online]
         size = number(system.read(base + "size"))
         if not size:
@@ -190,13 +193,14 @@ def dax_devices(system: System) -> List[DaxDevice]:
             DaxDevice(
                 chardev=name,
                 size=size,
-                mode="system-ram" if kmem else "devdax",
+                mode=mode,
                 target_node=_node(system.read(base + "target_node")),
                 align=number(system.read(base + "align")),
                 movable=all(item.zone == "Movable" for item in online),
                 online_memblocks=len(online),
                 total_memblocks=len(blocks),
                 region="".join(re.findall(r"/((?:cxl_)?region\d+)/", path)[-1:]),
+                start=number(system.read(base + "resource")),
             )
         )
     return found

@@ -18,12 +18,15 @@ def plan(state: State, desired: Desired, absent: str) -> Part:
         where = desired.pmem_mount_prefix + str(number)
         number += 1
         after.append(ndctl.create(state, desired, region, "fsdax", "the region has no namespace"))
-        after += mount.plan(state, mount.pmem_use(desired), device, where, True, region.size)
+        after += mount.plan(state, mount.pmem_use(desired), device, where, True, region.available)
         location = ndctl.map_of(desired, "fsdax")
-        notes += ndctl.map_notes(desired, region.dev, region.size, location, making=True)
+        notes += ndctl.map_notes(desired, region.dev, region.available, location, making=True)
         problems += mount.problems(state, device, where)
-    if not number and not problems:
-        problems.append(absent)
+    full = ndctl.regions_without_room(state, desired)
+    if number:
+        notes += full
+    elif not problems:
+        problems += full or [absent]
     problems += ndctl.alignment_problems(state, after)
     return part._replace(before=system_ram.forget(state), after=after, notes=notes, problems=problems)
 

@@ -115,8 +115,17 @@ def notes(state: State) -> List[str]:
 def _not_applied(state: State, argument: str) -> List[str]:
     """A problem if the goal was set before this boot and did not take effect."""
     dimms = state.dimms
-    if dimms.goals or not owned.goal_of_earlier_boot(state.owned, argument, state.boot_id):
+    if not owned.goal_of_earlier_boot(state.owned, argument, state.boot_id):
         return []
+    if _KINDS[argument] in dimms.goals:
+        return [
+            f"the goal {argument} was set before the last boot and is still pending: the firmware did not "
+            "take it, and another boot would not help; `ipmctl show -a -dimm` says why. "
+            f"Change the firmware's memory setting, then remove the line goal:{argument}:… from {owned.PATH} "
+            "and run this again"
+        ]
+    if dimms.goals:
+        return []  # another goal waits, and replaces this one
     words = (
         f"the goal {argument} was set before the last boot and had no effect: {human(dimms.inaccessible)} of "
         f"{human(dimms.physical)} are Inaccessible"
@@ -143,6 +152,24 @@ def _goal(what: str, argument: str, why: str, destroys: List[str]) -> Step:
         action="create_goal",
         disturbs=True,
         args={"goal": argument},
+    )
+
+
+def _wait(state: State, argument: str) -> Part:
+    """Boot for the pending goal; register it first if somebody else set it, so that it is waited for once."""
+    step = Step(
+        id="dimm-goal-register",
+        what=f"enter the pending goal {argument} in {owned.PATH}",
+        why="after the boot it shows whether the firmware took the goal",
+        commands=[["edit", owned.PATH, f"+goal:{argument}:<this boot>"]],
+        action="register_goal",
+        args={"goal": argument},
+    )
+    known = owned.has_goal(state.owned, argument)
+    return Part(
+        before=[] if known else [step],
+        reboot_why=_WAITS,
+        problems=problems(state) + _not_applied(state, argument),
     )
 
 
@@ -176,7 +203,8 @@ def plan_memory(state: State, desired: Desired) -> Part:
             )
         return Part(before=before, problems=found)
     if state.dimms.goals and set(state.dimms.goals) == {"memorymode"}:
-        return Part(before=before, reboot_why=_WAITS, problems=problems(state))
+        wait = _wait(state, _MEMORY_MODE)
+        return wait._replace(before=before + wait.before)
     steps: List[Step] = []
     lost: List[str] = []
     release_why = ""
@@ -210,9 +238,14 @@ def predicted(state: State) -> State:
 
 def plan_app_direct(state: State, later: Part) -> Part:
     """Plan App Direct on all sockets and a boot, then ``later`` on the predicted regions."""
-    found = problems(state) + _not_applied(state, _APP_DIRECT) + later.problems
     if state.dimms.goals and set(state.dimms.goals) == {"appdirect"}:
-        return later._replace(reboot_why=_WAITS, problems=found)
+        wait = _wait(state, _APP_DIRECT)
+        return later._replace(
+            before=wait.before + later.before,
+            reboot_why=wait.reboot_why,
+            problems=wait.problems + later.problems,
+        )
+    found = problems(state) + _not_applied(state, _APP_DIRECT) + later.problems
     why = "the modules hold no persistent capacity"
     step = _goal("App Direct", _APP_DIRECT, why, [])
     return later._replace(
@@ -252,10 +285,24 @@ def _create_goal(system: System, args: Dict[str, Any]) -> Applied:
                 argument, goals.count(wanted), len(sockets), ", ".join(goals) or "no goals"
             )
         )
+    _register(system, argument)
+    return Applied(changed, f"{len(goals)} sockets wait for a boot with {wanted}")
+
+
+def _register(system: System, argument: str) -> bool:
+    """Enter the goal as one of this boot; False if it is there."""
     old = [word for word in owned.observe(system) if word.startswith("goal:")]
     boot_id = system.read("/proc/sys/kernel/random/boot_id").strip()
-    owned.change(system, [owned.goal(argument, boot_id)], old)
-    return Applied(changed, f"{len(goals)} sockets wait for a boot with {wanted}")
+    return owned.change(system, [owned.goal(argument, boot_id)], old)
+
+
+def _register_goal(system: System, args: Dict[str, Any]) -> Applied:
+    argument = args["goal"]
+    if _KINDS[argument] not in _goals(system):
+        raise CommandError(f"the goal {argument} is no longer pending: plan again")
+    if owned.has_goal(owned.observe(system), argument):
+        return Applied(False, f"{owned.PATH} has the goal {argument}")
+    return Applied(_register(system, argument), f"{owned.PATH} has the goal {argument} and its boot")
 
 
 def _explain_failure(code: int, said: str) -> str:
@@ -280,4 +327,8 @@ def _delete_goal(system: System, args: Dict[str, Any]) -> Applied:
     return Applied(True, "no goal is waiting")
 
 
-ACTIONS: Dict[str, Action] = {"create_goal": _create_goal, "delete_goal": _delete_goal}
+ACTIONS: Dict[str, Action] = {
+    "create_goal": _create_goal,
+    "register_goal": _register_goal,
+    "delete_goal": _delete_goal,
+}

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Dict, List, Optional
 
-from . import devices, filesystem, mount, owned
+from . import daxctl, devices, filesystem, mount, owned
 from .command import CommandError, System
 from .directory import human
 from .state import Namespace, Region, State
@@ -97,7 +97,7 @@ def create(state: State, desired: Desired, region: Region, mode: str, why: str) 
     location = map_of(desired, mode)
     return Step(
         id="namespace-" + region.dev,
-        what=f"create a {mode} namespace on {filesystem.sized(region.dev, region.size)}",
+        what=f"create a {mode} namespace on {filesystem.sized(region.dev, region.available)}",
         why=why,
         commands=[_command(["--region=" + region.dev], mode, location)],
         action="create_namespace",
@@ -149,11 +149,31 @@ def destroy(state: State, item: Namespace, why: str) -> Step:
 
 
 def empty_regions(state: State, desired: Desired) -> List[Region]:
-    """Regions of persistent memory that have no namespace yet."""
+    """Regions of persistent memory that have no namespace yet, and room for one."""
+    return [region for region in _without_namespace(state, desired) if _has_room(region)]
+
+
+def _without_namespace(state: State, desired: Desired) -> List[Region]:
     if desired.pmem_namespaces:
         return []
     used = [item.region for item in state.namespaces]
     return [region for region in state.regions if region.type == "pmem" and region.dev not in used]
+
+
+def _has_room(region: Region) -> bool:
+    return region.available >= (region.align or ALIGNMENT)
+
+
+def regions_without_room(state: State, desired: Desired) -> List[str]:
+    """What holds regions in which no namespace is seen and none can be made."""
+    return [
+        f"{region.dev} has no namespace, and {human(region.available)} of its {human(region.size)} are "
+        "available for one: the region is disabled, its modules are locked, or labels that the kernel does "
+        f"not use hold it; `ndctl list -DRNi -r {region.dev}` and `dmesg | grep nd_` show which, and `ndctl "
+        f"enable-region {region.dev}` enables it"
+        for region in _without_namespace(state, desired)
+        if not _has_room(region)
+    ]
 
 
 def alignment_problems(state: State, steps: List[Step]) -> List[str]:
@@ -188,12 +208,24 @@ def media_problems(state: State, steps: List[Step]) -> List[str]:
     ]
 
 
+def foreign_problems(state: State, steps: List[Step]) -> List[str]:
+    """Dax devices that the steps would change, and that a driver which oeprov does not know uses."""
+    touched = [step.args.get(key, "") for step in steps for key in ("device", "namespace")]
+    of_namespace = {item.chardev: item.dev for item in state.namespaces if item.chardev}
+    return [
+        problem
+        for dax in state.dax
+        if dax.chardev in touched or of_namespace.get(dax.chardev, "-") in touched
+        for problem in daxctl.foreign_mode(dax)
+    ]
+
+
 def room_notes(state: State, desired: Desired) -> List[str]:
     """Notes on regions with room for another namespace."""
     found = []
     for region in state.regions:
         names = [item.dev for item in chosen(state, desired) if item.region == region.dev]
-        if names and region.available >= (region.align or ALIGNMENT):
+        if names and _has_room(region):
             found.append(
                 f"{region.dev}: {human(region.available)} of {human(region.size)} are unused beside "
                 f"{', '.join(names)}; `ndctl create-namespace --region={region.dev}` makes a namespace "
@@ -220,6 +252,8 @@ def give_up(system: System, item: Namespace, lose: List[str]) -> None:
             raise CommandError(
                 f"{item.dev} ({dax.chardev}) is in use as system RAM: it must go offline first"
             )
+        for problem in daxctl.foreign_mode(dax) if dax.chardev == item.chardev else []:
+            raise CommandError(problem)
     state = State(namespaces=[item], owned=owned.observe(system))
     unseen = [name for name in data_in(state, item) if name not in lose]
     if unseen:

@@ -58,6 +58,11 @@ def goal(argument: str, boot_id: str) -> str:
     return f"goal:{argument}:{boot_id}"
 
 
+def has_goal(words: List[str], argument: str) -> bool:
+    """The goal is registered, whatever its boot."""
+    return any(word.startswith(f"goal:{argument}:") for word in words)
+
+
 def goal_of_earlier_boot(words: List[str], argument: str, boot_id: str) -> bool:
     """The goal was set before the running boot, so the firmware could have applied it."""
     return any(word.startswith(f"goal:{argument}:") and word != goal(argument, boot_id) for word in words)

@@ -26,7 +26,12 @@ class _Cxl(Platform):
     refusals = {"memory": "CXL memory has no memory mode; use system-ram"}
 
     def observe(self, system: System, state: State, desired: Desired) -> State:
-        return state._replace(numa=numa.tell_apart(system, state.numa), cxl=cxl.observe(system))
+        dynamic = [item for item in state.dax if cxl.is_dynamic(system, item)]
+        return state._replace(
+            numa=numa.tell_apart(system, state.numa),
+            cxl=cxl.observe(system)._replace(dynamic=[item.chardev for item in dynamic]),
+            dax=[item for item in state.dax if item not in dynamic],
+        )
 
     def plan(self, state: State, desired: Desired) -> Part:
         if desired.pmem_mode == "system-ram" and not self.handed_out(state, desired):

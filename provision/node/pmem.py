@@ -2,7 +2,7 @@
 
 from typing import List
 
-from . import filesystem, inuse, ipmctl, kernel, modules, ndctl, platforms, tiering
+from . import cxl, filesystem, inuse, ipmctl, kernel, modules, ndctl, platforms, tiering
 from .state import State
 from .step import Desired, Part, Step
 
@@ -25,6 +25,7 @@ def plan(state: State, desired: Desired) -> Part:
     steps = part.before + part.after
     notes: List[str] = []
     problems = filesystem.problems(state, steps) + ndctl.media_problems(state, steps) if steps else []
+    problems += ndctl.foreign_problems(state, steps)
     if desired.pmem_mode in ("fsdax", "system-ram", "tiered", "memory"):
         # Broken modules get nothing new; namespaces and file systems that are there stay in use.
         said, makes = modules.complaints(state), any(step.action in _MAKES for step in steps)
@@ -34,6 +35,8 @@ def plan(state: State, desired: Desired) -> Part:
     if desired.pmem_mode in ("fsdax", "system-ram", "tiered"):
         notes += filesystem.notes(state, steps, [item.dev for item in ndctl.chosen(state, desired)])
         notes += ndctl.room_notes(state, desired) + ipmctl.notes(state)
+        boots = kernel.series(kernel.boots(state, desired))
+        notes += cxl.notes(state, kernel.series(state.kernel.running), boots)
     return part._replace(
         notes=part.notes + notes, problems=part.problems + problems + inuse.problems(state, steps)
     )

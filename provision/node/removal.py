@@ -240,7 +240,8 @@ def _memory(state: State, desired: Desired) -> Tuple[List[Step], Part]:
     ]
     steps += mount.forget_for_good(state, mount.pmem_use(desired), "fstab-forget")
     steps += system_ram.forget(state)
-    return steps, Part(before=doomed, notes=notes)
+    problems = ndctl.foreign_problems(state, steps + doomed)
+    return steps, Part(before=doomed, notes=notes, problems=problems)
 
 
 def _arguments(state: State, desired: Desired) -> Part:

@@ -153,13 +153,14 @@ class DaxDevice(NamedTuple):
 
     chardev: str
     size: int = 0
-    mode: str = "devdax"
+    mode: str = "devdax"  # or "system-ram", or the name of a driver that oeprov does not know
     target_node: int = -1
     align: int = 0
     movable: bool = True
     online_memblocks: int = 0
     total_memblocks: int = 0
     region: str = ""  # region of its bus: region0, cxl_region0
+    start: int = 0  # physical address; 0: older kernels do not show it
 
 
 class NumaNode(NamedTuple):
@@ -202,6 +203,7 @@ class Tiering(NamedTuple):
     demotion: str = ""  # "true" or "false"
     balancing: str = ""  # kernel.numa_balancing
     weights: Dict[str, str] = {}  # of interleaving, by node
+    auto_weights: str = ""  # "true": the kernel sets them by bandwidth, and follows hot-plug; since 6.16
     tiers: Dict[str, List[int]] = {}  # name of a tier -> its nodes
 
 
@@ -210,6 +212,7 @@ class CxlBus(NamedTuple):
 
     expanders: Dict[str, int] = {}  # device with volatile memory -> bytes
     decoders: Dict[str, str] = {}  # root decoder that takes it -> name of the next region
+    dynamic: List[str] = []  # dax devices of dynamic capacity; they are not in ``State.dax``
 
 
 class Module(NamedTuple):

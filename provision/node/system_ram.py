@@ -160,7 +160,11 @@ def _persist(
     command that makes a CXL region, [] without one or if something else makes it.
     """
     shown = [uuid or "<uuid of the namespace>" for uuid in uuids]
-    text = daxctl.unit_text(shown, devices[len(uuids) :], desired.pmem_movable, region)
+    keys = devices[len(uuids) :]
+    if not region:
+        known = {dax.chardev: daxctl.unit_key(dax) for dax in state.dax}
+        keys = [known.get(name, name) for name in keys]
+    text = daxctl.unit_text(shown, keys, desired.pmem_movable, region)
     enabled = daxctl.ENABLED in state.files
     if all(uuids) and state.files.get(daxctl.UNIT) == text and enabled:
         return []
@@ -251,17 +255,19 @@ def plan_namespaces(state: State, desired: Desired, absent: str) -> Part:
         name = f"dax{region.dev.replace('region', '')}.0"
         steps.append(ndctl.create(state, desired, region, "devdax", "the region has no namespace"))
         steps.append(_to_system_ram(name, desired, "the namespace is new", []))
-        size += region.size
+        size += region.available
         names.append(name)
         uuids.append("")
         settled = False
+    full = ndctl.regions_without_room(state, desired)
     if not names:
-        return _on_bus_model(state, Part(problems=problems or [absent]))
+        return _on_bus_model(state, Part(problems=problems or full or [absent]))
     problems += ndctl.alignment_problems(state, steps)
     # Entries of /etc/fstab go before their devices do.
     before = [] if settled else mount.forget_step(state, desired)
     nodes = nodes if settled and nodes else []
-    return _finish(state, desired, before + steps, uuids, names, nodes, size, problems)
+    part = _finish(state, desired, before + steps, uuids, names, nodes, size, problems)
+    return part._replace(notes=part.notes + full)
 
 
 def plan_devices(state: State, desired: Desired, absent: str) -> Part:
@@ -270,7 +276,10 @@ def plan_devices(state: State, desired: Desired, absent: str) -> Part:
     problems: List[str] = []
     if not state.dax:
         if any(region.type == "ram" for region in state.regions):
-            problem = "the CXL region has no dax device: is the kernel's dax_cxl driver there (6.3 or newer)?"
+            problem = (
+                "the CXL region has no dax device: is the kernel's dax_cxl driver there (6.3 or newer)? From "
+                "Linux 7.1 on, `dmesg | grep -e hmem -e cxl` says which driver owns the memory"
+            )
             return _on_bus_model(state, Part(problems=[problem]))
         return _on_bus_model(state, Part(problems=[absent]))
     for dax in state.dax:

@@ -33,6 +33,7 @@ def observe(system: System) -> Tiering:
         demotion=system.read(DEMOTION).strip(),
         balancing=system.read(BALANCING).strip(),
         weights={name[4:]: system.read(f"{WEIGHTS}/{name}").strip() for name in nodes},
+        auto_weights=system.read(f"{WEIGHTS}/auto").strip(),
         tiers={name: numa.parse_list(system.read(f"{_TIERS}/{name}/nodelist")) for name in tiers},
     )
 
@@ -107,6 +108,23 @@ def differences(tiering: Tiering, with_cpus: List[int], weight: int) -> List[str
     ]
 
 
+def notes(state: State, desired: Desired) -> List[str]:
+    """What becomes of the weights that the kernel sets by itself (Linux 6.16 or newer)."""
+    auto, kept = state.tiering.auto_weights, unit_text(0)
+    if desired.pmem_dram_weight and auto == "true":
+        return [
+            f"pmem_dram_weight {desired.pmem_dram_weight} turns the kernel's own weights of interleaving off "
+            f"for the whole system ({WEIGHTS}/auto), also for programs of others: weights follow neither "
+            "bandwidth nor hot-plug then; without pmem_dram_weight they stay"
+        ]
+    if not desired.pmem_dram_weight and auto == "false" and state.files.get(UNIT, kept) == kept:
+        return [
+            f"the kernel's own weights of interleaving are off: somebody has written a weight; `echo 1 "
+            f">{WEIGHTS}/auto` turns them on again"
+        ]
+    return []
+
+
 def _with_cpus(state: State) -> List[int]:
     return [node.id for node in state.numa if node.cpus]
 
@@ -172,7 +190,7 @@ def plan(state: State, desired: Desired, nodes: Part) -> Part:
                 args={"weight": desired.pmem_dram_weight},
             )
         )
-    return nodes._replace(after=steps)
+    return nodes._replace(after=steps, notes=nodes.notes + notes(state, desired))
 
 
 def forget(state: State) -> List[Step]:

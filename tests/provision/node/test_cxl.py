@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from provision.converge import fresh
-from provision.node import cxl, daxctl, devices, system_ram
+from provision.node import cxl, daxctl, devices, platforms, pmem, system_ram
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System
 from provision.node.observe import observe
-from provision.node.state import CxlBus, DaxDevice
+from provision.node.state import CxlBus, DaxDevice, State
 from provision.node.step import Desired, Step
 
 GIB = 1 << 30
@@ -77,6 +77,27 @@ def test_a_region_is_made_once(node: Node) -> None:
     first, second = apply(STEP, node), apply(STEP, node)
     assert (first.changed, first.message) == (True, "region0 has 2 GiB")
     assert (second.changed, second.message) == (False, "region0 is there")
+
+
+def test_devices_of_dynamic_capacity_are_seen_and_left_alone(node: Node) -> None:
+    """Their extents come and go: they are neither used nor forgotten without a word."""
+    for region, mode in (("region0", "ram"), ("region1", "dynamic_ram_1")):
+        node.put(f"{BUS}/{region}/mode", mode)
+        number = region[-1]
+        name = f"dax{number}.0"
+        node.put(f"sys/devices/root0/decoder0.0/{region}/dax_{region}/{name}/size", str(2 * GIB))
+        node.put(f"sys/devices/root0/decoder0.0/{region}/dax_{region}/{name}/target_node", number)
+        link = Path(node.root) / "sys/bus/dax/devices" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"../../../devices/root0/decoder0.0/{region}/dax_{region}/{name}")
+    wanted = Desired(kind="cxl", pmem_mode="system-ram")
+    seen = State(dax=devices.dax_devices(node), regions=devices.regions(node))
+    state = platforms.get("cxl").observe(node, seen, wanted)
+    assert [item.chardev for item in state.dax] == ["dax0.0"]
+    assert state.cxl.dynamic == ["dax1.0"]
+    part = pmem.plan(state, wanted)
+    assert any(note.startswith("dax1.0 has dynamic CXL capacity") for note in part.notes)
+    assert "dax1.0" not in str(part.after)
 
 
 def test_a_region_that_cannot_be_made(node: Node) -> None:

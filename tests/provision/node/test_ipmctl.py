@@ -9,7 +9,7 @@ import pytest
 from provision.node import ipmctl, owned, pmem
 from provision.node.command import CommandError, Result, System
 from provision.node.state import Dimms, State
-from provision.node.step import Desired
+from provision.node.step import Desired, Part
 
 TOOL = Path(__file__).parents[3] / "provision" / "lab" / "ipmctl.py"
 MEMORY = {"goal": "memorymode=100"}
@@ -106,6 +106,36 @@ def test_a_firmware_fixed_to_1lm_is_seen_after_the_boot(tmp_path: Path) -> None:
     part = pmem.plan(state, Desired(kind="bare_metal_pmem", pmem_mode="memory"))
     assert len(part.problems) == 1
     assert "had no effect" in part.problems[0]
+
+
+def test_a_goal_that_a_boot_leaves_pending_gets_no_further_boot(tmp_path: Path) -> None:
+    """Whoever set it; the first boot is planned, and the second says that the firmware did not take it."""
+    host = Host(tmp_path)
+    host.run(["ipmctl", "create", "-f", "-goal", "memorymode=100"])  # by hand
+
+    def part() -> Part:
+        boot_id = host.read("/proc/sys/kernel/random/boot_id").strip()
+        dimms = ipmctl.observe(host)._replace(goals=["memorymode", "memorymode"])  # the firmware ignores it
+        state = State(boot_id=boot_id, dimms=dimms, owned=owned.observe(host))
+        return pmem.plan(state, Desired(kind="bare_metal_pmem", pmem_mode="memory"))
+
+    (register,) = part().before
+    assert (register.id, part().reboot_why, part().problems) == (
+        "dimm-goal-register",
+        "the goal of the modules waits for a boot",
+        [],
+    )
+    assert ipmctl.ACTIONS["register_goal"](host, register.args).changed is True
+    assert ipmctl.ACTIONS["register_goal"](host, register.args).changed is False
+    assert (part().before, part().problems) == ([], [])
+    host.boots += 1
+    Path(host.path("/proc/sys/kernel/random/boot_id")).write_text("boot-2\n")
+    assert "is still pending: the firmware did not take it" in part().problems[0]
+
+
+def test_a_goal_that_is_gone_is_not_registered(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="no longer pending"):
+        ipmctl.ACTIONS["register_goal"](Host(tmp_path), MEMORY)
 
 
 def test_a_socket_without_a_goal_is_said(tmp_path: Path) -> None:

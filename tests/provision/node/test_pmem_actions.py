@@ -10,6 +10,7 @@ from test_pmem_modes import everything_of_ours, wanted
 from provision.node import mount, owned
 from provision.node.apply import apply
 from provision.node.command import CommandError
+from provision.node.devices import dax_devices as observed_dax
 from provision.node.step import Step
 
 
@@ -169,3 +170,25 @@ def test_signatures_are_wiped_once_their_loss_is_consented(tmp_path: Path) -> No
     assert [word for word in owned.observe(host) if word in lost[0]] == []
     _, part = look(host, wanted("re6p", "fsdax"))
     assert [step.destroys for step in part.after if step.destroys] == []
+
+
+def test_a_device_that_famfs_has_taken_since_the_plan_stays_as_it_is(tmp_path: Path) -> None:
+    """A driver that oeprov does not know is no device free for use (devdax)."""
+    host = lying(tmp_path, spaces={0: Ns("devdax", uuid="n")})
+    for name in list(host.links):
+        if name.endswith("/dax0.0/driver"):
+            host.links[name] = "/sys/bus/dax/drivers/fsdev_dax"
+    assert [item.mode for item in observed_dax(host)] == ["fsdev_dax"]
+    for mode in ("system-ram", "devdax"):
+        with pytest.raises(CommandError, match="driver fsdev_dax, which oeprov does not know"):
+            act(host, "reconfigure_dax", device="dax0.0", mode=mode, movable=True)
+    with pytest.raises(CommandError, match="driver fsdev_dax, which oeprov does not know"):
+        act(
+            host,
+            "create_namespace",
+            namespace="namespace0.0",
+            mode="fsdax",
+            map="mem",
+            lose=["all"],
+        )
+    assert [argv for argv in host.asked if argv[0] in ("daxctl", "ndctl")] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from provision.node import daxctl
+from provision.node.state import DaxDevice
 
 TOOL = """#!/bin/sh
 echo "$@" >> {log}
@@ -54,13 +55,17 @@ def run(root: Path, text: str, broken: str = "none", zones: str = "") -> tuple[i
         (block / "valid_zones").write_text(
             {"N": "Normal", "M": "Movable", "-": "Normal Movable"}[zone] + "\n"
         )
+    memory.mkdir(parents=True, exist_ok=True)
+    (memory / "block_size_bytes").write_text(f"{BLOCK:x}\n")
     if zones:
-        (memory / "block_size_bytes").write_text(f"{BLOCK:x}\n")
         # As of a namespace: its own data come first, so that the first block that is whole is the next.
         (devices / "dax0.0/resource").write_text(f"{10 * BLOCK - (2 << 20):#x}\n")
         (devices / "dax0.0/size").write_text(f"{len(zones) * BLOCK + (2 << 20)}\n")
     log = root / "log"
+    (devices / "dax2.0/resource").write_text("0x1080000000\n")
+    (devices / "dax2.0/size").write_text("0\n")
     for name, tool in (
+        ("sleep", f"#!/bin/sh\necho >> {root}/slept\n"),
         ("daxctl", TOOL.format(log=log, devices=devices, broken=broken)),
         ("udevadm", f'#!/bin/sh\necho "$@" >> {root}/udev\n'),
     ):
@@ -113,8 +118,24 @@ def test_a_block_that_stays_in_the_wrong_zone_fails_the_unit(tmp_path: Path) -> 
 
 
 def test_a_namespace_is_known_by_its_uuid(tmp_path: Path) -> None:
-    code, asked = run(tmp_path, daxctl.unit_text(["mine", "gone"], [], movable=True))
+    code, asked = run(tmp_path, daxctl.unit_text(["mine"], [], movable=True))
     assert (code, asked) == (0, ["reconfigure-device --mode=system-ram dax0.0"])
+    assert not (tmp_path / "slept").exists()
+
+
+def test_a_device_that_does_not_come_is_waited_for_and_fails_the_unit(tmp_path: Path) -> None:
+    """An extent of CXL memory can be gone; the devices that are there become memory nodes."""
+    code, asked = run(tmp_path, daxctl.unit_text(["mine", "gone"], ["0x2080000000"], movable=True))
+    assert (code, asked) == (1, ["reconfigure-device --mode=system-ram dax0.0"])
+    assert (tmp_path / "said").read_text() == "only 1 of 3 dax devices are there\n"
+    assert len((tmp_path / "slept").read_text().splitlines()) == 30
+
+
+def test_a_device_that_has_got_another_name_is_known_by_its_address(tmp_path: Path) -> None:
+    """Since Linux 7.1 names depend on which driver binds first."""
+    before = DaxDevice("dax0.0", 1 << 30, "system-ram", 2, start=0x1080000000)
+    code, asked = run(tmp_path, daxctl.unit_text([], [daxctl.unit_key(before)], movable=True))
+    assert (code, asked) == (0, ["reconfigure-device --mode=system-ram dax2.0"])
 
 
 def test_a_cxl_device_is_known_by_its_name(tmp_path: Path) -> None:
