@@ -528,7 +528,7 @@ _DENIED = re.compile(
     r"|EXPIRED_TOKEN|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED|Permission denied"
 )
 _BUSY = re.compile(r"SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|HTTP status 5\d\d|UNAVAILABLE|THROTTLING")
-_UNREACHED = re.compile(r"NETWORK_CONNECTION|curlCode: (?:5|6|7|28|35|60)\b|REQUEST_TIMEOUT")
+_UNREACHED = re.compile(r"NETWORK_CONNECTION|curlCode: (?:5|6|7|28|35)\b|REQUEST_TIMEOUT")
 
 
 @contextlib.contextmanager
@@ -559,6 +559,11 @@ def _explain(place: RemotePath, text: str, number: int | None) -> tuple[int, str
         return (
             errno.EBUSY,
             f"the store is overloaded ({_ATTEMPTS} attempts failed); try again later",
+        )
+    if "curlCode: 60" in text:
+        return (
+            errno.EPROTO,
+            f"the certificate of {where} is not trusted on this host; install its authority's",
         )
     if _UNREACHED.search(text):
         return errno.EHOSTUNREACH, f"{where} does not answer; check the endpoint and the network"

@@ -22,6 +22,7 @@ from oe_runtime.support import durable
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.training import optimizers
 from oe_runtime.training.options import Options
+from oe_runtime.training.outcome import disk_error
 from oe_runtime.training.ranks import CollectiveRanks, Ranks, join_workers
 from oe_runtime.training.run_directory import RunError
 from oe_runtime.training.stopping import StopRequest
@@ -149,9 +150,11 @@ class KerasTrainee:
                 path.rename(old)
             durable.rename(new, path)
             shutil.rmtree(old, ignore_errors=True)
-        except OSError as error:
+        except Exception as error:
             shutil.rmtree(new, ignore_errors=True)
-            raise RunError(f"cannot export to {path}: {error}") from error
+            if said := disk_error(error):
+                raise RunError(f"cannot export to {path}: {said}") from error
+            raise
 
     def _save(self, path: Path, rows_of: Path | None) -> None:
         if rows_of is None:

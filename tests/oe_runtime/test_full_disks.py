@@ -135,3 +135,19 @@ def test_a_run_directory_without_room_is_named(disk: Path) -> None:
     assert "Traceback" not in done.stderr
     assert f"{disk / 'run'}" in done.stderr
     assert "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("room", [0, 200_000])  # for the files, and for some of them
+def test_an_export_without_room_says_so(disk: Path, tmp_path: Path, room: int) -> None:
+    """TensorFlow has one kind of error for full disks and full memory."""
+    with suppress(OSError):
+        (disk / "filler").write_bytes(bytes(6 * MIB - room))
+    command = [sys.executable, "-m", "oe_runtime.train", "--in-process", "--run-dir", str(tmp_path / "run")]
+    command += ["--export", str(disk / "export"), "--no-eval", *SMALL, *DATA]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"error: cannot export to {disk / 'export'}: ")
+    assert said.endswith("No space left on device; free space there")
+    assert not [path.name for path in disk.iterdir() if path.name != "filler"], "half an export"
+    assert events(tmp_path / "run", "error")[0]["message"] in said

@@ -1,5 +1,6 @@
 """The trainer's command, in this process: events, files, resume, equal losses, errors."""
 
+import builtins
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from oe_runtime.checkpoint.cli import diff
 from oe_runtime.train import main
 from oe_runtime.training import progress
 from oe_runtime.training.options import parse
+from oe_runtime.training.outcome import disk_error, memory_error
 from oe_runtime.training.run_directory import RunDirectory
 
 
@@ -329,6 +331,36 @@ def test_a_model_that_does_not_fit(
     error = one_error(capsys)
     assert "not enough memory for the model on this host (failed to allocate memory); try a smaller" in error
     assert events(tmp_path / "run", "error")[0]["message"] in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "cause"),
+    [
+        (
+            "ResourceExhaustedError",
+            "/d/variables; No space left on device [Op:Save]",
+            "/d/variables: No space",
+        ),
+        ("ResourceExhaustedError", "/d/part-0; Too many open files", "/d/part-0: Too many open files"),
+        ("ResourceExhaustedError", "OOM when allocating tensor with shape[9,9]", "not enough memory"),
+        ("ResourceExhaustedError", "Received message larger than max (5 vs. 4)", ""),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "not enough memory"),
+        (
+            "XlaRuntimeError",
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate",
+            "not enough memory",
+        ),
+        ("MemoryError", "std::bad_alloc", "not enough memory"),
+        ("OSError", "Can't write (errno = 28, error message = 'No space left on device')", "No space left"),
+        ("ConnectionResetError", "Connection reset by peer", ""),
+        ("RuntimeError", "the memory of an elephant", ""),
+    ],
+)
+def test_the_cause_of_an_error_is_what_it_says(kind: str, said: str, cause: str) -> None:
+    error = getattr(builtins, kind, None) or type(kind, (RuntimeError,), {})
+    found = memory_error(error(said)) or disk_error(error(said))
+    assert found.startswith(cause)
+    assert bool(found) == bool(cause)
 
 
 def test_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
