@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -171,9 +172,11 @@ def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
     """Lock the cluster for this process; ConvergeError names the process that holds the lock.
 
     The kernel drops the lock when the process ends, however it ends. The lock file is removed on release.
+    Ansible's private files of a process that was killed are removed.
     """
     path = state_dir / f"lock-{cluster}"
     with _locked(state_dir, path, cluster) as file:
+        shutil.rmtree(private_files(state_dir, cluster), ignore_errors=True)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
         holder = f"pid {os.getpid()} ({command}, since {datetime.now():%H:%M:%S})\n"
         try:
@@ -186,6 +189,17 @@ def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 path.unlink()
+
+
+def private_files(state_dir: Path, cluster: str) -> Path:
+    """Where Ansible's files of a run on the cluster lie: they have secrets, and are for the lock's holder."""
+    return state_dir.absolute() / "ansible" / cluster
+
+
+def remove_private_files(state_dir: Path, cluster: str) -> None:
+    """Remove Ansible's private files of a process that was killed, unless another changes the cluster now."""
+    with suppress(ConvergeError), cluster_lock(state_dir, cluster):
+        pass  # whoever gets the lock removes them
 
 
 def is_locked(state_dir: Path, cluster: str) -> bool:

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from provision.cluster import share
 from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import FirstLogin, Host, Inventory
 from provision.hosts import askpass, remote
+from provision.hosts.journal import private_files
 from provision.hosts.passwords import BECOME, LOGIN
 from provision.hosts.stop_request import StopRequest
 from provision.inventory import vault
@@ -77,12 +79,13 @@ def run(
 
     With ``tags`` only roles with one of these tags run. ``on_start(host, role, task)`` and ``on_result`` are
     called as Ansible reports. The hosts' variables are the inventory's final values and ``host_variables``.
-    Only the log stays.
+    Only the log stays. The caller holds the cluster's lock.
     """
     import ansible_runner  # slow to import, and most commands never change a host
 
-    private = state_dir.absolute() / "ansible" / run_id
-    private.mkdir(mode=0o700, parents=True)
+    place = private_files(state_dir, inventory.cluster)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private = Path(tempfile.mkdtemp(prefix=f"{run_id}-", dir=place))
     log = state_dir.absolute() / "logs" / f"{run_id}-{name}.log"
     log.parent.mkdir(mode=0o700, exist_ok=True)
     failures: list[TaskResult] = []
@@ -141,8 +144,9 @@ def run(
             raise ConvergeError(f"ansible-playbook could not be run; is {sys.prefix} complete?")
         return PlaybookRun("ok" if result.rc == 0 else "failed", log, failures)
     finally:
-        # The private directory has a copy of the whole environment.
-        shutil.rmtree(private, ignore_errors=True)
+        # The private directory has a copy of the whole environment. `cluster_lock` removes that of a run that
+        # was killed.
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _collections(private: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from provision.cluster.errors import HostError, Interrupted, TrainingError
+from provision.hosts.journal import remove_private_files
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import fleet, store
 from provision.jobs.ending import last_screen, result
@@ -62,6 +63,7 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
                 console.print(f"job {job.id} was stopped before training began; nothing is left of it")
                 return 0
             lines = _stopped_units(job) if asked else _stop_orphans(job)
+            remove_private_files(state_dir, job.spec().cluster)
         for line in lines:
             say(console, line)
         if job.spec().is_servers_alone:
