@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from provision.cluster.state_directory import state_flag
 from provision.jobs.metrics import Summary, summary
 from provision.jobs.progress import number, rate
 from provision.jobs.screen import say
-from provision.jobs.store import Job
+from provision.jobs.store import RESULTS, Job
 from provision.jobs.units import job_directory
 
 
@@ -50,10 +51,17 @@ def resume_command(job: Job, state_dir: Path) -> str:
     return f"oeprov resume {shlex.quote(job.id)}{state_flag(state_dir)}"
 
 
+def fetch_command(job: Job, state_dir: Path) -> str:
+    """The exact command that fetches the job's results, in place of those that were fetched before."""
+    there = any(os.path.lexists(job.run_dir / name) for name in RESULTS)
+    return f"oeprov fetch {shlex.quote(job.id)}{' --replace' if there else ''}{state_flag(state_dir)}"
+
+
 def last_screen(job: Job, state_dir: Path, console: Console) -> None:
     """Print the result of a job that ended, where its files are, and the next commands."""
     state, facts = job.state(), summary(job.metrics_file)
     step, path = newest_checkpoint(job, facts)
+    old = [f"run/{name}" for name in RESULTS if facts.export and job.is_old(name)]
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
@@ -68,6 +76,8 @@ def last_screen(job: Job, state_dir: Path, console: Console) -> None:
         rows.add_row("checkpoint", "none yet")
     if facts.export:
         rows.add_row("export", f"{_within(facts.export, job)} (a SavedModel)")
+    if old:
+        rows.add_row("warning", f"{', '.join(old)} here was fetched before the job went on, and is old")
     if report := _report(job):
         rows.add_row("report", _within(report, job))
     rows.add_row("metrics", str(job.metrics_file.relative_to(job.directory)))
@@ -75,14 +85,14 @@ def last_screen(job: Job, state_dir: Path, console: Console) -> None:
     after = [f"oeprov status{state_flag(state_dir)}", f"oeprov logs {job.id}{state_flag(state_dir)}"]
     if state.phase == "done":
         title, style = f"{job.id} is done", "green"
-        if facts.export and (export := job.here(facts.export)).is_dir():
+        if facts.export and not old and (export := job.here(facts.export)).is_dir():
             short = _short(export)
             after.append(
                 f"python -c \"import tensorflow as tf; print(tf.saved_model.load('{short}').signatures)\""
             )
             after.append(f"oeprov serve-export {job.id}{state_flag(state_dir)}")
         elif facts.export:
-            after.append(f"oeprov fetch {job.id}{state_flag(state_dir)}")
+            after.append(fetch_command(job, state_dir))
     else:
         failed = state.phase == "failed"
         title, style = (f"{job.id} failed", "red") if failed else (f"{job.id} was stopped", "yellow")

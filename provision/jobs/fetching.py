@@ -22,10 +22,9 @@ from provision.hosts import payload, remote
 from provision.jobs import store, units
 from provision.jobs.fleet import Fleet
 from provision.jobs.screen import say
-from provision.jobs.store import Job
+from provision.jobs.store import RESULTS, Job
 from provision.node.files import MARKER
 
-RESULTS = ("export", "report.html")
 CHECKPOINTS = "checkpoints"
 _PIECE = 1 << 20
 
@@ -50,6 +49,8 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
             f"oeprov fetch {shlex.quote(job.id)} --replace"
         )
     host = fleet.hosts[fleet.worker.host]
+    fleet.take_events()
+    since = fleet.mirrored  # what the worker exports from now on may be missing in what is fetched
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=job.run_dir) as temporary:
         sizes = _receive(job, host, names, Path(temporary), console)
         received = [item for item in names if (Path(temporary) / item).exists()]
@@ -63,6 +64,7 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
             if os.path.lexists(path):
                 path.rename(new.with_name(new.name + ".old"))  # removed with the temporary directory
             new.rename(path)
+        _note(job, received, since)
     for item in received:
         mine = {path: size for path, size in sizes.items() if path.split("/")[0] == item}
         count = f"{len(mine)} files, " if len(mine) > 1 else ""
@@ -74,6 +76,15 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
         if item not in received:
             say(console, f"[yellow]![/] host {host.name} has no {item} of this job")
     return 0
+
+
+def _note(job: Job, names: list[str], since: int) -> None:
+    """Record that these hold what the worker had written before byte ``since`` of its events."""
+    try:
+        known = dict(json.loads(job.fetched_file.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    store.write_json(job.fetched_file, {**known, **dict.fromkeys(names, since)})
 
 
 def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console) -> dict[str, int]:

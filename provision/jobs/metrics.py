@@ -83,6 +83,18 @@ def last_end(path: Path, since: int = 0) -> Event | None:
     return None
 
 
+def has_event(path: Path, kind: str, since: int) -> bool:
+    """Whether there is such an event after byte ``since``; yes if the file is shorter: it is another one."""
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < since:
+                return True
+            file.seek(since)
+            return any((parse_event(line) or {}).get("event") == kind for line in file)
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True)
 class Summary:
     """How far a run is, from its newest events; None: not known yet."""

@@ -79,6 +79,11 @@ def find(state_dir: Path, name: str | None, **more: Any) -> Serving:
             "runtime_variant standalone, mirrored and mpi)"
         )
     here = job.here(export)
+    if here.exists() and job.is_old("export"):
+        raise TrainingError(
+            f"{here} was fetched before job {job.id} went on and exported again; fetch the new one: "
+            f"oeprov fetch {shlex.quote(job.id)} --replace"
+        )
     if not (here / "saved_model.pb").is_file():
         raise TrainingError(
             f"{here} is not a SavedModel; if the worker's host has it: oeprov fetch {shlex.quote(job.id)}"

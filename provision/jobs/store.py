@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.cluster.errors import TrainingError, did_you_mean
 from provision.cluster.setting_types import explain
-from provision.jobs.metrics import Event, last_end, summary
+from provision.jobs.metrics import Event, has_event, last_end, summary
 from provision.jobs.units import job_directory
 from provision.node import process
 
@@ -35,6 +35,7 @@ LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 Role = Literal["parameter_server", "worker"]
 Phase = Literal["prepared", "starting", "running", "stopping", "done", "failed", "interrupted"]
 ACTIVE: frozenset[str] = frozenset({"prepared", "starting", "running", "stopping"})
+RESULTS = ("export", "report.html")  # that a run leaves at its end
 DONE = "training is done"
 STOPPED = "the servers were stopped"  # of parameter servers alone
 _STEP = re.compile(r"step-(\d+)(?:\.\d+)?$")
@@ -139,6 +140,7 @@ class Job:
         self.cluster_file = self.directory / "kubernetes.json"  # instead of it; see provision.jobs.kubernetes
         self.state_file = self.directory / "state.json"
         self.token_file = self.directory / "token"
+        self.fetched_file = self.directory / "fetched.json"  # name in run/ -> its first byte of events since
         self.run_dir = self.directory / "run"
         self.logs = self.directory / "logs"
         self.metrics_file = self.run_dir / "metrics.jsonl"
@@ -159,7 +161,10 @@ class Job:
         if not os.access(self.directory, os.R_OK | os.X_OK):
             return f"{self.directory}: permission denied"
         if not self.on_kubernetes and not os.path.isfile(self.job_file):
-            return "it has no job.json: its launch is not that far yet, or was killed"
+            return (
+                "it has no job.json: its launch is not that far yet, or was killed; to remove it: "
+                f"oeprov jobs rm {self.id}"
+            )
         return ""
 
     @property
@@ -178,6 +183,16 @@ class Job:
             return self.directory / PurePosixPath(path).relative_to(job_directory(self.id))
         except ValueError:
             return Path(path)
+
+    def is_old(self, name: str) -> bool:
+        """Whether the job has exported since ``name`` was fetched into ``run/``; no if it was not fetched."""
+        if not any(item.role == "worker" and item.unit for item in self.spec().processes):
+            return False
+        try:
+            since = int(json.loads(self.fetched_file.read_bytes())[name])
+        except (OSError, ValueError, KeyError, TypeError):
+            return os.path.lexists(self.run_dir / name)  # nobody knows when it was fetched
+        return has_event(self.metrics_file, "export", since)
 
     def server_metrics(self, process_name: str) -> Path:
         """Where a server writes its counters."""
