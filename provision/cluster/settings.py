@@ -303,7 +303,7 @@ class WorkerSettings(Settings):
     port: Port = Field(
         default=0,
         description="Port at which the host's first worker listens for other workers; the next ones follow. "
-        "0: 7500, on this machine free ones. Not encrypted: use a network of the cluster's own.",
+        "0: free ports, chosen at each start. Not encrypted: use a network of the cluster's own.",
     )
     threads: int = Field(
         default=0,

@@ -15,7 +15,17 @@ from provision.hosts.fanout import Cut
 from provision.hosts.stop_request import StopRequest
 from provision.node.job import MARKER
 
-Errand = Literal["observe", "stop", "start", "send", "remove_pools", "remove", "check_data", "deliver_script"]
+Errand = Literal[
+    "observe",
+    "stop",
+    "start",
+    "send",
+    "remove_pools",
+    "remove",
+    "check_data",
+    "worker_ports",
+    "deliver_script",
+]
 MOST_AT_ONCE = 64
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
-from provision.hosts import errands, remote
+from provision.hosts import errands, fanout, remote
 from provision.jobs import units
 from provision.jobs.metrics import last_end
 from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
@@ -110,6 +110,27 @@ class Fleet:
             # Else there is more, or another process was quicker and has copied less than this answer has.
             if count < MOST_EVENTS and self.mirrored >= offset + count:
                 return
+
+    def worker_ports(self, wanted: Sequence[tuple[ProcessSpec, int]]) -> list[int]:
+        """Ports at which these workers can listen, by rank: theirs, or free ones for 0.
+
+        HostError names the host and who has a port there.
+        """
+        by_host: dict[str, list[dict[str, Any]]] = {}
+        for spec, port in wanted:
+            by_host.setdefault(spec.host, []).append({"name": spec.name, "port": port})
+        answers = fanout.on_hosts(
+            {name: self.hosts[name] for name in by_host},
+            lambda host, cut: errands.run(
+                host, "worker_ports", self.args(workers=by_host[host.name]), OBSERVE_SECONDS, cut=cut
+            ),
+        )
+        ports: dict[str, list[int]] = {}
+        for name, answer in answers.items():
+            if isinstance(answer, HostError):
+                raise answer
+            ports[name] = answer["ports"]
+        return [ports[spec.host].pop(0) for spec, _ in wanted]
 
     def start_worker(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> Answer:
         """Start the worker's unit; its host's answer. HostError says why it did not start.

@@ -149,7 +149,16 @@ def check_together(training: TrainingSettings, workers: int) -> None:
 def check(inventory: Inventory, wanted: Request) -> None:
     """Refuse settings, storage directories and ports that cannot work, as far as this machine knows."""
     hosts = placement.worker_hosts(inventory)
-    check_together(wanted.training, sum(wanted.workers or host.worker.count for host in hosts))
+    counts = [wanted.workers or host.worker.count for host in hosts]
+    check_together(wanted.training, sum(counts))
+    for host, count in zip(hosts, counts, strict=True):
+        port = host.worker.port
+        if port and port + count - 1 > 65535:
+            raise TrainingError(
+                f"host {host.name}: worker_port {port}: {count} workers need ports beyond 65535"
+            )
+        if port and count > 1 and not units.on_host(host):
+            _check_free("127.0.0.1", port, count, "worker_port")
     check_servers(inventory, wanted)
 
 
@@ -168,7 +177,7 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
         count, port = servers_of(host, wanted), host.server.port
         check_ports(host, count)
         if port and here:
-            _check_free(host.server.host, port, count)
+            _check_free(host.server.host, port, count, "parameter_server_port")
 
 
 def check_ports(host: Host, count: int) -> None:
@@ -207,7 +216,7 @@ def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:
     return str(host.get("address", "")), str(host.get("port", "")), item.storage
 
 
-def _check_free(address: str, first: int, count: int) -> None:
+def _check_free(address: str, first: int, count: int, setting: str) -> None:
     for port in range(first, first + count):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as server:
@@ -216,8 +225,8 @@ def _check_free(address: str, first: int, count: int) -> None:
                 server.bind((address, port))
             except OSError as error:
                 raise TrainingError(
-                    f"port {port} on {address} cannot be used ({error.strerror}): choose another "
-                    "parameter_server_port, or 0 for free ones"
+                    f"port {port} on {address} cannot be used ({error.strerror}): choose another {setting}, "
+                    "or 0 for free ones"
                 ) from None
 
 

@@ -36,7 +36,6 @@ from provision.node.state import State
 CHECKPOINT_SECONDS = 600.0  # a worker may take to write its last checkpoint
 LEAST_POOL_CHECKPOINTS = 2  # one is kept until the next is durable
 ADAPTER = "adapter.py"  # of provision/node
-WORKER_PORT = 7500  # of the first worker of a host, where nothing else is set
 WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
 
 
@@ -287,7 +286,7 @@ def _workers(
     endpoints = WORKERS
     if on_host(hosts[0]):
         endpoints = ",".join(
-            endpoint(host.address, "", (host.worker.port or WORKER_PORT) + number)
+            endpoint(host.address, "", host.worker.port and host.worker.port + number)
             for host, count in zip(hosts, counts, strict=True)
             for number in range(count)
         )

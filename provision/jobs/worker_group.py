@@ -67,7 +67,7 @@ class WorkerGroup:
     def start(self, endpoints: str, *, resume: bool) -> None:
         """Start all; ``endpoints`` are the servers'. Raises Refused."""
         self.members, self.killed = [], []
-        words = {SERVERS: endpoints, WORKERS: free_endpoints(len(self.specs))}
+        words = {SERVERS: endpoints, WORKERS: free_endpoints(len(self.specs)), **self._with_ports()}
         # Servers still hold the places of workers whose host has vanished, and may not serve those that come
         # back: so each start is of a higher generation, also when another supervisor began the one before.
         self._generation = max(self._generation + 1, int(time.time()))
@@ -78,6 +78,26 @@ class WorkerGroup:
             self._start(spec, argv, fresh=not resume)
             pid = self.members[-1].pid
             self.run.emit({"event": "worker", "pid": pid, "name": spec.name, "host": spec.host})
+
+    def _with_ports(self) -> dict[str, str]:
+        """The endpoints of workers on hosts as their command lines have them, and with ports of today.
+
+        Other jobs may have taken those of the run before. Raises Refused, which names who has a port that the
+        inventory sets.
+        """
+        argv = commands(self.specs, self.everyone, {})[0]
+        if not self.specs[0].unit or "--workers" not in argv:
+            return {}
+        listed = argv[argv.index("--workers") + 1]
+        places = [place.rpartition(":") for place in listed.split(",")]
+        wanted = [(spec, int(port)) for spec, (_, _, port) in zip(self.specs, places, strict=True)]
+        try:
+            ports = self.run.fleet.worker_ports(wanted)
+        except HostError as error:
+            raise Refused(f"{error}; no worker was started") from None
+        return {
+            listed: ",".join(f"{where}:{port}" for (where, _, _), port in zip(places, ports, strict=True))
+        }
 
     def _start(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> None:
         environment = environment_among(spec, self.specs)

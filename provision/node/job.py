@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import socket
 import sys
 import time
 from typing import Any, Dict, Iterator, List
@@ -18,6 +19,8 @@ from .command import CommandError, System
 STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
 MARKER = "OEPROV-JOB "  # marks the answer's line, since login shells may print a banner first
 MOST_EVENTS = 16 << 20  # bytes of events in one answer
+_UNIT = re.compile(r"oeprov-(\S+)-(server|worker)-\d+[.]service")  # of a job
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - where TensorFlow's workers listen
 LOG_LINES = 200  # of each unit, brought back when it is stopped
 
 
@@ -119,17 +122,43 @@ def _check_port(system: System, item: Dict[str, Any]) -> None:
     why = port.blocked(item["address"], item["port"])
     if why:
         who = port.holder(system, item["port"])
-        ours = re.search(r"oeprov-(\S+)-server-\d+[.]service", who)
-        raise CommandError(
-            "{}: port {} on {} cannot be used: {}; {}, or choose another parameter_server_port (0: any free "
-            "one)".format(
-                item["name"],
-                item["port"],
-                item["address"],
-                f"{who} listens there" if who else why,
-                "oeprov stop " + ours.group(1) if ours else "free it",
-            )
-        )
+        raise CommandError(_refusal(item, item["address"], item["port"], why, who, "parameter_server_port"))
+
+
+def _refusal(item: Dict[str, Any], address: str, number: int, why: str, who: str, setting: str) -> str:
+    ours = _UNIT.search(who)
+    return "{}: port {} on {} cannot be used: {}; {}, or choose another {} (0: any free one)".format(
+        item["name"],
+        number,
+        address,
+        f"{who} listens there" if who else why,
+        "oeprov stop " + ours.group(1) if ours else "free it",
+        setting,
+    )
+
+
+def worker_ports(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Ports at which workers can listen for each other; changes nothing.
+
+    ``args``: ``directory`` of the job; ``workers``, each with name and port (0: any that is free now). Gives
+    ``ports`` in that order. CommandError names who has a port; a worker of this job does not count, since
+    ``start`` ends it first.
+    """
+    job, found = os.path.basename(args["directory"]), []
+    with contextlib.ExitStack() as held:  # so that no two get the same one
+        for item in args["workers"]:
+            if not item["port"]:
+                probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                probe.bind((_EVERYWHERE, 0))
+                found.append(probe.getsockname()[1])
+                continue
+            why = port.blocked(_EVERYWHERE, item["port"])
+            who = port.holder(system, item["port"]) if why else ""
+            ours = _UNIT.search(who)
+            if why and not (ours and ours.groups() == (job, "worker")):
+                raise CommandError(_refusal(item, _EVERYWHERE, item["port"], why, who, "worker_port"))
+            found.append(item["port"])
+    return {"ports": found}
 
 
 def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
@@ -371,6 +400,7 @@ _ERRANDS = {
     "remove_pools": remove_pools,
     "remove": remove,
     "check_data": check_data,
+    "worker_ports": worker_ports,
     "deliver_script": jobscript.deliver,
 }
 

@@ -65,6 +65,16 @@ if os.path.exists("/run/real"):
         "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)")
     os.execv(sys.executable, [sys.executable, "-c", run, open("/run/real").read(), sys.argv[2], *words])
 assert flags["--tls"] == "on", "all hosts are reached over a network"
+if "--workers" in flags:  # they listen, as TensorFlow's do
+    port = flags["--workers"].split(",")[int(flags["--rank"])].rpartition(":")[2]
+    try:
+        among = socket.create_server(("", int(port)))
+    except OSError:
+        sys.exit("error: Could not start gRPC server (is the port taken?)")
+    if flags["--rank"] != "0":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+        while True:
+            signal.pause()
 if sys.argv[2] == "oe_runtime.train":
     worker = open("/opt/oeprov/worker.py").read()
     resume = ["--resume"] * ("--resume" in words)
@@ -507,10 +517,12 @@ def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -
     if number == signal.SIGKILL:
         job = cluster.job()
         assert cluster.report()["state"] == "interrupted"
+        assert list((cluster.state_dir / "ansible").rglob("command")), "with the whole environment in it"
         assert stopping.stop(cluster.state_dir, None) == 0
         assert [item.alive for item in job.state().processes] == [False, False]
     else:
         assert store.all_jobs(cluster.state_dir) == []
+    assert not list((cluster.state_dir / "ansible").iterdir())
     cluster.assert_clean()
 
 
@@ -651,6 +663,38 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     assert (report["state"], report["step"]) == ("done", 8)
     assert report["eval"]["auc"] == 0.75
     cluster.tell(two, f"rm -r /var/lib/oeprov/jobs/{job.id}")
+    cluster.assert_clean()
+
+
+def launched_with_two_workers(cluster: Cluster, host: SshHost) -> Job:
+    assert cluster.launch(detach=True, workers=2) == 0
+    job = cluster.job()
+    wait_for(lambda: cluster.tell(host, f"ls /var/lib/oeprov/jobs/{job.id}/run").find("waiting") >= 0, 30)
+    return job
+
+
+def test_jobs_of_several_workers_share_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = cluster.hosts
+    cluster.servers = [one]
+    workers = f"{two.name}: {{{{ansible_host: {two.address}, oeprov_kind: cpu{{more}}}}}}"
+    cluster.worker = workers.format(more="")
+    jobs = [launched_with_two_workers(cluster, two) for _ in range(2)]
+    for job in jobs:
+        states = {item["name"]: item["state"] for item in jobview.report(job)["processes"]}
+        assert states == dict.fromkeys(("server-0", "worker-0", "worker-1"), "runs")
+        assert stopping.stop(cluster.state_dir, job.id) == 0
+        assert job.state().message == "stopped at step 3, which is saved"
+
+    # Ports that the inventory sets are for one job at a time: the other one starts no worker.
+    cluster.worker = workers.format(more=", worker_port: 7600")
+    first = launched_with_two_workers(cluster, two)
+    assert cluster.launch(workers=2) == 1
+    assert "worker-0: port 7600 on 0.0.0.0 cannot be used: python" in cluster.job().state().message
+    assert "listens there; free it, or choose another worker_port" in cluster.job().state().message
+    assert first.state().phase == "running"
+    assert stopping.stop(cluster.state_dir, first.id) == 0
+    for job in store.all_jobs(cluster.state_dir):
+        cluster.tell(two, f"rm -rf /var/lib/oeprov/jobs/{job.id}")
     cluster.assert_clean()
 
 
@@ -859,6 +903,27 @@ def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.Capt
     assert "checkpoints/step-0000000002/manifest.json" in files_of(job)
     assert len(files_of(job)) == 5
     assert job.checkpoint() is None, "resume goes by what the worker's host has"
+
+    # The job goes on and exports again.
+    export = f"/var/lib/oeprov/jobs/{job.id}/run/export"
+    with job.metrics_file.open("a") as file:
+        for event in ({"event": "resume", "step": 8}, {"event": "export", "path": export}, {"event": "end"}):
+            file.write(json.dumps(event) + "\n")
+    last_screen(job, cluster.state_dir, Console(width=300))
+    shown = capsys.readouterr().out
+    assert "run/export, run/report.html here was fetched before the job went on, and is old" in shown
+    assert f"oeprov fetch {job.id} --replace" in shown
+    assert "serve-export" not in shown
+    with pytest.raises(
+        TrainingError, match=f"exported again; fetch the new one: oeprov fetch {job.id} --rep"
+    ):
+        serving.find(cluster.state_dir, job.id)
+    assert fetching.fetch(cluster.state_dir, job.id, replace=True) == 0
+    last_screen(job, cluster.state_dir, Console(width=300))
+    shown = capsys.readouterr().out
+    assert "is old" not in shown
+    assert f"oeprov serve-export {job.id}" in shown
+    assert serving.find(cluster.state_dir, job.id).export == job.run_dir / "export"
 
 
 def test_a_fetch_that_is_cut_leaves_nothing(

@@ -94,7 +94,7 @@ def test_every_worker_has_an_endpoint_and_memory_grows(tmp_path: Path) -> None:
     job = store.create(tmp_path, "mine", jobspec.datetime(2026, 11, 23))
     placed = placement.place(job, found, {"one": recorded(2)}, wanted)
     specs = [item for item in placed.processes if item.role == "worker"]
-    endpoints = "192.0.2.7:7500,192.0.2.7:7501,192.0.2.8:7500"
+    endpoints = "192.0.2.7:0,192.0.2.7:0,192.0.2.8:0"
     assert [spec.argv[spec.argv.index("--workers") + 1] for spec in specs] == [endpoints] * 3
     assert [spec.environment.get("TF_FORCE_GPU_ALLOW_GROWTH") for spec in specs] == ["true", "true", None]
 

@@ -141,6 +141,34 @@ def test_port_that_is_taken_and_by_whom() -> None:
     assert port.blocked("192.0.2.1", 7000) == "the host has no such address"
 
 
+@pytest.mark.parametrize(
+    ("unit", "advice"),
+    [
+        ("oeprov-mine-worker-1.service", None),  # `start` ends it
+        ("oeprov-mine-server-0.service", "oeprov stop mine, or"),
+        ("oeprov-other-1-worker-0.service", "oeprov stop other-1, or"),
+        ("sshd.service", "free it, or"),
+    ],
+)
+def test_ports_of_workers_are_free_or_their_holder_is_named(
+    unit: str, advice: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "unit_of", lambda *_: unit)
+    with socket.create_server(("0.0.0.0", 0)) as taken:  # noqa: S104 - as TensorFlow does
+        number = taken.getsockname()[1]
+        workers = [{"name": f"worker-{rank}", "port": 0} for rank in range(8)]
+        wanted = {"directory": "/var/lib/oeprov/jobs/mine", "workers": workers}
+        assert len({*job.worker_ports(System(), wanted)["ports"], number}) == 9
+        wanted["workers"] = [{"name": "worker-0", "port": number}]
+        if advice is None:
+            assert job.worker_ports(System(), wanted) == {"ports": [number]}
+        else:
+            said = rf"worker-0: port {number} on .* cannot be used: .*{unit}\) listens there; {advice}"
+            with pytest.raises(CommandError, match=f"{said} choose another worker_port"):
+                job.worker_ports(System(), wanted)
+    assert job.worker_ports(System(), wanted) == {"ports": [number]}
+
+
 def test_stop_without_a_job_touches_nothing(tmp_path: Path) -> None:
     (tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j").mkdir(parents=True)
     keep = tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j" / "mine"
