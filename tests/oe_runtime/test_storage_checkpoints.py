@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_processes import Server, Servers
+from server_processes import CACHES, Server, Servers
 
 from oe_runtime import (
     CheckpointError,
@@ -25,6 +26,7 @@ from oe_runtime import (
 )
 
 KEYS = np.arange(500, dtype=np.int64)
+KINDS = ["pmem_libpmem", "dram_pmem", "dram_ssd"]
 SPEC = TableSpec("t", 4, optimizer={"name": "sgd"}, initializer={"name": "zeros"})
 
 
@@ -41,9 +43,24 @@ def count(client: Client, table: int) -> float:
     return float(rows[0, 0])
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each storage whose rows outlive the process: what it promises is the same."""
+    return request.param
+
+
+def storage_of(kind: str, path: Path, **settings: bool | int) -> StorageSpec:
+    return StorageSpec(kind, str(path), cache_bytes=CACHES.get(kind, 0), **settings)
+
+
+def flags_of(kind: str, path: Path) -> list[str]:
+    cache = ["--storage-cache", str(CACHES[kind])] if kind in CACHES else []
+    return ["--storage", kind, "--storage-path", str(path), "--storage-recover", *cache]
+
+
 @contextlib.contextmanager
-def running(directory: Path, *flags: str) -> Iterator[tuple[Servers, Client]]:
-    servers = Servers(directory, 2, *flags, storage="pmem_libpmem")
+def running(directory: Path, kind: str, *flags: str) -> Iterator[tuple[Servers, Client]]:
+    servers = Servers(directory, 2, *flags, storage=kind)
     try:
         with Client(servers.endpoints) as client:
             yield servers, client
@@ -53,15 +70,15 @@ def running(directory: Path, *flags: str) -> Iterator[tuple[Servers, Client]]:
             server.ready_file.unlink(missing_ok=True)
 
 
-def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path):
-    with running(tmp_path, "--storage-checkpoints", "3") as (_, client):
+def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path, kind):
+    with running(tmp_path, kind, "--storage-checkpoints", "3") as (_, client):
         table = client.create_table(SPEC)
         for batch in range(1, 8):
             push(client, table)
             if batch % 2 == 0:
                 client.checkpoint(batch, wait=True)
         assert client.checkpoints() == [2, 4, 6]
-    with running(tmp_path, "--storage-recover", "--storage-checkpoints", "3") as (_, client):
+    with running(tmp_path, kind, "--storage-recover", "--storage-checkpoints", "3") as (_, client):
         table = client.create_table(SPEC)
         assert client.checkpoints() == [2, 4, 6]
         assert client.recover() == 6
@@ -78,15 +95,15 @@ def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path):
         with pytest.raises(SpecError, match="checkpoint 5 is not after the last one, 5"):
             client.checkpoint(5)
     # Without being asked to recover, servers start empty.
-    with running(tmp_path) as (_, client):
+    with running(tmp_path, kind) as (_, client):
         table = client.create_table(SPEC)
         assert client.checkpoints() == []
         assert count(client, table) == 0
 
 
-def test_checkpoints_that_follow_each_other_leave_one_that_all_servers_have(tmp_path):
+def test_checkpoints_that_follow_each_other_leave_one_that_all_servers_have(tmp_path, kind):
     """A server that is slow to make one durable, and is then lost, is not too far behind the other one."""
-    with running(tmp_path, "--storage-recover") as (servers, client):
+    with running(tmp_path, kind, "--storage-recover") as (servers, client):
         table = client.create_table(SPEC)
         push(client, table)
         client.checkpoint(1, wait=True)
@@ -112,15 +129,15 @@ def test_checkpoints_that_follow_each_other_leave_one_that_all_servers_have(tmp_
         thread.join()
         assert lost
         servers.servers[1].ready_file.unlink()
-        flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool-1"), "--storage-recover"]
+        flags = flags_of(kind, tmp_path / "pool-1")
         servers.servers[1] = Server(tmp_path, *flags, "--port", str(port), index=1, count=2)
         servers.servers[1].ready()
         client.reconnect()
         assert client.recover() >= 1
 
 
-def test_the_checkpoint_before_is_durable_in_all_tables_first(tmp_path):
-    with Client.in_process(StorageSpec("pmem_libpmem", str(tmp_path)), servers=2) as client:
+def test_the_checkpoint_before_is_durable_in_all_tables_first(tmp_path, kind):
+    with Client.in_process(storage_of(kind, tmp_path), servers=2) as client:
         large = client.create_table(TableSpec("large", 64))
         client.create_table(TableSpec("small", 1))
         keys = np.arange(20_000)
@@ -131,8 +148,8 @@ def test_the_checkpoint_before_is_durable_in_all_tables_first(tmp_path):
             assert batch == 1 or batch - 1 in client.checkpoints()
 
 
-def test_a_client_reconnects_to_a_server_that_came_back(tmp_path):
-    with running(tmp_path, "--storage-recover") as (servers, client):
+def test_a_client_reconnects_to_a_server_that_came_back(tmp_path, kind):
+    with running(tmp_path, kind, "--storage-recover") as (servers, client):
         table = client.create_table(SPEC)
         push(client, table)
         client.checkpoint(1, wait=True)
@@ -144,7 +161,7 @@ def test_a_client_reconnects_to_a_server_that_came_back(tmp_path):
         for request in (lambda: client.pull_rows(table, KEYS), client.reconnect, client.checkpoints):
             with pytest.raises(ServerLost):
                 request()
-        flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool-1"), "--storage-recover"]
+        flags = flags_of(kind, tmp_path / "pool-1")
         servers.servers[1] = Server(tmp_path, *flags, "--port", str(port), index=1, count=2)
         servers.servers[1].ready()
         client.reconnect()
@@ -158,14 +175,16 @@ def test_a_client_reconnects_to_a_server_that_came_back(tmp_path):
         Client.in_process().reconnect()
 
 
-def test_another_table_of_that_name_is_refused(tmp_path):
-    storage = StorageSpec("pmem_libpmem", str(tmp_path / "pool"), recover=True)
+def test_another_table_of_that_name_is_refused(tmp_path, kind):
+    storage = storage_of(kind, tmp_path / "pool", recover=True)
     with Client.in_process(storage) as client:
         push(client, client.create_table(SPEC))
         client.checkpoint(1, wait=True)
     with (
         Client.in_process(storage) as client,
-        pytest.raises(StorageError, match=r"super\.pool: 'table.dim' is 4 in this pool, but table 't' has 8"),
+        pytest.raises(
+            StorageError, match=r"\.(pool|log): 'table.dim' is 4 in this pool, but table 't' has 8"
+        ),
     ):
         client.create_table(TableSpec("t", 8, optimizer={"name": "sgd"}, initializer={"name": "zeros"}))
 
@@ -182,8 +201,8 @@ def test_dram_keeps_no_checkpoints():
             Client.in_process(StorageSpec(recover=True))
 
 
-def test_one_kept_checkpoint_is_enough_for_a_single_table_on_a_single_server_only(tmp_path):
-    storage = StorageSpec("pmem_libpmem", str(tmp_path / "one"), kept_checkpoints=1)
+def test_one_kept_checkpoint_is_enough_for_a_single_table_on_a_single_server_only(tmp_path, kind):
+    storage = storage_of(kind, tmp_path / "one", kept_checkpoints=1)
     with Client.in_process(storage) as client:
         table = client.create_table(SPEC)
         push(client, table)
@@ -193,7 +212,7 @@ def test_one_kept_checkpoint_is_enough_for_a_single_table_on_a_single_server_onl
         assert client.create_table(SPEC) == table
         with pytest.raises(SpecError, match=r"table 'u': its storage keeps one checkpoint .*several tables"):
             client.create_table(TableSpec("u", 4))
-    storage = StorageSpec("pmem_libpmem", str(tmp_path / "two"), kept_checkpoints=1)
+    storage = storage_of(kind, tmp_path / "two", kept_checkpoints=1)
     with (
         Client.in_process(storage, servers=2) as client,
         pytest.raises(SpecError, match=r"keeps one checkpoint .*but 2 servers .*keep 2 or more"),
@@ -201,17 +220,28 @@ def test_one_kept_checkpoint_is_enough_for_a_single_table_on_a_single_server_onl
         client.create_table(SPEC)
 
 
-def test_a_checkpoint_in_files_that_are_gone_is_not_acknowledged(tmp_path):
-    servers = Servers(tmp_path, 1, storage="pmem_libpmem")
+def remove_files(directory: Path) -> None:
+    for file in directory.glob("oe-*"):
+        file.unlink()
+
+
+def rename(directory: Path) -> None:
+    directory.rename(directory.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("vanish", [remove_files, shutil.rmtree, rename])
+def test_a_checkpoint_in_files_that_are_gone_is_not_acknowledged(tmp_path, kind, vanish):
+    servers = Servers(tmp_path, 1, storage=kind)
     try:
         with Client(servers.endpoints) as client:
             table = client.create_table(SPEC)
             push(client, table)
             client.checkpoint(1, wait=True)
-            for file in (tmp_path / "pool-0").glob("*.pool"):
-                file.unlink()
+            vanish(tmp_path / "pool-0")
             push(client, table)
-            with pytest.raises(StorageError, match=r"the pool file .*-super\.pool is gone.*save the tables"):
+            with pytest.raises(
+                StorageError, match=r"the (pool|storage) file .*\.(pool|log) is gone.*save the tables"
+            ):
                 client.checkpoint(2, wait=True)
             saved = tmp_path / "saved"
             saved.mkdir()
@@ -223,3 +253,17 @@ def test_a_checkpoint_in_files_that_are_gone_is_not_acknowledged(tmp_path):
         table = client.create_table(SPEC)
         client.restore(saved)
         assert np.array_equal(client.pull_rows(table, KEYS), want)
+
+
+def test_a_server_whose_directory_is_gone_ends_as_it_was_asked_to(tmp_path, kind):
+    servers = Servers(tmp_path, 1, storage=kind)
+    try:
+        with Client(servers.endpoints) as client:
+            push(client, client.create_table(SPEC))
+            shutil.rmtree(tmp_path / "pool-0")
+            assert client.stats()["servers"][0]["tables"]["t"]["rows"] == len(KEYS)
+        process = servers.servers[0].process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        servers.end()

@@ -162,7 +162,8 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
 // parts have the old one and some the new one only.
 void Store::CheckKeptCheckpoints(const std::string& table) const {
   const StorageSpec& storage = storage_->spec();
-  const bool keeps = storage.type == "pmem_libpmem" || storage.type == "dram_pmem";
+  const bool keeps =
+      storage.type == "pmem_libpmem" || storage.type == "dram_pmem" || storage.type == "dram_ssd";
   const bool first =
       std::none_of(tables_.begin(), tables_.end(), [](const Entry& entry) { return entry.table != nullptr; });
   if (!keeps || storage.kept_checkpoints > 1 || (shard_.servers == 1 && first)) return;

@@ -163,6 +163,21 @@ class FileDevice final : public BlockDevice {
                       static_cast<off_t>(end - offset));
   }
 
+  void RequirePresent() const override {
+    struct stat open{};
+    struct stat there{};
+    if (::fstat(file_.get(), &open) != 0)
+      throw StorageError("cannot look at the storage file " + path_, errno);
+    const bool found = ::stat(path_.c_str(), &there) == 0;
+    if (found && there.st_dev == open.st_dev && there.st_ino == open.st_ino) return;
+    if (!found && errno != ENOENT && errno != ENOTDIR) {
+      throw StorageError("cannot look at the storage file " + path_, errno);
+    }
+    throw StorageError("the storage file " + path_ + (found ? " is another file now" : " is gone") +
+                       ", and what its table holds ends with this process; save the tables to files, then "
+                       "start without recovery and restore from these");
+  }
+
   std::string description() const override {
     if (!direct_) return "preads through the page cache: no direct I/O for " + path_;
     if (!wants_uring_) return "preads";
@@ -234,6 +249,17 @@ class FileDevice final : public BlockDevice {
 uint32_t BlockChecksum(const std::byte* block) {
   const auto sum = static_cast<uint32_t>(XXH3_64bits(block, kBlockBytes));
   return sum == 0 ? 1 : sum;
+}
+
+void ReadAgain(ReadQueue* queue, BlockRead* reads, size_t count) {
+  constexpr int kMostTimes = 2;
+  const auto failed = [](const BlockRead& read) { return read.error != 0 && read.error != EINVAL; };
+  for (int time = 0; time < kMostTimes && std::any_of(reads, reads + count, failed); ++time) {
+    for (size_t i = 0; i < count; ++i) {
+      if (failed(reads[i])) queue->Submit(&reads[i], 1);
+    }
+    queue->Wait();
+  }
 }
 
 std::unique_ptr<BlockDevice> OpenBlockDevice(const std::string& path, ReadMethod method) {

@@ -45,6 +45,10 @@ class ReadQueue {
   virtual bool Poll() = 0;
 };
 
+// Makes those of `count` reads again that failed, twice at most: many an error of a drive, its cable or its
+// path does not come back. The queue has no other reads.
+void ReadAgain(ReadQueue* queue, BlockRead* reads, size_t count);
+
 struct BlockDeviceStats {
   uint64_t reads = 0;
   uint64_t read_bytes = 0;  // from the device: whole blocks
@@ -78,6 +82,9 @@ class BlockDevice {
   // The content of these whole blocks is not needed. They read as zeros or as before, and the file system may
   // have their space back: a later Write() there may throw StorageFull.
   virtual void Discard(uint64_t offset, uint64_t bytes) = 0;
+  // Throws StorageError if the next process would not find the device: its file was removed, or is another
+  // one now.
+  virtual void RequirePresent() const {}
 
   // How it reads, for the log: "io_uring", or "preads: " and why not.
   virtual std::string description() const = 0;

@@ -231,6 +231,28 @@ TEST_F(BlockDeviceLimitsTest, FailedReadsAndWritesNameTheirCause) {
   }));
 }
 
+// A queue that cannot finish is destroyed like any other, and what it had asked for is not read later.
+TEST_F(BlockDeviceLimitsTest, AQueueEndsWhereTheKernelTakesNoMoreReads) {
+  const auto device = Open();
+  if (device->description().substr(0, 8) != "io_uring") GTEST_SKIP() << device->description();
+  device->Grow(kBlocks * kBlockBytes);
+  bool installed = false;
+  std::thread([&] {
+    ExpectRightReads(device.get());  // with the ring of this thread
+    installed = Install({{__NR_io_uring_enter, EPERM}});
+    if (!installed) return;
+    std::vector<std::byte> rows(kBlocks, std::byte{0xAA});
+    std::vector<BlockRead> reads;
+    for (size_t at = 0; at < kBlocks; ++at) reads.push_back({at * kBlockBytes + 77, &rows[at], 1});
+    for (int turn = 0; turn < 10; ++turn) {  // more than a ring has room for
+      const auto queue = device->NewQueue();
+      const std::string message = MessageOf<StorageError>([&] { queue->Submit(reads.data(), reads.size()); });
+      EXPECT_EQ(message, "io_uring fails: Operation not permitted");
+    }
+  }).join();
+  SKIP_WITHOUT_FILTER(installed);
+}
+
 TEST_F(BlockDeviceLimitsTest, TheSpaceOfADeviceIsReservedOrTheCauseIsNamed) {
   SKIP_WITHOUT_FILTER(RunWithout({{__NR_fallocate, ENOSPC}}, [&] {
     const auto device = Open();

@@ -1,9 +1,22 @@
 #include "oe_runtime/core/storage/damage.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 
+#include "oe_runtime/core/common/error.h"
+
 namespace oe {
+
+void Damage::RequireFew(uint64_t more, uint64_t rows) const {
+  const uint64_t lost = quarantined() - recovered_.load(std::memory_order_relaxed);
+  const uint64_t all = rows * shards_;
+  if (lost + more <= std::max(kLeastLost, all / kMostLostOf)) return;
+  throw StorageError(table_ + ": too many rows are damaged: " + std::to_string(lost) + " of about " +
+                     std::to_string(all) + " were removed, and of " + std::to_string(more) + " more " +
+                     found_ + "; none of these was given up. Check " + check_ +
+                     ", then go back to an earlier checkpoint, or restore the table from files");
+}
 
 // Whether a line may be written now. `left_out`: how many were not, before this one.
 bool Damage::AdmitLine(uint64_t* left_out) {

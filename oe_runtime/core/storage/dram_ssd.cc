@@ -71,6 +71,7 @@ class CountedDevice final : public BlockDevice {
     counted_ += bytes - before;
   }
   void Discard(uint64_t offset, uint64_t bytes) override { device_->Discard(offset, bytes); }
+  void RequirePresent() const override { device_->RequirePresent(); }
   std::string description() const override { return device_->description(); }
   BlockDeviceStats stats() const override { return device_->stats(); }
 
@@ -285,6 +286,7 @@ class DramSsd final : public Storage {
       throw StorageError("cannot remove the storage file " + PathOf(name), errno);
     }
     const File directory(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory.ok() && errno == ENOENT) return;  // the file went with it
     if (!directory.ok() || ::fsync(directory.get()) != 0) {
       throw StorageError("cannot sync the storage directory " + directory_.string(), errno);
     }

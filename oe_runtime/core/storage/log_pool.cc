@@ -1,6 +1,7 @@
 #include "oe_runtime/core/storage/log_pool.h"
 
 #include <chrono>
+#include <cstdio>
 #include <new>
 #include <shared_mutex>
 #include <string>
@@ -36,7 +37,12 @@ LogPool::~LogPool() {
   }
   queue_changed_.notify_all();
   thread_.join();
-  if (!remove_ && log_->kept().empty()) Remove();
+  if (remove_ || !log_->kept().empty()) return;
+  try {
+    Remove();
+  } catch (const std::exception& error) {  // what stays has no checkpoint, so nobody takes it for rows
+    (void)std::fprintf(stderr, "warning: table '%s': %s\n", spec_.table.c_str(), error.what());
+  }
 }
 
 void LogPool::Remove() {
@@ -95,6 +101,7 @@ void LogPool::MakeDurable(const KeptCheckpoint& checkpoint) {
       log_->WriteChunks();
     }
   }
+  device_->RequirePresent();  // as in Pool::RequirePresent()
   log_->Commit(checkpoint);
 }
 

@@ -26,29 +26,29 @@ void ReserveFor(std::vector<T>* vector, size_t size) {
 
 }  // namespace
 
-void LogReads::Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row) {
-  log_ = log;
-  device_ = device;
+void LogReads::Add(const LogStore* store, Key key, uint32_t slot, const std::byte** row) {
+  if (store_ == nullptr) store_ = store;
   if (row != nullptr) *row = Pending();
   entries_.push_back({key, slot, row, 0});
 }
 
 void LogReads::Start() {
-  if (log_ == nullptr) return;  // there are no entries
+  if (store_ == nullptr) return;  // there are no entries
+  const RowLog* const log = store_->log();
   const size_t n = entries_.size();
-  const size_t row_bytes = log_->spec().row_bytes;
-  const size_t parts = log_->reads_per_row();
-  rows_.reset(new std::byte[n * row_bytes]);
+  const size_t parts = log->reads_per_row();
+  row_bytes_ = log->spec().row_bytes;
+  rows_.reset(new std::byte[n * row_bytes_]);
   std::vector<uint32_t> slots(n);
   std::vector<std::byte*> into(n);
   for (size_t i = 0; i < n; ++i) {
     slots[i] = entries_[i].slot;
-    into[i] = rows_.get() + i * row_bytes;
+    into[i] = rows_.get() + i * row_bytes_;
   }
   reads_.resize(n * parts);
   copied_.resize(n);
-  log_->Locate(slots.data(), n, into.data(), reads_.data(), copied_.data());
-  queue_ = device_->NewQueue();
+  log->Locate(slots.data(), n, into.data(), reads_.data(), copied_.data());
+  queue_ = store_->device()->NewQueue();
   for (size_t begin = 0; begin < n;) {  // one submission, unless some were copied
     if (copied_[begin] != 0) {
       ++begin;
@@ -61,20 +61,36 @@ void LogReads::Start() {
   }
 }
 
-void LogReads::Finish() {
-  if (log_ == nullptr) return;
+void LogReads::Wait() {
+  if (store_ == nullptr) return;
   queue_->Wait();
-  const size_t parts = log_->reads_per_row();
-  int failed = 0;
+  const size_t parts = store_->log()->reads_per_row();
+  ReadAgain(queue_.get(), reads_.data(), reads_.size());
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     for (size_t part = 0; copied_[i] == 0 && part < parts; ++part) {
       if (reads_[i * parts + part].error != 0) entry.error = reads_[i * parts + part].error;
     }
     if (entry.row != nullptr) *entry.row = entry.error == 0 ? content(i) : nullptr;
-    if (entry.error != 0 && entry.error != EBADMSG) failed = entry.error;
   }
-  if (failed != 0) log_->RequireBadBlocks(failed);
+}
+
+void LogReads::Require() const {
+  uint64_t damaged = 0;
+  uint64_t unread = 0;
+  const Entry* first = nullptr;
+  for (const Entry& entry : entries_) {
+    if (entry.error == 0) continue;
+    ++(entry.error == EBADMSG ? damaged : unread);
+    if (entry.error != EBADMSG && first == nullptr) first = &entry;
+  }
+  if (unread > 0) {
+    const std::string what = unread == 1 ? "the row of key " + std::to_string(first->key)
+                                         : std::to_string(unread) + " rows, the first of them of key " +
+                                               std::to_string(first->key) + ",";
+    store_->log()->RefuseUnread(what, first->error);
+  }
+  if (damaged > 0) store_->RequireFewDamaged(damaged);
 }
 
 LogStore::LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage* damage)
@@ -273,7 +289,7 @@ void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
     LogReads reads;
     std::vector<const std::byte*> rows(missing.size());
     for (size_t at = 0; at < missing.size(); ++at) {
-      reads.Add(log_, device_, keys[missing[at].i], missing[at].slot, &rows[at]);
+      reads.Add(this, keys[missing[at].i], missing[at].slot, &rows[at]);
     }
     reads.Run();
     for (size_t at = 0; at < missing.size(); ++at) {

@@ -18,21 +18,30 @@
 
 namespace oe {
 
-// Rows that are read from a log together: those that a request did not find in DRAM.
+class LogStore;
+
+// Rows of one table that are read from its log together: those that a request did not find in DRAM.
 class LogReads {
  public:
   // `row`, unless nullptr, gets where the content of the slot lies, within the life of this object, or
-  // nullptr if it cannot be read.
-  void Add(const RowLog* log, BlockDevice* device, Key key, uint32_t slot, const std::byte** row = nullptr);
+  // nullptr if it is damaged.
+  void Add(const LogStore* store, Key key, uint32_t slot, const std::byte** row = nullptr);
   // Reads all: Start() returns at once, Finish() when all are done; the same thread calls both. The slots
-  // must not move meanwhile, nor be superseded. Throws StorageError if the drive is gone.
+  // must not move meanwhile, nor be superseded. Throws StorageError if the drive does not give back a row,
+  // also when it is read again, or if more rows are damaged than the table may lose (Damage::RequireFew).
   void Run() {
     Start();
     Finish();
   }
   void Start();
-  void Finish();
-  // What `row` points to until Finish().
+  void Finish() {
+    Wait();
+    Require();
+  }
+  // The halves of Finish(): until the first returns, entries have no errors; the second throws.
+  void Wait();
+  void Require() const;
+  // What `row` points to until Wait().
   static const std::byte* Pending() { return &kPending; }
 
   struct Entry {
@@ -42,13 +51,13 @@ class LogReads {
     int error = 0;  // as BlockRead::error
   };
   const std::vector<Entry>& entries() const { return entries_; }
-  const std::byte* content(size_t entry) const { return rows_.get() + entry * log_->spec().row_bytes; }
+  const std::byte* content(size_t entry) const { return rows_.get() + entry * row_bytes_; }
 
  private:
   static constexpr std::byte kPending{};
 
-  const RowLog* log_ = nullptr;
-  BlockDevice* device_ = nullptr;
+  const LogStore* store_ = nullptr;  // of the first row
+  size_t row_bytes_ = 0;
   std::vector<Entry> entries_;
   std::unique_ptr<std::byte[]> rows_;
   std::vector<BlockRead> reads_;
@@ -125,6 +134,10 @@ class LogStore final : public RowStore {
   void Renew(uint32_t number) { BeginChange(number % kCopyBit); }
 
   void Report(Damage::Kind kind, Key key, uint32_t slot) const noexcept;
+  // Before so many rows are given up.
+  void RequireFewDamaged(uint64_t more) const {
+    if (damage_ != nullptr) damage_->RequireFew(more, size_);
+  }
   // Whether a row was changed since the last checkpoint.
   bool changed() const noexcept { return changed_; }
   void CloseEpoch() noexcept { changed_ = false; }

@@ -133,6 +133,10 @@ class Pool final : public KeptRows {
   void Suspect() noexcept { suspect_ = true; }
   // Counts and logs what was done about the damaged `row` of a key.
   void Report(Damage::Kind kind, Key key, const std::byte* row) noexcept;
+  // Before `more` rows are given up, of which a shard has `rows`.
+  void RequireFewDamaged(uint64_t more, uint64_t rows) const {
+    if (spec_.damage) spec_.damage->RequireFew(more, rows);
+  }
 
  private:
   using Slots = std::vector<std::vector<uint32_t>>;  // numbers by shard

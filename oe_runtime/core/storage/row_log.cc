@@ -129,6 +129,14 @@ void RowLog::RequireBadBlocks(int error) const {
       "; no row was given up. Check the drive (`nvme smart-log`, `dmesg`), and go on when it is back");
 }
 
+void RowLog::RefuseUnread(const std::string& what, int error) const {
+  RequireBadBlocks(error);
+  throw StorageError("table '" + spec_.table + "': " + what + " cannot be read from " + spec_.where + ": " +
+                     std::strerror(error) +
+                     "; no row was given up. Check the drive (`nvme smart-log`, `dmesg`), and go on; if the "
+                     "rows stay lost, restore the table from files, or erase their keys to begin them anew");
+}
+
 void RowLog::RequireHealthy() const {
   if (!failure_.empty()) throw StorageError(failure_);
 }
@@ -479,7 +487,11 @@ bool RowLog::AppendTombstone(Key key, uint64_t epoch) noexcept {
 void RowLog::Supersede(uint32_t slot) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (appended_now_.Has(slot, static_cast<uint32_t>(epoch_))) return Kill(slot);
-  retired_[slot] = epoch_;
+  try {
+    retired_[slot] = epoch_;
+  } catch (const std::bad_alloc&) {
+    return;  // it stays live, and its place used, until the log is opened again
+  }
   ++changed_now_;
 }
 
@@ -558,6 +570,7 @@ std::optional<std::vector<bool>> RowLog::ReadBlocks(uint64_t offset, uint32_t bl
   }
   queue->Submit(reads.data(), reads.size());
   queue->Wait();
+  ReadAgain(queue.get(), reads.data(), reads.size());
   std::vector<bool> bad(blocks);
   bool any = false;
   for (uint32_t block = 0; block < blocks; ++block) {

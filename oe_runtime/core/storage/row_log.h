@@ -171,6 +171,8 @@ class RowLog {
   // are bad; throws StorageError if it is gone, or the read could not be made: then nothing is known of the
   // blocks.
   void RequireBadBlocks(int error) const;
+  // Throws StorageError: that cannot be read, and is not given up.
+  [[noreturn]] void RefuseUnread(const std::string& what, int error) const;
   void Locate(const uint32_t* slots, size_t n, std::byte* const* into, BlockRead* reads,
               uint8_t* copied) const;
   // Copies the facts of the rows in n slots, fact_words of each, as they were written.

@@ -148,6 +148,7 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
     const auto read_all = [&] {
       queue->Submit(reads.data(), reads.size());
       queue->Wait();
+      ReadAgain(queue.get(), reads.data(), reads.size());
       for (size_t i = 0; i < reads.size(); ++i) {
         if (reads[i].error != 0) {
           RequireBadBlocks(reads[i].error);

@@ -76,7 +76,7 @@ class RowMap {
       if ((numbers[i] & kCopyBit) != 0) {
         log_->Keep(numbers[i]);
       } else {
-        reads->Add(log_->log(), log_->device(), keys[i], numbers[i]);
+        reads->Add(log_, keys[i], numbers[i]);
       }
     }
     return n;
@@ -99,7 +99,7 @@ class RowMap {
             LogReads* reads) const {
     for (size_t i = 0; i < n; ++i) {
       if (numbers[i] != kNoRow && log_ != nullptr && reads != nullptr && (numbers[i] & kCopyBit) == 0) {
-        reads->Add(log_->log(), log_->device(), keys[i], numbers[i], &rows[i]);
+        reads->Add(log_, keys[i], numbers[i], &rows[i]);
       } else {
         rows[i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
       }
@@ -255,11 +255,16 @@ class RowMap {
       const uint32_t slot = in_frame ? log_->SlotOf(number) : number;
       if (slot == kNoRow) return;
       LogReads reads;
-      const std::byte* content = nullptr;
-      reads.Add(log_->log(), log_->device(), key, slot, &content);
-      reads.Run();
-      if (content != nullptr) return;
-      if (!in_frame) return Quarantine(key, number);
+      reads.Add(log_, key, slot);
+      reads.Start();
+      reads.Wait();
+      const int error = reads.entries().front().error;
+      if (error == 0) return;
+      if (!in_frame) {
+        reads.Require();
+        return Quarantine(key, number);
+      }
+      log_->log()->RequireBadBlocks(error);
       log_->Renew(number);
       return log_->Report(Damage::Kind::kRepaired, key, slot);
     }
@@ -271,6 +276,11 @@ class RowMap {
     (void)slots_->Replace(key, number);  // its copy is right
     if (changes_.Has(damaged)) Changed(&key, &number, 1);
     slots_->Report(Damage::Kind::kRepaired, key, damaged);
+  }
+  // Throws StorageError if the table may not lose so many more damaged rows (Damage::RequireFew).
+  void RequireFewDamaged(uint64_t more) const {
+    if (slots_ != nullptr) slots_->RequireFewDamaged(more);
+    if (log_ != nullptr) log_->RequireFewDamaged(more);
   }
   // Changes when rows have other numbers than before, because they were taken into the cache or put out.
   uint64_t moves() const noexcept { return cache_ == nullptr ? 0 : cache_->moves(); }
@@ -395,6 +405,7 @@ class RowMap {
 
   // Takes a slot as an update does, of which this may be a part, not as an eviction.
   void Quarantine(Key key, uint32_t number) {
+    RequireFewDamaged(1);
     if (log_ != nullptr) {
       Forget(key, number);
       return log_->Report(Damage::Kind::kQuarantined, key, number);

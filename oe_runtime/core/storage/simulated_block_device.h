@@ -65,8 +65,11 @@ class SimulatedBlockDevice final : public BlockDevice {
     steps_left_ = UINT64_MAX;
   }
 
-  // Reads of this block fail until it is written anew, as a drive remaps it.
-  void FailReads(uint64_t offset, int error = EIO) { bad_blocks_[offset / kBlockBytes] = error; }
+  // So many reads of this block fail, or until it is written anew, as a drive remaps it.
+  void FailReads(uint64_t offset, int error = EIO, uint64_t times = UINT64_MAX) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    bad_blocks_[offset / kBlockBytes] = {error, times};
+  }
   void RepairReads() { bad_blocks_.clear(); }
   // After `writes` more, each write fails with EIO. A part of its sectors may have been written.
   void FailWritesAfter(uint64_t writes) { writes_until_error_ = writes; }
@@ -226,12 +229,20 @@ class SimulatedBlockDevice final : public BlockDevice {
     stats_.read_bytes += (read->bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   }
 
-  int ErrorOf(const BlockRead& read) const {
+  struct BadBlock {
+    int error;
+    uint64_t times;  // that it fails still
+  };
+
+  int ErrorOf(const BlockRead& read) {
     if (ShapeOf(read) == ReadShape::kRefused) return EINVAL;
     if (read.offset + read.bytes > seen_.size()) return ENODATA;
     const uint64_t last = (read.offset + read.bytes - 1) / kBlockBytes;
     const auto bad = bad_blocks_.lower_bound(read.offset / kBlockBytes);
-    return bad != bad_blocks_.end() && bad->first <= last ? bad->second : 0;
+    if (bad == bad_blocks_.end() || bad->first > last) return 0;
+    const int error = bad->second.error;
+    if (--bad->second.times == 0) bad_blocks_.erase(bad);
+    return error;
   }
 
   static void RequireBlocks(uint64_t offset, uint64_t bytes) {
@@ -269,7 +280,7 @@ class SimulatedBlockDevice final : public BlockDevice {
   std::vector<std::byte> seen_;     // what reads find
   std::vector<std::byte> durable_;  // what a power cut leaves at least
   std::vector<Sector> unflushed_;   // in the order of the writes
-  std::map<uint64_t, int> bad_blocks_;
+  std::map<uint64_t, BadBlock> bad_blocks_;
   uint64_t writes_until_error_ = UINT64_MAX;
   uint64_t flushes_until_error_ = UINT64_MAX;
   int flush_errno_ = 0;

@@ -273,6 +273,8 @@ bool SlotStore::RepairMeta(Key key, uint32_t number, const std::byte* content) n
   return false;
 }
 
+void SlotStore::RequireFewDamaged(uint64_t more) const { pool_->RequireFewDamaged(more, size()); }
+
 void SlotStore::Report(Damage::Kind kind, Key key, uint32_t number) const noexcept {
   pool_->Report(kind, key, row(number));
 }

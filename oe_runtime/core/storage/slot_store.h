@@ -96,6 +96,8 @@ class SlotStore final : public RowStore {
   bool RepairMeta(Key key, uint32_t number) noexcept { return RepairMeta(key, number, row(number)); }
   // Counts and logs what was done about a damaged slot.
   void Report(Damage::Kind kind, Key key, uint32_t number) const noexcept;
+  // Before so many rows are given up.
+  void RequireFewDamaged(uint64_t more) const;
   // Makes room for a copy; throws StorageError when there is no slot at all. Replace() then does not throw.
   void ReserveCopy();
   // The number of a writable copy of the row of `key`, which was not writable. ReserveCopy() must have come

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <fstream>
 #include <vector>
 
@@ -38,6 +39,8 @@ namespace {
 // Of Linux 6.0 and 6.1; liburing's header may be older than the kernel.
 constexpr unsigned kSingleIssuer = 1U << 12;
 constexpr unsigned kDeferTaskrun = 1U << 13;
+
+static_assert((kReadDepth & (kReadDepth - 1)) == 0, "a ring has a power of two of entries");
 
 class UringQueue;
 
@@ -84,6 +87,7 @@ class ThreadRing {
     const struct iovec vector{buffers_.data(), buffers_.size()};
     registered_ = ::io_uring_register_buffers(&ring_, &vector, 1) == 0;
     free_.reserve(operations_.size());
+    again_.reserve(operations_.size());
     for (size_t at = operations_.size(); at > 0; --at) free_.push_back(&operations_[at - 1]);
   }
   ~ThreadRing() {
@@ -133,6 +137,10 @@ class ThreadRing {
   // Finishes the reads that are done, of any queue.
   void Reap();
 
+  // After an error of Enter(): the kernel does not get the reads of this queue that it does not have yet.
+  // Returns when it has done the others, whose memory is then free.
+  void Abandon(const UringQueue* queue) noexcept;
+
  private:
   // One round trip, which seccomp may forbid while it allows the setup.
   int TryOnce() {
@@ -146,6 +154,10 @@ class ThreadRing {
   }
 
   void Finish(Operation* operation, int result);
+  void Free(Operation* operation) {
+    operation->queue = nullptr;
+    free_.push_back(operation);  // it has room for all
+  }
 
   const BlockBuffer buffers_;  // one block for each operation
   std::vector<Operation> operations_;
@@ -163,7 +175,13 @@ class UringQueue final : public ReadQueue {
   UringQueue(ThreadRing* ring, int file, ReadCounts* counts) : ring_(*ring), file_(file), counts_(*counts) {}
   UringQueue(const UringQueue&) = delete;
   UringQueue& operator=(const UringQueue&) = delete;
-  ~UringQueue() override { UringQueue::Wait(kEverything); }
+  ~UringQueue() override {
+    try {
+      UringQueue::Wait(kEverything);
+    } catch (const std::exception&) {  // the kernel takes no reads any more
+      ring_.Abandon(this);
+    }
+  }
 
   uint64_t Submit(BlockRead* reads, size_t count) override {
     open_.push_back({reads, count, 0, count});
@@ -296,7 +314,32 @@ void ThreadRing::Reap() {
   }
 }
 
+void ThreadRing::Abandon(const UringQueue* queue) noexcept {
+  for (unsigned at = *ring_.sq.khead; at != ring_.sq.sqe_tail; ++at) {
+    struct io_uring_sqe* entry = &ring_.sq.sqes[at & (kReadDepth - 1)];
+    auto* operation = reinterpret_cast<Operation*>(entry->user_data);
+    if (operation->queue != queue) continue;
+    operation->queue = nullptr;
+    ::io_uring_prep_nop(entry);
+    ::io_uring_sqe_set_data(entry, operation);
+  }
+  const auto is_of_queue = [queue](const Operation& one) { return one.queue == queue; };
+  for (;;) {
+    for (Operation* operation : again_) {
+      if (operation->queue == queue) Free(operation);
+    }
+    again_.erase(std::remove_if(again_.begin(), again_.end(),
+                                [](const Operation* operation) { return operation->queue == nullptr; }),
+                 again_.end());
+    if (std::none_of(operations_.begin(), operations_.end(), is_of_queue)) return;
+    ::sched_yield();
+    Nudge();
+    Reap();
+  }
+}
+
 void ThreadRing::Finish(Operation* operation, int result) {
+  if (operation->queue == nullptr) return Free(operation);  // abandoned
   if (result == -EAGAIN || result == -EINTR) return again_.push_back(operation);
   if (result > 0 && static_cast<uint32_t>(result) < operation->left) {
     operation->left -= static_cast<uint32_t>(result);
@@ -305,7 +348,7 @@ void ThreadRing::Finish(Operation* operation, int result) {
     return again_.push_back(operation);
   }
   operation->queue->Finish(*operation, result > 0 ? 0 : result == 0 ? ENODATA : -result);
-  free_.push_back(operation);
+  Free(operation);
 }
 
 std::string WhyNoRing(int error) {

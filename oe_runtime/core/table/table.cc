@@ -76,8 +76,8 @@ Table::~Table() = default;
 
 std::shared_ptr<Damage> Table::NewDamage() const {
   const std::string table = "table '" + spec_.name + "'" + (job_.empty() ? "" : " of job '" + job_ + "'");
-  if (storage_->spec().type != "dram_ssd") return std::make_shared<Damage>(table);
-  return std::make_shared<Damage>(table, "the drive (`nvme smart-log`)",
+  if (storage_->spec().type != "dram_ssd") return std::make_shared<Damage>(table, kShards);
+  return std::make_shared<Damage>(table, kShards, "the drive (`nvme smart-log`)",
                                   "it cannot be read or its checksum does not fit");
 }
 

@@ -111,6 +111,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
   if (content_->kept() != nullptr) content_->kept()->Remove();
   if (content_->counts) content_->counts->Remove();
   content_.swap(content);
+  damage_->Recovered();
 }
 
 void Table::CheckIncrement(const TableFileInfo& info) const {
@@ -244,6 +245,7 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
       content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
     }
   });
+  damage_->Recovered();
   content_->hands = {};
   content_->swept = {};
   if (eviction_.capped()) KeepCap(content_.get());

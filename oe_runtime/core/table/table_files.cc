@@ -174,8 +174,10 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uin
     SaveInOrder(maps, since.has_value(), &*walk, &blocks);
   }
   for (const auto& map : maps) {
-    SaveRest(*map, since.has_value(), walk ? &*walk : nullptr, &blocks,
-             [&](Key key) { damaged->emplace_back(map.get(), key); });
+    SaveRest(*map, since.has_value(), walk ? &*walk : nullptr, &blocks, [&](Key key) {
+      damaged->emplace_back(map.get(), key);
+      map->RequireFewDamaged(damaged->size());
+    });
   }
   blocks.Finish();
   if (blocks.added() != info.rows) {

@@ -284,7 +284,8 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, u
     LogReads reads;  // of rows that are not in DRAM
     CopyFacts(map, numbers, n, facts.data());
     if (whole) map.Rows(keys, numbers, n, rows.data(), &reads);
-    reads.Run();
+    reads.Start();
+    reads.Wait();
     for (size_t i = 0; i < n; ++i) {
       if (whole && rows[i] == nullptr) continue;  // it cannot be read; a pull or push looks after it
       why[i] = whole ? eviction_.Judge(rows[i], reasons, step, time)

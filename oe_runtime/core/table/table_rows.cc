@@ -128,6 +128,7 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
   const size_t state_bytes = format.state_bytes();
   const Plan plan = MakePlan(keys, n);
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
+  std::array<std::vector<Key>, kShards> damaged;
   plan.ForEachShard(executor, [&](size_t first, size_t last, size_t shard) {
     const RowMap& map = *content_->shards[shard];
     const std::unique_ptr<std::byte[]> fresh(new std::byte[row_bytes_]);
@@ -138,6 +139,9 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
       LogReads reads;
       map.Find(&plan.keys[begin], size, rows.data(), &reads);
       reads.Run();
+      for (const LogReads::Entry& entry : reads.entries()) {
+        if (entry.error != 0) damaged[shard].push_back(entry.key);
+      }
       for (size_t i = 0; i < size; ++i) {
         if (rows[i] != nullptr) PrefetchRow(rows[i], row_bytes_);
       }
@@ -152,6 +156,9 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
       }
     }
   });
+  if (!content_->log) return;
+  const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
+  for (uint32_t shard = 0; moves_lock && shard < kShards; ++shard) CheckRows(damaged[shard]);
 }
 
 }  // namespace oe

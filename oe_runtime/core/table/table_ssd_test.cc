@@ -98,18 +98,21 @@ class TableSsdTest : public testing::TestWithParam<uint32_t> {
     return "";
   }
 
-  // Flips a bit in each block of rows, but in none of a header.
-  void DamageRows() const {
+  // Flips a bit in each of the first blocks of rows, at most `most`, but in none of a header. How many.
+  size_t DamageRows(size_t most = SIZE_MAX) const {
     const std::string bytes = ReadAll(Log());
     std::fstream file(Log(), std::ios::in | std::ios::out | std::ios::binary);
-    for (size_t at = 2 * RowLogSpec{}.super_bytes; at < bytes.size(); at += kBlockBytes) {
+    size_t blocks = 0;
+    for (size_t at = 2 * RowLogSpec{}.super_bytes; at < bytes.size() && blocks < most; at += kBlockBytes) {
       const auto* block = reinterpret_cast<const std::byte*>(bytes.data() + at);
       if (const uint32_t header = ChunkHeaderBlocks(block); header > 0) {
         at += (header - 1) * kBlockBytes;
-      } else {
+      } else if (std::any_of(&bytes[at], &bytes[at] + kBlockBytes, [](char c) { return c != 0; })) {
         (void)file.seekp(static_cast<std::streamoff>(at + 17)).put(static_cast<char>(bytes[at + 17] ^ 8));
+        ++blocks;
       }
     }
+    return blocks;
   }
 
   TestDirectory directory_;
@@ -361,6 +364,50 @@ TEST_F(TableSsdFileTest, ADriveThatIsGoneTakesNoRowWithIt) {
   ssd->WaitDurable();
 }
 
+// A backing file or a namespace that was truncated: the superblocks are there, and most rows are not.
+TEST_F(TableSsdFileTest, ADriveThatLostAPartOfItselfTakesNoRowWithIt) {
+  auto ssd = Table::Create(Spec(64, "sgd"), Storage(false, 100 << 10));
+  std::vector<Key> keys(5000);
+  for (Key key = 0; key < keys.size(); ++key) keys[key] = key;
+  Push(ssd.get(), keys);
+  ssd->Checkpoint(1);
+  ssd->WaitDurable();
+  ssd->Upkeep();  // a large push had more frames than the cache has
+  const std::vector<float> before = RowsOf(*ssd);
+  int log = 3;
+  while (!std::filesystem::equivalent("/proc/self/fd/" + std::to_string(log), Log())) ++log;
+  const int saved = ::dup(log);
+  const std::string truncated = directory_.file("truncated");
+  WriteAll(truncated, ReadAll(Log()).substr(0, 2 * RowLogSpec{}.super_bytes + (size_t{256} << 10)));
+  const int part = ::open(truncated.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::dup2(part, log), log);
+
+  std::vector<float> weights(keys.size() * 64);
+  const auto expect_refused = [&](const std::function<void()>& work) {
+    const std::string said = MessageOf<StorageError>(work);
+    EXPECT_NE(said.find(" cannot be read from " + Log() + ": No data available; no row was given up"),
+              std::string::npos)
+        << said;
+  };
+  std::vector<uint8_t> found(keys.size());
+  expect_refused([&] { ssd->Pull(keys.data(), keys.size(), weights.data()); });
+  expect_refused([&] { ssd->ReadRows(keys.data(), keys.size(), weights.data(), nullptr, found.data()); });
+  expect_refused([&] { (void)ssd->Save(directory_.file("saved")); });
+  EXPECT_FALSE(std::filesystem::exists(directory_.file("saved")));
+  Table::ScrubPosition position;
+  for (uint64_t bytes = 0; ssd->Scrub(&position, &bytes);) {
+  }
+  EXPECT_THROW(Push(ssd.get(), keys), StorageError);  // it may write first, which fails too
+  EXPECT_EQ(ssd->damage_counts().quarantined, 0U);
+  EXPECT_EQ(ssd->rows(), keys.size());
+
+  ASSERT_EQ(::dup2(saved, log), log);
+  ::close(saved);
+  ::close(part);
+  EXPECT_EQ(RowsOf(*ssd), before);
+  EXPECT_EQ(ssd->Save(directory_.file("saved")).rows, keys.size());
+}
+
 TEST_F(TableSsdFileTest, ASaveWritesNewRowsForThoseThatAreDamaged) {
   auto ssd = Table::Create(Spec(64, "sgd"), Storage());
   std::vector<Key> keys(5000);
@@ -368,12 +415,13 @@ TEST_F(TableSsdFileTest, ASaveWritesNewRowsForThoseThatAreDamaged) {
   Push(ssd.get(), keys);
   ssd->Checkpoint(1);
   ssd->WaitDurable();
-  DamageRows();
-  const uint64_t frames = ssd->cache().rows;
-  EXPECT_GT(frames, 50U);
+  ssd->Upkeep();  // a large push had more frames than the cache has
+  const size_t damaged = DamageRows(40) * kBlockBytes / ssd->row_bytes();
   EXPECT_EQ(ssd->Save(directory_.file("saved")).rows, keys.size());
-  EXPECT_EQ(ssd->damage_counts().quarantined, keys.size() - frames);
-  EXPECT_EQ(ssd->rows(), frames);
+  const uint64_t lost = ssd->damage_counts().quarantined;
+  EXPECT_GT(lost, 50U);
+  EXPECT_LE(lost, damaged);
+  EXPECT_EQ(ssd->rows(), keys.size() - lost);
   const auto copy = Table::Create(Spec(64, "sgd"), StorageSpec{});
   copy->Restore({directory_.file("saved")});
   EXPECT_EQ(RowsOf(*copy).size(), RowsOf(*ssd).size());
@@ -382,6 +430,13 @@ TEST_F(TableSsdFileTest, ASaveWritesNewRowsForThoseThatAreDamaged) {
   copy->Pull(keys.data(), keys.size(), left.data());
   ssd->Pull(keys.data(), keys.size(), right.data());
   EXPECT_EQ(left, right);
+
+  // Too many: no file, which would look whole.
+  (void)DamageRows();
+  const std::string said = MessageOf<StorageError>([&] { (void)ssd->Save(directory_.file("more")); });
+  EXPECT_EQ(said.find("table 't': too many rows are damaged"), 0U) << said;
+  EXPECT_FALSE(std::filesystem::exists(directory_.file("more")));
+  EXPECT_EQ(ssd->rows(), keys.size() - lost);
 }
 
 // A drive that refuses a write ends the checkpoints: a file is the way out then, whatever cannot be read.
@@ -410,7 +465,7 @@ TEST_F(TableSsdFileTest, ASaveAfterAFailedWriteGoesOnPastRowsThatAreDamaged) {
   (void)std::signal(SIGXFSZ, handler);
   EXPECT_NE(failure.find("cannot write"), std::string::npos) << failure;
   EXPECT_THROW(ssd->Checkpoint(14), StorageError);
-  DamageRows();
+  (void)DamageRows(40);
   const std::string file = directory_.file("saved");
   ASSERT_NO_THROW(EXPECT_EQ(ssd->Save(file).rows, keys.size()));
   EXPECT_EQ(ssd->rows(), keys.size()) << "the log cannot note what is quarantined";
@@ -427,6 +482,7 @@ TEST_F(TableSsdFileTest, AScrubRepairsRowsInFramesAndQuarantinesTheRest) {
   Push(ssd.get(), keys);
   ssd->Checkpoint(1);
   ssd->WaitDurable();
+  ssd->Upkeep();  // a large push had more frames than the cache has
   const auto scrub = [&] {
     Table::ScrubPosition position;
     uint64_t bytes = 0;
@@ -441,13 +497,14 @@ TEST_F(TableSsdFileTest, AScrubRepairsRowsInFramesAndQuarantinesTheRest) {
   EXPECT_EQ(ssd->damage_counts().scrubbed_rows, keys.size());
   EXPECT_EQ(ssd->damage_counts().scrubs, 1U);
   EXPECT_EQ(ssd->damage_counts().quarantined, 0U);
-  const uint64_t frames = ssd->cache().rows;
-  DamageRows();
+  const size_t damaged = DamageRows(40) * kBlockBytes / ssd->row_bytes();
   (void)scrub();
   EXPECT_EQ(ssd->damage_counts().scrubs, 2U);
-  EXPECT_EQ(ssd->damage_counts().repaired, frames);
-  EXPECT_EQ(ssd->damage_counts().quarantined, keys.size() - frames);
-  EXPECT_EQ(ssd->rows(), frames);
+  const uint64_t frames = ssd->damage_counts().repaired;
+  const uint64_t lost = ssd->damage_counts().quarantined;
+  EXPECT_GT(lost, 50U);
+  EXPECT_EQ(frames + lost, damaged);
+  EXPECT_EQ(ssd->rows(), keys.size() - lost);
   const std::vector<float> before = RowsOf(*ssd);
   ssd->Checkpoint(2);
   ssd->WaitDurable();
