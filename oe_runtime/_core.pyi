@@ -148,6 +148,21 @@ def scale_numbers(
 ) -> NDArray[np.float32]:
     """sign(x)·log1p(|x|), or (x - shift) / divisor, any shape."""
 
+def parse_number(text: str | bytes) -> float | None:
+    """The number that a field of a text file is, 1 and 0 of true and false; None if it is none."""
+
+def category_ids(
+    offsets: NDArray[np.int32] | NDArray[np.int64],
+    data: NDArray[np.uint8],
+    cardinality: int,
+    whole: bool,
+    missing: Sequence[str],
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Ids of the texts data[offsets[i]:offsets[i + 1]], 0 of empty ones; and which are no integers.
+
+    `missing` counts where values are to be `whole`: of other columns, leave such texts empty.
+    """
+
 class TextLayout:
     """How lines of training data are divided, and which columns are which."""
 
@@ -158,14 +173,14 @@ class TextLayout:
         columns: int,
         label: int,
         numbers: Sequence[tuple[int, str, bool, bool, float, float, float]],
-        categories: Sequence[tuple[int, int, str, int, bool, bool]],
+        categories: Sequence[tuple[int, str, int, str, int, bool, bool, bool]],
         weight: int | None = None,
         positive: str = "",
         missing: Sequence[str] = (),
     ) -> None:
         """Numbers: place, name, whole, logarithm, shift, divisor, missing.
 
-        Categories: place, cardinality, separator or "", length, pad before, keep last.
+        Categories: place, name, cardinality, separator or "", length, pad before, keep last, whole.
         """
     def parse(
         self, lines: bytes

@@ -10,7 +10,7 @@ from oe_runtime.data.batches import (
     range_batches,
     training_batches,
 )
-from oe_runtime.data.library import Rows, dataset
+from oe_runtime.data.library import Rows, dataset, features
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
 from oe_runtime.data.stream import Stream
@@ -25,6 +25,7 @@ __all__ = [
     "Split",
     "Stream",
     "dataset",
+    "features",
     "field_cardinalities",
     "field_rows",
     "holdout_batches",

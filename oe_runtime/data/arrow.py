@@ -1,4 +1,4 @@
-"""Arrow files (IPC, also called Feather 2) of rows, with their columns in any order."""
+"""Arrow files (IPC, also called Feather 2) and tables of rows, with their columns in any order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from oe_runtime.data.rows import Piece
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 
+_TABLE_ROWS = 8192  # of a table, at a time
+
 
 class ArrowRows:
-    """An open Arrow file. Integer categories are hashed as decimal text."""
+    """An open Arrow file."""
 
     unit = "row"
 
@@ -42,7 +44,8 @@ class ArrowRows:
             self.close()
             raise
         self._size = self._raw.size()
-        self._batches = range(self._file.num_record_batches)  # to read
+        self._count = self._file.num_record_batches
+        self._batches = range(self._count)  # to read
         self._passed = 0  # skipped rows of the first one
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
@@ -50,6 +53,10 @@ class ArrowRows:
         count = len(self._batches)
         step = max(1, count * target_bytes // max(1, self._size))
         return [(start, min(count, start + step)) for start in range(0, count, step)]
+
+    def doubts(self) -> list[str]:
+        """Return nothing: values have types."""
+        return []
 
     def narrow(self, start: int, stop: int) -> None:
         """Read only these record batches."""
@@ -73,7 +80,7 @@ class ArrowRows:
         for number, skipped in zip(list(self._batches), passed, strict=False):
             rows = self._batch(number)
             if rows.num_rows > skipped:
-                read = self._size * (number + 1) // self._file.num_record_batches
+                read = self._size * (number + 1) // self._count
                 yield functools.partial(self._convert, rows.slice(skipped), read)
 
     def close(self) -> None:
@@ -92,3 +99,26 @@ class ArrowRows:
 
     def _convert(self, rows: pa.RecordBatch, read: int) -> Piece:
         return convert_columns([rows.column(place) for place in self._places], self._schema, read)
+
+
+class TableRows(ArrowRows):
+    """A table in memory."""
+
+    def __init__(self, table: pa.Table, schema: Schema, name: str) -> None:
+        """`name` is what messages call it."""
+        self._path = Path(name)
+        self._schema = schema
+        self.first = 1
+        self._places = schema.places(name, table.column_names)
+        check_types(self._path, schema, [table.schema.field(place).type for place in self._places])
+        self._parts = table.to_batches(max_chunksize=_TABLE_ROWS)
+        self._size = table.nbytes
+        self._count = len(self._parts)
+        self._batches = range(self._count)
+        self._passed = 0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        return self._parts[number]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+import oe_runtime._core as _core
 from oe_runtime.data.row_schema import Category, Number, Schema
-from oe_runtime.data.rows import Piece, category_ids, scaled
+from oe_runtime.data.rows import Piece, scaled
 from oe_runtime.data.schema import Batch, normalise
 from oe_runtime.errors import DataError
 
-_TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _Integers = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")  # as columns of integers are written
+
+
+def _is_one_of(*names: str) -> Callable[[pa.DataType], bool]:
+    """Return whether a type is one of those that pyarrow.types.is_NAME knows; it may be too old for some."""
+    checks = [getattr(pa.types, f"is_{name}") for name in names if hasattr(pa.types, f"is_{name}")]
+    return lambda kind: any(check(kind) for check in checks)
+
+
+_is_text = _is_one_of(
+    "string", "binary", "large_string", "large_binary", "string_view", "binary_view", "fixed_size_binary"
+)
+_is_list = _is_one_of("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+_is_whole = _is_one_of("integer", "boolean", "null")
+_is_fraction = _is_one_of("floating", "decimal")
+_is_date = _is_one_of("date")
 
 
 def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> Piece:
-    """Return columns in the schema's order as a piece; integer categories are hashed as decimal text."""
+    """Return columns in the schema's order as a piece. Categories are hashed as the text of their values.
+
+    That of integers is decimal, of whole floats and decimals that of the integer, of booleans 1 or 0, and of
+    dates 2026-11-28: what text files have in those columns.
+    """
+    columns = [_plain(column) for column in columns]
     rows = len(columns[0])
     problems: dict[int, str] = {}
     labels, odd = _labels(columns[0], schema)
@@ -42,17 +62,11 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     ids = np.empty((rows, schema.ids), np.int64, order="F")
     at = 0
     for category in schema.categories:
-        given = next(rest)
-        if category.several:
-            ids[:, at : at + category.length] = _several(given, category, schema.missing)
-        else:
-            column = _present(given, schema.missing)
-            if pa.types.is_floating(column.type):
-                column, odd = _whole_texts(column)
-                for row in np.flatnonzero(odd).tolist():
-                    shown = _shown(given, row)
-                    problems.setdefault(row, f"{category.name} is '{shown}', expected a text or an integer")
-            ids[:, at] = category_ids(*_texts(column), category.cardinality)
+        several = _several if category.several else _single
+        ids[:, at : at + category.length], wrong = several(next(rest), category, schema.missing)
+        expected = "an integer or nothing" if category.whole else "a text or an integer"
+        for row, value in wrong:
+            problems.setdefault(row, f"{category.name} is '{value}', expected {expected}")
         at += category.length
     weights = None
     if schema.weight:
@@ -74,76 +88,142 @@ def check_types(path: Path, schema: Schema, kinds: Sequence[pa.DataType]) -> Non
     several = {category.name: category for category in schema.categories if category.several}
     whole = {schema.label, *(number.name for number in schema.numbers if number.whole)}
     texts = {category.name for category in schema.categories}
-    if schema.positive:
-        texts.add(schema.label)
     for name, given in zip(schema.names, kinds, strict=True):
-        kind = given
-        if name in several and any(is_list(kind) for is_list in _LISTS):
-            kind = kind.value_type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
+        kind = _plain_type(given)
+        is_list = name in several and _is_list(kind)
+        if is_list:
+            kind = _plain_type(kind.value_type)
         if name in texts:
-            good, expected = number or any(is_text(kind) for is_text in _TEXTS), "text, bytes or integers"
+            good = _is_whole(kind) or _is_text(kind) or _is_date(kind)
+            expected = "text, bytes, integers or dates"
             if name in several:
                 expected += f", in lists or with '{several[name].separator}' between them"
-            elif name != schema.label:  # whole floats, as pandas stores integers beside missing values
-                good = good or pa.types.is_floating(kind)
+            else:  # whole ones, as pandas stores integers beside missing values
+                good = good or _is_fraction(kind)
+        elif name == schema.label and schema.positive:
+            good = _is_whole(kind) or _is_fraction(kind)
+            if good:
+                check_positive(path, schema)
+            good = good or _is_text(kind) or _is_date(kind)
+            expected = "text or numbers"
         else:
-            good = number or pa.types.is_floating(kind)
-            good = good or (name not in whole and pa.types.is_decimal(kind))
+            good = _is_whole(kind) or _is_fraction(kind)
             expected = "integers" if name in whole else "numbers"
         if not good:
             raise DataError(f"{path}: column {name} has the type {given}, expected {expected}")
 
 
+def check_positive(path: Path, schema: Schema) -> None:
+    """Raise DataError if labels are numbers and that of a positive row is none: no row would be positive."""
+    if schema.positive and _core.parse_number(schema.positive) is None:
+        raise DataError(
+            f"{path}: the labels of column {schema.label} are numbers, and positive is {schema.positive!r}; "
+            "set positive to a number, or leave it out where labels are 0 and 1"
+        )
+
+
 def can_be_read(kind: pa.DataType) -> bool:
     """Return whether some schema reads columns of this type."""
-    several = any(is_list(kind) for is_list in _LISTS)
+    kind = _plain_type(kind)
+    several = _is_list(kind)
     if several:
-        kind = kind.value_type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
-    fractions = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return whole or any(is_text(kind) for is_text in _TEXTS) or (fractions and not several)
+        kind = _plain_type(kind.value_type)
+    return _is_whole(kind) or _is_text(kind) or _is_date(kind) or (_is_fraction(kind) and not several)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values, however they are stored."""
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column's values as text, bytes, integers, floats, decimals, or lists."""
+    while True:
+        kind = column.type
+        if isinstance(kind, pa.BaseExtensionType):
+            column = column.storage
+        elif pa.types.is_dictionary(kind):
+            column = column.dictionary_decode()
+        elif pa.types.is_run_end_encoded(kind):
+            column = pc.run_end_decode(column)
+        else:
+            break
+    wanted = None
+    if pa.types.is_boolean(kind):
+        wanted = pa.uint8()
+    elif pa.types.is_null(kind):
+        wanted = pa.int64()
+    elif pa.types.is_float16(kind):
+        wanted = pa.float32()
+    elif pa.types.is_date64(kind):
+        column, wanted = column.cast(pa.date32()), pa.string()
+    elif pa.types.is_date(kind) or _is_one_of("string_view")(kind):
+        wanted = pa.string()
+    elif pa.types.is_fixed_size_binary(kind) or _is_one_of("binary_view")(kind):
+        wanted = pa.binary()
+    elif _is_list(kind) and not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        wanted = pa.list_(kind.value_type)
+    return column if wanted is None else column.cast(wanted)
 
 
 def _labels(column: pa.Array, schema: Schema) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the labels, and which are none."""
+    column = _as_floats(column)
     if not schema.positive:
         labels, missing, odd = _whole(column)
         return labels, missing | odd | (labels < 0) | (labels > 1)
     column = _present(column, (*schema.missing, ""))
-    texts = column.cast(pa.string() if column.type != pa.large_string() else column.type)
-    positive = pc.fill_null(pc.equal(texts, schema.positive), False)
-    return positive.to_numpy(zero_copy_only=False).astype(np.int64), column.is_null().to_numpy(
-        zero_copy_only=False
-    )
+    number = _core.parse_number(schema.positive)
+    if not _is_text(column.type):
+        values = _floats(column)
+        return (values == number).astype(np.int64), np.isnan(values)
+    words = column.dictionary_encode()
+    numbers = {_core.parse_number(word) for word in schema.missing} - {None}
+    positive, none = [], []
+    for given in words.dictionary.to_pylist():
+        word = given if isinstance(given, bytes) else given.encode()
+        value = _core.parse_number(word)
+        positive.append(word == schema.positive.encode() or (number is not None and value == number))
+        none.append(value in numbers)
+    places = words.indices.fill_null(len(none)).to_numpy(zero_copy_only=False)
+    return np.array([*positive, False], np.int64)[places], np.array([*none, True], np.bool_)[places]
 
 
-def _present(column: pa.Array, missing: Sequence[str]) -> pa.Array:
-    """Return a column without the values that count as missing."""
-    if not missing:
+def _present(column: pa.Array, missing: Sequence[str], *, exact: bool = False) -> pa.Array:
+    """Return a column without the values that count as missing.
+
+    Numbers are compared as numbers; `exact`: integers as their text.
+    """
+    kind = column.type
+    if not missing or _is_list(kind):
         return column
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if any(is_text(column.type) for is_text in _TEXTS):
-        words = pa.array([word.encode() for word in missing], pa.binary()).cast(column.type)
-    elif pa.types.is_floating(column.type) or pa.types.is_integer(column.type):
-        words = pa.array(_of_type(column.type, missing), column.type)
+    if _is_text(kind):
+        words = pa.array([word.encode() for word in missing], pa.binary()).cast(kind)
+    elif pa.types.is_floating(kind) or pa.types.is_integer(kind):
+        words = pa.array(_of_type(kind, missing, exact), kind)
     else:
         return column
-    return pc.if_else(pc.is_in(column, words), pa.scalar(None, column.type), column)
+    return pc.if_else(pc.is_in(column, words), pa.scalar(None, kind), column)
 
 
-def _of_type(kind: pa.DataType, words: Sequence[str]) -> list[Any]:
+def _of_type(kind: pa.DataType, words: Sequence[str], exact: bool) -> list[Any]:
     """Return those words that are numbers of this type."""
     found = []
     for word in words:
-        with contextlib.suppress(ValueError, OverflowError, pa.ArrowInvalid):
-            number = float(word) if pa.types.is_floating(kind) else int(word)
+        number: Any = int(word) if _INTEGER.fullmatch(word) else None if exact else _core.parse_number(word)
+        if number is None or (pa.types.is_integer(kind) and number != int(number)):
+            continue
+        try:
+            number = float(number) if pa.types.is_floating(kind) else int(number)
             found.append(pa.scalar(number, kind).as_py())
+        except (OverflowError, pa.ArrowInvalid):
+            continue  # no value of the column is equal to it
     return found
 
 
@@ -170,26 +250,46 @@ def _numbers(column: pa.Array, number: Number) -> tuple[NDArray[np.float32], NDA
 def _floats(column: pa.Array) -> NDArray[np.float64]:
     """Return the values, NaN where missing."""
     found: NDArray[np.float64] = np.array(
-        column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64
+        _as_floats(column).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64
     )
     return found
 
 
-def _several(column: pa.Array, category: Category, missing: Sequence[str]) -> NDArray[np.int64]:
-    """Return the ids of a column of several values, (B, length)."""
-    if pa.types.is_fixed_size_list(column.type):
-        column = column.cast(pa.list_(column.type.value_type))
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-        offsets, data = _texts(_present(column, missing))
+_Ids = tuple[NDArray[np.int64], list[tuple[int, str]]]
+
+
+def _single(column: pa.Array, category: Category, missing: Sequence[str]) -> _Ids:
+    """Return the ids of a column, (B, 1); rows and values that are no category."""
+    values = column
+    odd = np.zeros(len(column), np.bool_)
+    whole = bool(category.whole) and _is_text(column.type)
+    if pa.types.is_decimal(column.type):
+        values, whole = column.cast(pa.string()), True
+    elif pa.types.is_floating(column.type):
+        values, odd = _whole_texts(_present(column, missing))
+    else:
+        values = _present(column, missing, exact=not category.whole)
+    ids, wrong = _core.category_ids(*_texts(values), category.cardinality, whole, missing)
+    return ids[:, None], [(row, _shown(column, row)) for row in np.flatnonzero(odd | wrong).tolist()]
+
+
+def _several(column: pa.Array, category: Category, missing: Sequence[str]) -> _Ids:
+    """Return the ids of a column of several values, (B, length); rows and values that are no category."""
+    if not _is_list(column.type):
+        offsets, data = _texts(_present(column, missing, exact=True))
         texts = pa.Array.from_buffers(
             pa.large_binary(), len(column), [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(data)]
         )
         column = pc.split_pattern(texts, category.separator)
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    offsets, data = _texts(_present(column.flatten(), missing))
-    there = np.diff(offsets) > 0  # empty values are left out, as in text files
-    rows = np.repeat(np.arange(len(column)), counts)[there]
-    ids = category_ids(offsets, data, category.cardinality)[there]
+    flat = _plain(column.flatten())
+    whole = bool(category.whole) and _is_text(flat.type)
+    values = _texts(_present(flat, missing, exact=not category.whole))
+    ids, odd = _core.category_ids(*values, category.cardinality, whole, missing)
+    rows = np.repeat(np.arange(len(column)), counts)
+    wrong = [(int(rows[at]), _shown(flat, at)) for at in np.flatnonzero(odd).tolist()]
+    there = ids > 0  # empty values are left out, as in text files
+    rows, ids = rows[there], ids[there]
     counts = np.bincount(rows, minlength=len(column))
     nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     kept = np.minimum(counts, category.length)
@@ -201,7 +301,7 @@ def _several(column: pa.Array, category: Category, missing: Sequence[str]) -> ND
         nth += (category.length - kept)[rows]
     found = np.zeros((len(column), category.length), np.int64)
     found[rows, nth] = ids
-    return found
+    return found, wrong
 
 
 def _whole(column: pa.Array) -> _Integers:
@@ -230,7 +330,8 @@ def _whole(column: pa.Array) -> _Integers:
 
 def _as_floats(column: pa.Array) -> pa.Array:
     """Return decimals as floats, other columns as they are."""
-    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+    # By their text: the cast of a decimal to a float is not always the nearest one.
+    return column.cast(pa.string()).cast(pa.float64()) if pa.types.is_decimal(column.type) else column
 
 
 def _whole_texts(column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
@@ -241,10 +342,6 @@ def _whole_texts(column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
 
 def _texts(column: pa.Array) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.uint8]]:
     """Return offsets and bytes; empty where a value is missing."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_null(column.type) or pa.types.is_boolean(column.type):
-        column = column.cast(pa.int64())
     if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
     if column.null_count:
@@ -260,4 +357,6 @@ def _texts(column: pa.Array) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDA
 
 def _shown(column: pa.Array, row: int) -> str:
     value = column[row].as_py()
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
     return "" if value is None else str(value)[:20]

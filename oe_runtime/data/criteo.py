@@ -111,6 +111,8 @@ class CriteoFiles:
         size = sum(path.stat().st_size for path in files)
         rows, ones = sum(first.rows for first in firsts), sum(first.ones for first in firsts)
         self._guess(rows, sum(first.read for first in firsts), size)
+        for doubt in dict.fromkeys(doubt for first in firsts for doubt in first.doubts):
+            print(f"warning: {self._name}: {doubt}", file=sys.stderr)
         if rows >= _ENOUGH and ones in (0, rows):
             print(
                 f"warning: {self._name}: the label {self._schema.label} is {int(ones > 0)} in the first "
@@ -123,12 +125,13 @@ class CriteoFiles:
     def _first_rows(self, path: Path) -> _First:
         """Return what the file's first rows have."""
         with contextlib.closing(open_file(path, self._schema)) as file:
+            doubts = file.doubts()
             task = next(file.pieces(), None)
             if task is None:
                 raise empty_file(path, self._schema)
             batch, broken, read = task()
             problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
-            return _First(batch.rows, int(batch.labels.sum()), read, problems)
+            return _First(batch.rows, int(batch.labels.sum()), read, problems, doubts)
 
     def evaluation(self) -> CriteoFiles | None:
         """See Source: the file eval.csv of a directory that also has a train.csv, as in DeepRec's data."""
@@ -205,6 +208,7 @@ class _First(NamedTuple):
     ones: int  # of them, those with label 1
     read: int  # bytes
     problems: list[tuple[str, str]]  # of broken ones: place, what is wrong
+    doubts: list[str]  # what may be meant otherwise
 
 
 @dataclass

@@ -2,38 +2,97 @@
 
 from oe_runtime.data import dataset
 model.fit(dataset("schema.yml", "day_*.csv", 4096), epochs=2)
+
+A table, such as a pandas DataFrame, may stand for the files; `features` gives its rows for `predict`. Values
+have the same ids there as in files.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from oe_runtime.data import row_schema
-from oe_runtime.data.batches import Split, holdout_batches, make_split, training_batches
-from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.arrow import TableRows
+from oe_runtime.data.batches import Source, Split, holdout_batches, make_split, training_batches
+from oe_runtime.data.criteo import CriteoFiles, Pass, file_rows
+from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import BrokenRows
-from oe_runtime.data.schema import Batch
+from oe_runtime.data.schema import Batch, concatenate
+from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
 
 Features = dict[str, NDArray[Any]]
+_Name = str | os.PathLike[str]
+_TABLE = "the table"  # in messages
+
+
+class TableSource:
+    """The rows of a table in memory, as a Source."""
+
+    def __init__(self, table: pa.Table, schema: Schema, broken: BrokenRows) -> None:
+        self._table = table
+        self._schema = schema
+        self._broken = broken
+
+    def describe(self) -> str:
+        """See Source."""
+        return _TABLE
+
+    def check(self, *, tensorflow: bool = True) -> None:
+        """See Source."""
+        if not self._table.num_rows:
+            raise DataError(f"{_TABLE} is empty: it has no row of {self._schema.shown}")
+        TableRows(self._table, self._schema, _TABLE)
+
+    def identity(self) -> list[InputFile]:
+        """See Source: there is no file to compare."""
+        return []
+
+    def evaluation(self) -> None:
+        """See Source: hold rows out of these."""
+
+    def total_rows(self) -> int:
+        """See Source."""
+        rows: int = self._table.num_rows
+        return rows
+
+    def blocks(self, start_row: int = 0) -> Iterator[Batch]:
+        """See Source."""
+        self._broken.start()
+        rows = TableRows(self._table, self._schema, _TABLE)
+        for batch in file_rows(Path(_TABLE), rows, Pass(start_row), self._broken):
+            if batch.rows:
+                yield batch
+
+    def ranges(self) -> list[Range]:
+        """See Source: a table is in one process, so it has no parts."""
+        raise DataError(f"{_TABLE} is in the memory of this process, so it cannot be divided among workers")
+
+    def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
+        """See Source."""
+        raise DataError(f"{_TABLE} has no range {part}")
 
 
 class Rows:
-    """Batches of files' rows, in the same order in each pass: from any batch on, for one of several workers.
+    """Batches of the rows of files or of a table, in the same order in each pass.
 
+    They begin with any batch, and may be the part of one of several workers.
     `holdout` is the share of the rows that training does not get; `held` gives those rows instead.
     """
 
     def __init__(
         self,
         schema: Schema | str,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: _Name | Sequence[_Name] | Any,
         batch_size: int,
         *,
         rank: int = 0,
@@ -56,10 +115,17 @@ class Rows:
         self.schema = (row_schema.load(schema) if isinstance(schema, str) else schema).limited(
             max_cardinality
         )
-        names = [os.fspath(paths)] if isinstance(paths, (str, os.PathLike)) else [os.fspath(p) for p in paths]
-        if not names:
-            raise DataError("there is nothing to read: paths is empty")
-        self._source = CriteoFiles(names, broken=BrokenRows(max_bad_rows), schema=self.schema)
+        broken = BrokenRows(max_bad_rows)
+        self._source: Source
+        if (table := _table(paths)) is not None:
+            self._source = TableSource(table, self.schema, broken)
+        else:
+            names = (
+                [os.fspath(paths)] if isinstance(paths, (str, os.PathLike)) else list(map(os.fspath, paths))
+            )
+            if not names:
+                raise DataError("there is nothing to read: paths is empty")
+            self._source = CriteoFiles(names, broken=broken, schema=self.schema)
         self._source.check()
         self._split = make_split(self._source, holdout) if not held else Split(holdout)
         self._size, self._rank, self._workers = batch_size, rank, workers
@@ -83,20 +149,8 @@ class Rows:
 
     def _made(self, batch: Batch) -> tuple[Any, ...]:
         labels = batch.labels[:, None]
-        features = self._features(batch)
+        features = _features(batch, self.schema, self._grouped)
         return (features, labels) if batch.weights is None else (features, labels, batch.weights)
-
-    def _features(self, batch: Batch) -> Features:
-        if self._grouped:
-            return {"numbers": batch.dense, "ids": np.ascontiguousarray(batch.ids)}
-        found: Features = {
-            one.name: batch.dense[:, at : at + 1] for at, one in enumerate(self.schema.numbers)
-        }
-        at = 0
-        for category in self.schema.categories:
-            found[category.name] = batch.ids[:, at : at + category.length]
-            at += category.length
-        return found
 
     def signature(self, tf: Any) -> tuple[Any, ...]:
         """Return the tf.TensorSpec of a batch's arrays."""
@@ -112,9 +166,57 @@ class Rows:
         return (features, labels, *weights)
 
 
+def features(
+    schema: Schema | str, table: Any, *, max_cardinality: int = 0, grouped: bool = False
+) -> Features:
+    """Return the features of all rows of a table, as batches of `Rows` have them: for `predict` and serving.
+
+    `table` is a DataFrame of pandas or Polars, a pyarrow.Table, or a dict of lists by column. It may lack the
+    label and the weight, and have other columns. Raises DataError for a row that would be broken.
+    """
+    known = (row_schema.load(schema) if isinstance(schema, str) else schema).limited(max_cardinality)
+    rows = _table(table)
+    if rows is None:
+        raise TypeError(f"table is a {type(table).__name__}, expected a DataFrame, a pyarrow.Table or a dict")
+    places = [at for at, name in enumerate(rows.column_names) if name.lower() != known.label.lower()]
+    rows = rows.select(places).append_column(known.label, pa.array(np.ones(rows.num_rows, np.int8)))
+    unlabelled = dataclasses.replace(known, positive="", weight="", ignored=None)
+    found = list(TableSource(rows, unlabelled, BrokenRows()).blocks())
+    if not found:
+        raise DataError(f"{_TABLE} has no row")
+    return _features(concatenate(found), known, grouped)
+
+
+def _table(rows: Any) -> pa.Table | None:
+    """Return a table in memory as Arrow has it; None for what is none. Raises DataError."""
+    try:
+        if isinstance(rows, dict):
+            return pa.table(rows)
+        if type(rows).__module__.partition(".")[0] == "pandas":
+            return pa.Table.from_pandas(rows, preserve_index=False)  # an index is no column
+        if isinstance(rows, pa.Table) or hasattr(rows, "__arrow_c_stream__"):
+            return pa.table(rows)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"{_TABLE} has values that Arrow has no type for: {' '.join(map(str, error.args))}"
+        ) from error
+    return None
+
+
+def _features(batch: Batch, schema: Schema, grouped: bool) -> Features:
+    if grouped:
+        return {"numbers": batch.dense, "ids": np.ascontiguousarray(batch.ids)}
+    found: Features = {one.name: batch.dense[:, at : at + 1] for at, one in enumerate(schema.numbers)}
+    at = 0
+    for category in schema.categories:
+        found[category.name] = batch.ids[:, at : at + category.length]
+        at += category.length
+    return found
+
+
 def dataset(
     schema: Schema | str,
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    paths: _Name | Sequence[_Name] | Any,
     batch_size: int,
     *,
     start: int = 0,
@@ -123,8 +225,9 @@ def dataset(
     """Return a tf.data.Dataset of (features, labels[, weights]) for `fit`; each iteration is one pass.
 
     `schema` is a Schema, a name (criteo, deeprec, avazu) or a YAML file; `paths` a file, directory or glob,
-    or a list of them. Features are a dict by column: numbers (B, 1), ids of categories (B, length), 0 where
-    missing. With ``grouped=True`` they are {"numbers": (B, n), "ids": (B, n)}, which is faster for many
+    or a list of them; or a table: a DataFrame of pandas or Polars, a pyarrow.Table, a dict of lists. Features
+    are a dict by column: numbers (B, 1), ids of categories (B, length), 0 where missing. With
+    ``grouped=True`` they are {"numbers": (B, n), "ids": (B, n)}, which is faster for many
     columns. Each of `workers` gets the part of its `rank` of every batch; a last batch with fewer rows than
     workers is left out. Each iteration begins after
     `start` batches, which are passed over without parsing: to resume, concatenate the rest of a pass with

@@ -12,6 +12,7 @@ A schema is `criteo`, `deeprec` or `avazu`, a YAML file, or the same as JSON in 
       site: 50000                                  # ids are hashed into so many
       user: hash64                                 # or into 64 bits, for tables that grow
       tags: {cardinality: 1000, separator: "|", length: 10}
+      shop: {cardinality: 900, whole: true}        # integers: in text, 7.0 is 7 and true is 1
     weight: importance
     ignored: [id]                                  # or "*": all columns that are not named
     columns: [id, click, …]                        # their order, for text files without a header
@@ -75,6 +76,8 @@ class Category:
     padding: str = "after"  # where a row has fewer values: zeros before or after them
     keep: str = "first"  # where it has more: the first or the last ones
     pooling: str = "mean"  # of the values' embeddings
+    # True: values are integers, so in text 7.0 is 7 and true is 1. False: text is meant as it is.
+    whole: bool | None = None
 
     @property
     def rows(self) -> int:
@@ -104,6 +107,7 @@ class Schema:
     columns: tuple[str, ...] = ()  # the order in text files without a header
     header: bool | None = None  # None: text files may have one
     separator: str = ""  # of text files' fields; none: as the file's name and first line say
+    quotes: bool | None = None  # whether fields may stand in double quotes; None: between commas, semicolons
     positive: str = ""  # the label of a positive row, all others being 0; none: labels are 0 and 1
     missing: tuple[str, ...] = ()  # values that count as missing, besides none
     name: str = dataclasses.field(default="", compare=False)  # of a built-in one, or the file
@@ -201,6 +205,8 @@ class Schema:
             value["header"] = self.header
         if self.separator:
             value["separator"] = self.separator
+        if self.quotes is not None:
+            value["quotes"] = self.quotes
         return value
 
 
@@ -235,7 +241,7 @@ def load(text: str) -> Schema:
 def parse(value: Any, what: str) -> Schema:
     """Return the schema of plain values, from the file `what`. DataError names the key."""
     of_rows = ("label", "positive", "missing", "numbers", "categories", "weight")
-    of_files = ("ignored", "columns", "header", "separator")
+    of_files = ("ignored", "columns", "header", "separator", "quotes")
     given = _mapping(value, what, (*of_rows, *of_files))
     if "label" not in given:
         raise DataError(f"{what} names no label")
@@ -251,6 +257,7 @@ def parse(value: Any, what: str) -> Schema:
         _names(given.get("columns", ()), f"{what}: columns"),
         _bool(given["header"], f"{what}: header") if given.get("header") is not None else None,
         _byte(given.get("separator", ""), f"{what}: separator"),
+        _bool(given["quotes"], f"{what}: quotes") if given.get("quotes") is not None else None,
         _value(given["positive"], f"{what}: positive") if "positive" in given else "",
         _values(given.get("missing", ()), f"{what}: missing"),
         what,
@@ -359,7 +366,7 @@ def _number(name: str, value: Any, what: str) -> Number:
 
 def _category(name: str, value: Any, what: str) -> Category:
     plain = isinstance(value, (int, str))
-    keys = ("cardinality", "separator", "length", "padding", "keep", "pooling")
+    keys = ("cardinality", "separator", "length", "padding", "keep", "pooling", "whole")
     given = _mapping({"cardinality": value} if plain else value, what, keys)
     size = given.get("cardinality", HASH64)
     good = f"a number of ids from 1, or {HASH64}"
@@ -373,7 +380,9 @@ def _category(name: str, value: Any, what: str) -> Category:
     if length > 1 and not separator:
         separator = SEPARATOR
     words = {"padding": ("before", "after"), "keep": ("first", "last"), "pooling": POOLINGS}
-    chosen = {}
+    chosen: dict[str, Any] = {}
+    if "whole" in given:
+        chosen["whole"] = _bool(given["whole"], f"{what}.whole")
     for key, allowed in words.items():
         if key in given:
             if not separator:
@@ -394,14 +403,14 @@ def _number_value(one: Number) -> Any:
 
 def _category_value(one: Category) -> Any:
     size = HASH64 if one.hashed else one.cardinality
-    if not one.several:
-        return size
-    value = {"cardinality": size, "separator": one.separator, "length": one.length}
+    value: dict[str, Any] = {"cardinality": size}
+    if one.several:
+        value |= {"separator": one.separator, "length": one.length}
     default = Category("")
-    for key in ("padding", "keep", "pooling"):
+    for key in ("padding", "keep", "pooling", "whole"):
         if getattr(one, key) != getattr(default, key):
             value[key] = getattr(one, key)
-    return value
+    return value if len(value) > 1 else size
 
 
 def _mapping(value: Any, what: str, keys: Sequence[str]) -> Mapping[str, Any]:

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 import oe_runtime._core as _core
 from oe_runtime.data.row_schema import Number
-from oe_runtime.data.schema import MISSING_ID, Batch
+from oe_runtime.data.schema import Batch
 from oe_runtime.errors import DataError
 
 T = TypeVar("T")
-_HASH_SEED = 0
 _SHOWN = 10  # broken rows shown in full
 
 
@@ -38,6 +37,9 @@ class RowFile(Protocol):
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
         """Return starts and stops for `narrow`, about `target_bytes` apart, that together have all rows."""
+
+    def doubts(self) -> list[str]:
+        """Return sentences on values of the first rows that other formats have otherwise; call it first."""
 
     def narrow(self, start: int, stop: int) -> None:
         """Read only this part; call it before reading or skipping."""
@@ -100,16 +102,6 @@ def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Generator[
     finally:
         makers.shutdown(cancel_futures=True)
         runners.shutdown(cancel_futures=True)
-
-
-def category_ids(
-    offsets: NDArray[np.int32] | NDArray[np.int64], data: NDArray[np.uint8], cardinality: int
-) -> NDArray[np.int64]:
-    """Return 1 + XXH3 modulo `cardinality` of each text, and MISSING_ID for empty ones."""
-    ids = (_core.hash_strings(offsets, data, _HASH_SEED) % np.uint64(cardinality)).astype(np.int64)
-    ids += 1
-    ids[offsets[1:] == offsets[:-1]] = MISSING_ID
-    return ids
 
 
 def scaled(values: NDArray[np.float64], number: Number) -> NDArray[np.float32]:

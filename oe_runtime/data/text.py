@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +22,11 @@ from oe_runtime.support import remote_files
 # Large enough for vectorised work, small enough to stay in a core's cache.
 BLOCK_BYTES = 2 << 20
 CODECS = {".gz": "gzip", ".zst": "zstd"}
+_DOUBTED_BYTES = 256 << 10  # at the beginning of a file
+_QUOTED = re.compile(rb'"([^"]|"")*"')
+# What pandas, Spark and others write of integers beside missing values, and of booleans.
+_TYPED = re.compile(rb"-?[0-9]+\.0+|-?[0-9](\.[0-9]+)?e\+[0-9]+|[Tt]rue|TRUE|[Ff]alse|FALSE")
+_INTEGER = re.compile(rb"-?[0-9]+")
 _BOM = b"\xef\xbb\xbf"
 _ENCODINGS = (
     (b"\xff\xfe\0\0", "UTF-32"),
@@ -56,13 +64,13 @@ class TextFile:
             _check_encoding(path, head)
             self._head = head.removeprefix(_BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
-            self._layout, header = _begin(path, line, commas, schema)
+            self._form = _begin(path, line, commas, schema)
         except BaseException:
             self.close()
             raise
         self._begin = len(head) - len(self._head)  # of the lines that are rows
         self.first = 1
-        if header:
+        if self._form.header:
             self.skip(1)
             self._begin = len(head) - len(self._head)
             self.first = 2
@@ -86,6 +94,10 @@ class TextFile:
             self._raw.seek(start - 1)
             self.skip(1)  # the rest of the previous part's last line; nothing if that ends here
             self.unit, self.first = f"after byte {start}, line", 1
+
+    def doubts(self) -> list[str]:
+        """Return sentences on values of the first lines that are read otherwise in other formats."""
+        return _doubts(self._form, self._head)
 
     def skip(self, count: int) -> int:
         """Skip `count` lines by their ends, ten times as fast as parsing them."""
@@ -122,7 +134,7 @@ class TextFile:
         self._raw.close()
 
     def _piece(self, lines: bytes) -> Callable[[], Piece]:
-        return functools.partial(_parse, self._layout, lines, self._raw.tell())
+        return functools.partial(_parse, self._form.layout, lines, self._raw.tell())
 
     def _take(self) -> bytes:
         if self._head:
@@ -159,7 +171,7 @@ class LineRows:
     def __init__(self, name: Path, schema: Schema) -> None:
         self._name = name
         self._schema = schema
-        self._layout: _core.TextLayout | None = None
+        self._form: _Form | None = None
         self._rest = b""  # the start of a line
         self._line = 1
 
@@ -171,16 +183,18 @@ class LineRows:
         if last or (not cut and len(data) > BLOCK_BYTES):
             cut = len(data)
         data, self._rest = data[:cut], data[cut:]
-        if self._layout is None and data:
+        if self._form is None and data:
             _check_encoding(self._name, data)
             data = data.removeprefix(_BOM)
             line, _, rest = data.partition(b"\n")
-            self._layout, header = _begin(self._name, line.rstrip(b"\r"), True, self._schema)
-            if header:
+            self._form = _begin(self._name, line.rstrip(b"\r"), True, self._schema)
+            if self._form.header:
                 data, self._line = rest, 2
-        if not data or self._layout is None:
+            for doubt in _doubts(self._form, data):
+                print(f"warning: {self._name}: {doubt}", file=sys.stderr)
+        if not data or self._form is None:
             return
-        labels, dense, ids, weights, broken = self._layout.parse(data)
+        labels, dense, ids, weights, broken = self._form.layout.parse(data)
         yield self._line, Batch(dense, ids, labels, weights), broken
         self._line += len(labels) + len(broken)
 
@@ -208,16 +222,49 @@ def _parse(layout: _core.TextLayout, lines: bytes, read: int) -> Piece:
     return Piece(Batch(dense, ids, labels, weights), broken, read)
 
 
-def _begin(path: Path, line: bytes, commas: bool, schema: Schema) -> tuple[_core.TextLayout, bool]:
-    """Return the layout of lines of which this is the first, and whether it is a header."""
+class _Form(NamedTuple):
+    """How a file's lines are divided."""
+
+    layout: _core.TextLayout
+    header: bool  # whether the first line is one
+    unquoted: bool  # whether double quotes are part of values, and nobody has said so
+    missing: frozenset[bytes]  # words, and nothing
+    unsaid: Mapping[str, int]  # places of the categories of which nobody has said whether they are integers
+
+
+def _doubts(form: _Form, text: bytes) -> list[str]:
+    """Return sentences on values that are read otherwise in other formats."""
+    lines = text[:_DOUBTED_BYTES].split(b"\n")[:-1]
+    rows = [form.layout.split(line.rstrip(b"\r")) for line in lines]
+    found = []
+    if form.unquoted and (
+        quoted := next((one for row in rows for one in row if _QUOTED.fullmatch(one)), None)
+    ):
+        found.append(
+            f"fields such as {quoted.decode('utf-8', 'replace'):.20} stand in quotes, which are read as part "
+            "of them; set quotes: true in the schema, or quotes: false if they are meant"
+        )
+    for name, place in form.unsaid.items():
+        values = [row[place] for row in rows if len(row) > place and row[place] not in form.missing]
+        odd = next((one for one in values if _TYPED.fullmatch(one)), None)
+        if odd is not None and all(_TYPED.fullmatch(one) or _INTEGER.fullmatch(one) for one in values):
+            found.append(
+                f"the category {name} has values such as {odd.decode()}, and other formats would have "
+                f"{_core.parse_number(odd):.0f}, which has another id; set whole: true for it in the schema, "
+                "or whole: false to keep these ids"
+            )
+    return found
+
+
+def _begin(path: Path, line: bytes, commas: bool, schema: Schema) -> _Form:
+    """Return the form of lines of which this is the first."""
     # Many .csv files are tab-separated.
     guessed = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
     return _layout(path, line, schema.separator or guessed, schema)
 
 
-def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> tuple[_core.TextLayout, bool]:
-    """Return the layout of the file's lines, and whether the first one is a header."""
-    quotes = delimiter in ",;"
+def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> _Form:
+    quotes = delimiter in ",;" if schema.quotes is None else schema.quotes
     plain = _core.TextLayout(delimiter, quotes, 1, 0, [], [])
     names = [field.decode("utf-8", "replace").strip() for field in plain.split(line)]
     header = schema.header
@@ -235,10 +282,25 @@ def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> tuple[_c
         for place, one in zip(places[1:], schema.numbers, strict=False)
     ]
     categories = [
-        (place, one.cardinality, one.separator, one.length, one.padding == "before", one.keep == "last")
+        (
+            place,
+            one.name,
+            one.cardinality,
+            one.separator,
+            one.length,
+            one.padding == "before",
+            one.keep == "last",
+            bool(one.whole),
+        )
         for place, one in zip(places[1 + len(numbers) :], schema.categories, strict=False)
     ]
     weight = places[-1] if schema.weight else None
     words = schema.positive, schema.missing
     layout = _core.TextLayout(delimiter, quotes, len(names), places[0], numbers, categories, weight, *words)
-    return layout, header
+    unsaid = {
+        one.name: place
+        for place, one in zip(places[1 + len(numbers) :], schema.categories, strict=False)
+        if one.whole is None and not one.several
+    }
+    missing = frozenset((b"", *(word.encode() for word in schema.missing)))
+    return _Form(layout, header, not quotes and schema.quotes is None, missing, unsaid)

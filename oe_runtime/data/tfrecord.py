@@ -2,7 +2,7 @@
 
 An absent or empty feature is a missing value. Numbers may be int64 or float. Categories may be bytes, or
 int64, which is hashed as decimal text; a column of several values has them in the feature's list, or in one
-text with the schema's separator between them.
+text, alone in its list, with the schema's separator between them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from oe_runtime.data.columns import convert_columns
+from oe_runtime.data.columns import check_positive, convert_columns
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import Piece
 from oe_runtime.errors import DataError
@@ -56,12 +58,17 @@ class RecordFile:
         self._read = 0
         # Name of the feature and its type, by column.
         self._features = _features(path, itertools.islice(self._drawn(self._records), _LOOKED_AT), schema, tf)
-        several = {one.name.lower() for one in schema.categories if one.several}
-        self._several = {name for name, _ in self._features if name.lower() in several}
+        # The separator, by feature of several values.
+        several = {one.name.lower(): one.separator for one in schema.categories if one.several}
+        self._several = {name: several[name.lower()] for name, _ in self._features if name.lower() in several}
 
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
         """Return the whole file, which can only be read from its start."""
         return [(0, self._size)]
+
+    def doubts(self) -> list[str]:
+        """Return nothing: values have types."""
+        return []
 
     def narrow(self, start: int, stop: int) -> None:
         """Do nothing: the whole file is the only part."""
@@ -101,28 +108,29 @@ class RecordFile:
 
     def _convert(self, records: Any, read: int) -> Piece:
         tf = self._tf
-        spec = {
-            name: tf.io.FixedLenSequenceFeature(
-                [], kind, allow_missing=True, default_value=_MISSING[kind.name]
-            )
-            for name, kind in self._features
-        }
+        spec = {name: tf.io.RaggedFeature(kind, row_splits_dtype=tf.int64) for name, kind in self._features}
         try:
             parsed = tf.io.parse_example(records, spec)
-            if any(parsed[name].shape[1] > 1 for name, _ in self._features if name not in self._several):
+            # Values of all records, and how many each has.
+            found = {
+                name: (one.values.numpy(), np.diff(one.row_splits.numpy())) for name, one in parsed.items()
+            }
+            if any(counts.max() > 1 for name, (_, counts) in found.items() if name not in self._several):
                 raise ValueError("a feature with several values")
         except (tf.errors.OpError, UnicodeDecodeError, ValueError):
             return self._one_by_one(records, read)
         columns = []
         for name, kind in self._features:
-            values = parsed[name].numpy()
-            if name in self._several:
-                columns.append(_lists(values, kind.name))
+            values, counts = found[name]
+            if counts.max() > 1:
+                columns.append(_lists(values, counts, self._several[name]))
                 continue
-            column = (
-                values[:, 0] if values.shape[1] else np.full(len(values), _MISSING[kind.name], values.dtype)
-            )
-            columns.append(_column(column, kind.name))
+            there = counts > 0
+            if not there.all():
+                all_values = np.zeros(len(counts), values.dtype)
+                all_values[there] = values
+                values = all_values
+            columns.append(pa.array(values, pa.binary() if kind == tf.string else None, mask=~there))
         return convert_columns(columns, self._schema, read)
 
     def _one_by_one(self, records: Any, read: int) -> Piece:
@@ -153,27 +161,19 @@ def check_opens(path: Path) -> None:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-# Stand-ins for a missing value. No count is the least int64.
-_MISSING: dict[str, Any] = {"int64": -(2**63), "float32": float("nan"), "string": b""}
-
-
-def _column(values: Any, kind: str) -> pa.Array:
-    if kind == "string":
-        return pa.array(values, pa.binary())
-    if kind == "int64":
-        return pa.array(values, mask=values == _MISSING["int64"])
-    return pa.array(values)
-
-
-def _lists(values: Any, kind: str) -> pa.Array:
-    """Return padded rows as lists, or as texts where each has one at most, perhaps of several values."""
-    if kind == "string" and values.shape[1] <= 1:
-        texts = values[:, 0] if values.shape[1] else np.full(len(values), b"", object)
-        return pa.array(texts, pa.binary())
-    there = values != _MISSING[kind]
-    offsets = np.concatenate(([0], np.cumsum(there.sum(axis=1)))).astype(np.int32)
-    flat = pa.array(values[there], pa.binary() if kind == "string" else pa.int64())
-    return pa.ListArray.from_arrays(pa.array(offsets), flat)
+def _lists(values: NDArray[Any], counts: NDArray[np.int64], separator: str) -> pa.Array:
+    """Return the values of records as lists; one text alone may have several values, as in text files."""
+    ends = np.cumsum(counts)
+    flat = pa.array(values, pa.binary() if values.dtype == object else None)
+    if pa.types.is_binary(flat.type):
+        alone = flat.take(pa.array((ends - 1)[counts == 1]))
+        if pc.any(pc.match_substring(alone, separator)).as_py():
+            texts, byte = flat.to_pylist(), separator.encode()
+            rows = [texts[end - count : end] for end, count in zip(ends, counts, strict=True)]
+            return pa.array(
+                [row[0].split(byte) if len(row) == 1 else row for row in rows], pa.list_(flat.type)
+            )
+    return pa.LargeListArray.from_arrays(pa.array(np.concatenate(([0], ends))), flat)
 
 
 def _kind(feature: Any) -> str | None:
@@ -193,10 +193,8 @@ def _features(path: Path, records: Iterator[Any], schema: Schema, tf: Any) -> li
         except Exception:  # noqa: S112 - protobuf's error class depends on its version; the record is broken
             continue
         for name, feature in example.features.feature.items():
-            if kind := _kind(feature):
-                kinds.setdefault(name, types[kind])
-            else:
-                kinds.setdefault(name, None)
+            kind = _kind(feature)
+            kinds[name] = kinds.get(name) or (types[kind] if kind else None)
         if len(kinds) >= len(schema.names) and None not in kinds.values():
             break
     names = list(kinds)
@@ -205,11 +203,15 @@ def _features(path: Path, records: Iterator[Any], schema: Schema, tf: Any) -> li
     if not names:
         raise DataError(f"{path}: its records are no tf.train.Example")
     features = []
-    categories = {one.name for one in schema.categories} | ({schema.label} if schema.positive else set())
+    categories = {one.name for one in schema.categories}
+    texts = categories | ({schema.label} if schema.positive else set())
     whole = {schema.label, *(one.name for one in schema.numbers if one.whole)}
     for column, place in zip(schema.names, schema.places(str(path), names), strict=True):
-        kind = kinds[names[place]] or (tf.string if column in categories else tf.int64)
-        if kind == (tf.float32 if column in categories else tf.string):
+        kind = kinds[names[place]] or (tf.string if column in texts else tf.int64)
+        if column == schema.label and kind != tf.string:
+            check_positive(path, schema)
+        # float32 has no integers of more than 24 bits, so it is no type of ids.
+        if (kind == tf.float32 and column in categories) or (kind == tf.string and column not in texts):
             expected = "integers" if column in whole else "numbers"
             expected = "bytes or integers" if column in categories else expected
             raise DataError(f"{path}: feature {column} has the type {kind.name}, expected {expected}")
@@ -217,14 +219,16 @@ def _features(path: Path, records: Iterator[Any], schema: Schema, tf: Any) -> li
     return features
 
 
-def _problem(record: bytes, features: list[tuple[str, Any]], several: set[str], tf: Any) -> str | None:
+def _problem(
+    record: bytes, features: list[tuple[str, Any]], several: Mapping[str, str], tf: Any
+) -> str | None:
     try:
         found = tf.train.Example.FromString(record).features.feature
     except Exception:
         return "it is no tf.train.Example"
     lists = {"int64": "int64_list", "float32": "float_list", "string": "bytes_list"}
     for name, kind in features:
-        if name not in found or (has := _kind(found[name])) is None:
+        if name not in found or (has := found[name].WhichOneof("kind")) is None:
             continue
         if has != lists[kind.name]:
             return f"{name} is a {has}, expected a {lists[kind.name]} as in the file's first records"

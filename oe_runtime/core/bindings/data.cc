@@ -21,7 +21,7 @@ namespace oe {
 namespace {
 
 using Number = std::tuple<size_t, std::string, bool, bool, double, double, float>;
-using Category = std::tuple<size_t, uint64_t, std::string, size_t, bool, bool>;
+using Category = std::tuple<size_t, std::string, uint64_t, std::string, size_t, bool, bool, bool>;
 
 NumberColumn NewNumber(const Number& given) {
   const auto& [place, name, whole, logarithm, shift, divisor, missing] = given;
@@ -32,12 +32,13 @@ NumberColumn NewNumber(const Number& given) {
 }
 
 CategoryColumn NewCategory(const Category& given) {
-  const auto& [place, cardinality, separator, length, pad_before, keep_last] = given;
+  const auto& [place, name, cardinality, separator, length, pad_before, keep_last, whole] = given;
   if (cardinality == 0 || cardinality > kMostIds) throw SpecError("a cardinality is 0 or beyond 63 bits");
   if (length == 0 || separator.size() > 1 || (separator.empty() && length != 1)) {
     throw SpecError("a column of several values has no length or separator");
   }
-  return {place, cardinality, separator.empty() ? '\0' : separator[0], length, pad_before, keep_last};
+  const char byte = separator.empty() ? '\0' : separator[0];
+  return {place, cardinality, byte, length, pad_before, keep_last, whole, name};
 }
 
 TextLayout NewLayout(char delimiter, bool quotes, size_t columns, size_t label,
@@ -123,6 +124,41 @@ std::vector<py::bytes> Split(const TextLayout& layout, const py::bytes& line) {
   return {fields.begin(), fields.end()};
 }
 
+// (ids, odd): of the texts data[offsets[i]:offsets[i + 1]].
+template <typename Offset>
+py::tuple IdsOf(const py::array_t<Offset, py::array::c_style>& offsets,
+                const py::array_t<uint8_t, py::array::c_style>& data, uint64_t cardinality, bool whole,
+                const std::vector<std::string>& missing) {
+  NewCategory({0, "", cardinality, "", 1, false, false, whole});
+  const auto count = static_cast<size_t>(std::max<py::ssize_t>(offsets.size(), 1) - 1);
+  py::array_t<int64_t> ids(static_cast<py::ssize_t>(count));
+  py::array_t<bool> odd(static_cast<py::ssize_t>(count));
+  const Offset* from = offsets.data();
+  const std::string_view bytes(reinterpret_cast<const char*>(data.data()), static_cast<size_t>(data.size()));
+  int64_t* id = ids.mutable_data();
+  bool* is_odd = odd.mutable_data();
+  {
+    const py::gil_scoped_release release;
+    WholeIds whole_ids(missing);
+    for (size_t i = 0; i < count; ++i) {
+      const Offset begin = from[i];
+      const Offset end = from[i + 1];
+      if (begin < 0 || end < begin || static_cast<uint64_t>(end) > bytes.size()) {
+        throw SpecError("text " + std::to_string(i) + " lies outside its data");
+      }
+      const std::string_view text =
+          bytes.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+      if (whole) {
+        id[i] = whole_ids.IdOf(text, cardinality);
+      } else {
+        id[i] = text.empty() ? 0 : HashedId(text, cardinality);
+      }
+      is_odd[i] = id[i] < 0;
+    }
+  }
+  return py::make_tuple(ids, odd);
+}
+
 }  // namespace
 
 void BindData(py::module_& module) {
@@ -131,6 +167,16 @@ void BindData(py::module_& module) {
   module.attr("MOST_IDS") = kMostIds;
   module.def("scale_numbers", &ScaleAll, py::arg("values"), py::arg("logarithm"), py::arg("shift"),
              py::arg("divisor"), "sign(x) log1p(|x|), or (x - shift) / divisor, of each value as float32.");
+  module.def("parse_number", &NumberOf, py::arg("text"),
+             "The number that a field of a text file is, 1 and 0 of true and false; None if it is none.");
+  const auto def_ids = [&](auto ids_of) {
+    module.def(
+        "category_ids", ids_of, py::arg("offsets").noconvert(), py::arg("data"), py::arg("cardinality"),
+        py::arg("whole"), py::arg("missing"),
+        "Ids of the texts data[offsets[i]:offsets[i + 1]], 0 of empty ones; and which are no integers.");
+  };
+  def_ids(&IdsOf<int32_t>);
+  def_ids(&IdsOf<int64_t>);
   py::class_<TextLayout>(module, "TextLayout", "How lines are divided, and which columns are which.")
       .def(py::init(&NewLayout), py::arg("delimiter"), py::arg("quotes"), py::arg("columns"),
            py::arg("label"), py::arg("numbers"), py::arg("categories"), py::arg("weight") = py::none(),

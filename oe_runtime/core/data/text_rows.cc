@@ -136,16 +136,26 @@ bool ParseDouble(std::string_view text, double* out) {
   return error == std::errc() && stop == end && std::isfinite(*out);
 }
 
+// true or false, as pandas, Spark, R and Excel write them.
+std::optional<bool> BooleanOf(std::string_view text) {
+  if (text == "true" || text == "True" || text == "TRUE") return true;
+  if (text == "false" || text == "False" || text == "FALSE") return false;
+  return std::nullopt;
+}
+
+bool IsWhole(double value) { return value == std::trunc(value) && std::abs(value) < 0x1p63; }
+
 // Apart from the common case, integers of kLog1p. False also for what is infinite as float32.
 [[gnu::noinline]] bool ParseOther(std::string_view text, const NumberColumn& column, float* out) {
   Integer integer;
-  double value;
-  if (column.whole || !ParseDouble(text, &value)) {
-    if (!ParseInteger(text, &integer)) return false;
+  if (column.whole && ParseInteger(text, &integer)) {
     const auto size = static_cast<double>(integer.size);
-    value = integer.negative ? -size : size;
+    *out = Scaled(integer.negative ? -size : size, column);
+  } else {
+    const std::optional<double> value = NumberOf(text);
+    if (!value || (column.whole && !IsWhole(*value))) return false;
+    *out = Scaled(*value, column);
   }
-  *out = Scaled(value, column);
   return std::isfinite(*out);
 }
 
@@ -165,7 +175,7 @@ bool ParseWeight(std::string_view text, float* out) {
   return std::isfinite(*out);
 }
 
-int64_t IdOf(std::string_view value, uint64_t cardinality) {
+inline int64_t Hashed(std::string_view value, uint64_t cardinality) {
   return 1 + static_cast<int64_t>(XXH3_64bits(value.data(), value.size()) % cardinality);
 }
 
@@ -177,7 +187,13 @@ class Parser {
         broken_(broken),
         logs_(SmallLogs()),
         has_missing_(!layout.missing.empty()),
-        ends_(layout.columns) {}
+        positive_(NumberOf(layout.positive)),
+        whole_ids_(layout.missing),
+        ends_(layout.columns) {
+    for (const std::string& word : layout.missing) {
+      if (const auto number = NumberOf(word)) missing_numbers_.push_back(*number);
+    }
+  }
 
   size_t Parse(std::string_view text) {
     const char quote = layout_.quotes ? '"' : '\0';
@@ -270,17 +286,21 @@ class Parser {
   std::string Row(const Field& field) {
     const std::string_view label = field(layout_.label);
     if (!layout_.positive.empty()) {
-      if (Present(label).empty()) return "the label is '" + Shown(label) + "', which is no value";
-      rows_.labels[row_] = label == layout_.positive ? 1 : 0;
-    } else if (label.size() != 1 || (label[0] != '0' && label[0] != '1')) {
-      return "the label is '" + Shown(label) + "', expected 0 or 1";
-    } else {
+      if (Present(label).empty() || IsMissingNumber(label)) {
+        return "the label is '" + Shown(label) + "', which is no value";
+      }
+      rows_.labels[row_] = label == layout_.positive || (positive_ && NumberOf(label) == positive_) ? 1 : 0;
+    } else if (label.size() == 1 && (label[0] == '0' || label[0] == '1')) {
       rows_.labels[row_] = static_cast<float>(label[0] - '0');
+    } else if (const auto number = NumberOf(label); number == 0 || number == 1) {
+      rows_.labels[row_] = static_cast<float>(*number);
+    } else {
+      return "the label is '" + Shown(label) + "', expected 0 or 1";
     }
     float* dense = rows_.dense + row_ * layout_.numbers.size();
     for (const NumberColumn& column : layout_.numbers) {
       const std::string_view value = Present(field(column.place));
-      if (value.empty()) {
+      if (value.empty() || IsMissingNumber(value)) {
         *dense = column.missing;
       } else if (!ParseNumber(value, column, logs_, dense)) {
         return NumberProblem(value, column);
@@ -295,10 +315,11 @@ class Parser {
     for (const CategoryColumn& column : layout_.categories) {
       const std::string_view value = Present(field(column.place));
       if (column.separator == '\0') {
-        *id = value.empty() ? 0 : IdOf(value, column.cardinality);
+        *id = value.empty() ? 0 : IdOf(value, column);
+        if (*id < 0) return CategoryProblem(value, column);
         id += capacity;
       } else {
-        Values(value, column, id);
+        if (const auto odd = Values(value, column, id)) return CategoryProblem(*odd, column);
         id += column.length * capacity;
       }
     }
@@ -314,18 +335,38 @@ class Parser {
     return std::find(layout_.missing.begin(), layout_.missing.end(), value) != layout_.missing.end();
   }
 
+  // Negative if the value is no integer and must be.
+  int64_t IdOf(std::string_view value, const CategoryColumn& column) {
+    return column.whole ? whole_ids_.IdOf(value, column.cardinality) : Hashed(value, column.cardinality);
+  }
+
+  bool IsMissingNumber(std::string_view value) const { return has_missing_ && IsAmongMissing(value); }
+
+  [[gnu::noinline]] bool IsAmongMissing(std::string_view value) const {
+    const std::optional<double> number = NumberOf(value);
+    return number &&
+           std::find(missing_numbers_.begin(), missing_numbers_.end(), *number) != missing_numbers_.end();
+  }
+
+  [[gnu::noinline]] static std::string CategoryProblem(std::string_view value, const CategoryColumn& column) {
+    return column.name + " is '" + Shown(value) + "', expected an integer or nothing";
+  }
+
   [[gnu::noinline]] static std::string NumberProblem(std::string_view value, const NumberColumn& column) {
     return column.name + " is '" + Shown(value) + "', expected " +
            (column.whole ? "an integer" : "a number") + " or nothing";
   }
 
-  // Writes the ids of a field with several values.
-  [[gnu::noinline]] void Values(std::string_view text, const CategoryColumn& column, int64_t* id) {
+  // Writes the ids of a field with several values; returns one that is no integer and must be.
+  [[gnu::noinline]] std::optional<std::string_view> Values(std::string_view text,
+                                                           const CategoryColumn& column, int64_t* id) {
     values_.clear();
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find(column.separator, at), text.size());
       const std::string_view value = Present(text.substr(at, end - at));
-      if (!value.empty()) values_.push_back(IdOf(value, column.cardinality));
+      const int64_t found = value.empty() ? 0 : IdOf(value, column);
+      if (found < 0) return value;
+      if (found != 0) values_.push_back(found);
       at = end + 1;
       if (values_.size() == column.length && !column.keep_last) break;
     }
@@ -335,6 +376,7 @@ class Parser {
     for (size_t i = 0; i < column.length; ++i) {
       id[i * rows_.capacity] = i >= first && i < first + count ? values_[dropped + i - first] : 0;
     }
+    return std::nullopt;
   }
 
   const TextLayout& layout_;
@@ -342,6 +384,9 @@ class Parser {
   std::vector<BrokenLine>* broken_;
   const std::array<float, 4096>& logs_;
   const bool has_missing_;
+  std::vector<double> missing_numbers_;
+  const std::optional<double> positive_;
+  WholeIds whole_ids_;
   std::vector<size_t> ends_;  // where the fields of the line end
   std::vector<std::string_view> fields_;
   std::vector<int64_t> values_;
@@ -351,6 +396,46 @@ class Parser {
 };
 
 }  // namespace
+
+std::optional<double> NumberOf(std::string_view text) {
+  double value;
+  if (ParseDouble(text, &value)) return value;
+  return BooleanOf(text);
+}
+
+std::string_view WholeText(std::string_view text, std::string* scratch) {
+  if (const auto boolean = BooleanOf(text)) return *boolean ? "1" : "0";
+  const size_t sign = !text.empty() && text.front() == '-' ? 1 : 0;
+  const size_t end = std::min(text.find_first_not_of("0123456789", sign), text.size());
+  const bool has_zeros =
+      end < text.size() && text[end] == '.' && text.find_first_not_of('0', end + 1) == std::string_view::npos;
+  if (end > sign && (end == text.size() || has_zeros)) {
+    const size_t first = text.find_first_not_of('0', sign);
+    if (first >= end) return "0";
+    if (sign == 0 || first == 1) return text.substr(first - sign, end - first + sign);
+    *scratch = '-';
+    return scratch->append(text, first, end - first);
+  }
+  double value;
+  if (!ParseDouble(text, &value) || !IsWhole(value)) return {};
+  return *scratch = std::to_string(static_cast<int64_t>(value));
+}
+
+int64_t HashedId(std::string_view value, uint64_t cardinality) { return Hashed(value, cardinality); }
+
+WholeIds::WholeIds(const std::vector<std::string>& missing) {
+  for (const std::string& word : missing) {
+    if (const std::string_view text = WholeText(word, &scratch_); !text.empty()) missing_.emplace_back(text);
+  }
+}
+
+int64_t WholeIds::IdOf(std::string_view value, uint64_t cardinality) {
+  if (value.empty()) return 0;
+  const std::string_view text = WholeText(value, &scratch_);
+  if (text.empty()) return -1;
+  if (std::find(missing_.begin(), missing_.end(), text) != missing_.end()) return 0;
+  return Hashed(text, cardinality);
+}
 
 void Normalise(const int64_t* values, size_t count, float* out) {
   const auto& logs = SmallLogs();

@@ -38,6 +38,8 @@ struct CategoryColumn {
   size_t length = 1;        // ids of a row; further values are dropped
   bool pad_before = false;  // where a row has fewer values: zeros before them, not after
   bool keep_last = false;   // where it has more: the last ones, not the first
+  bool whole = false;       // values are integers, and their decimal text is hashed: 7.0 is 7, true is 1
+  std::string name{};       // for messages
 };
 
 // How lines are divided, and which of their columns are which.
@@ -52,7 +54,8 @@ struct TextLayout {
   std::optional<size_t> weight;
   // The label of a positive row; all others are 0. Empty: labels are 0 and 1.
   std::string positive;
-  std::vector<std::string> missing;  // fields that count as empty, besides empty ones
+  // Fields that count as empty, besides empty ones. Among numbers, all that are equal: -1.0 is -1.
+  std::vector<std::string> missing;
 
   size_t ids() const {
     size_t all = 0;
@@ -73,6 +76,30 @@ struct TextRows {
 struct BrokenLine {
   size_t line;  // from 0
   std::string problem;
+};
+
+// The number of a text: a finite one, or true or false (1 or 0), in small letters, capitals or with one
+// capital.
+std::optional<double> NumberOf(std::string_view text);
+
+// The decimal text of an integer up to 63 bits, or of more digits: that of "7.0", "007" and "7e0" is "7".
+// Empty if the text is none. It may lie in `scratch`.
+std::string_view WholeText(std::string_view text, std::string* scratch);
+
+// 1 + XXH3-64(value) modulo the cardinality.
+int64_t HashedId(std::string_view value, uint64_t cardinality);
+
+// Ids of values that are integers, by their decimal text.
+class WholeIds {
+ public:
+  explicit WholeIds(const std::vector<std::string>& missing);
+
+  // 0 if the value is empty or its integer among `missing`; -1 if it is no integer.
+  int64_t IdOf(std::string_view value, uint64_t cardinality);
+
+ private:
+  std::vector<std::string> missing_;
+  std::string scratch_;
 };
 
 // Integers as models take them: sign(x) log1p(|x|), the counts being heavy-tailed.

@@ -103,7 +103,7 @@ TEST(TextRowsTest, LinesLieAnywhere) {
 
 TEST(TextRowsTest, BrokenLinesAreLeftOutAndNamed) {
   const std::string good = Line({{0, "1"}});
-  const std::string text = good + "\n" + Line({{0, "2"}}) + Line({{3, "1e5"}}) + "1\t2\n" +
+  const std::string text = good + "\n" + Line({{0, "2"}}) + Line({{3, "1.5e0"}}) + "1\t2\n" +
                            Line({{5, std::string(1, '\0')}}) + Line({{30, std::string(kMaxLineBytes, 'a')}}) +
                            Line({{1, "9223372036854775808"}}) + Line({{2, "-"}}) + Line({{13, "7.5"}}) +
                            Line({{13, "\xff 5678901234567890123"}}) + good;
@@ -118,7 +118,7 @@ TEST(TextRowsTest, BrokenLinesAreLeftOutAndNamed) {
   EXPECT_EQ(problems,
             (std::vector<std::string>{
                 "found 0 columns, expected 40", "the label is '2', expected 0 or 1",
-                "I3 is '1e5', expected an integer or nothing", "found 2 columns, expected 40",
+                "I3 is '1.5e0', expected an integer or nothing", "found 2 columns, expected 40",
                 "the line has a NUL byte", "the line has more than 1048576 bytes",
                 "I1 is '9223372036854775808', expected an integer or nothing",
                 "I2 is '-', expected an integer or nothing", "I13 is '7.5', expected an integer or nothing",
@@ -263,6 +263,52 @@ TEST(TextRowsTest, OtherLabelsAndWordsForMissingValues) {
   EXPECT_EQ(parsed.id(1, 1), 0);
   ASSERT_EQ(parsed.broken.size(), 2);
   EXPECT_EQ(parsed.broken[0].problem, "the label is 'NA', which is no value");
+}
+
+TEST(TextRowsTest, TheTextOfAnInteger) {
+  std::string scratch;
+  const std::vector<std::pair<std::string, std::string>> texts = {
+      {"7", "7"},
+      {"7.0", "7"},
+      {"-7.000", "-7"},
+      {"007", "7"},
+      {"-007", "-7"},
+      {"-0", "0"},
+      {"0.0", "0"},
+      {"1e3", "1000"},
+      {"-1.5e1", "-15"},
+      {"true", "1"},
+      {"False", "0"},
+      {"99999999999999999999", "99999999999999999999"},
+      {"9223372036854775807.0", "9223372036854775807"}};
+  for (const auto& [text, whole] : texts) EXPECT_EQ(WholeText(text, &scratch), whole) << text;
+  for (const char* text : {"", "-", ".", "7.5", "1e19", "inf", "nan", "+7", " 7", "7 ", "truE", "0x7"}) {
+    EXPECT_EQ(WholeText(text, &scratch), "") << text;
+  }
+}
+
+TEST(TextRowsTest, BooleansAndWholeFloatsAreNumbersAndLabels) {
+  TextLayout layout;
+  layout.columns = 3;
+  layout.missing = {"-1"};
+  layout.numbers = {{1, "n", true, Scale::kLinear, 0, 1, 7}};
+  layout.categories = {{2, 100}};
+  layout.categories[0].whole = true;
+  layout.categories[0].name = "c";
+  const Parsed parsed("1.0\tTrue\t7.0\nFALSE\t-1.0\t7\ntrue\t2e3\t-1.0\n1\t1\tx\n0.5\t1\t1\n1\t0.5\t1\n",
+                      layout);
+  ASSERT_EQ(parsed.rows, 3);
+  EXPECT_EQ(std::vector<float>(parsed.labels.begin(), parsed.labels.begin() + 3),
+            (std::vector<float>{1, 0, 1}));
+  EXPECT_EQ(std::vector<float>(parsed.dense.begin(), parsed.dense.begin() + 3),
+            (std::vector<float>{1, 7, 2000}));
+  EXPECT_EQ(parsed.id(0, 0), 1 + static_cast<int64_t>(XXH3_64bits("7", 1) % 100));
+  EXPECT_EQ(parsed.id(1, 0), parsed.id(0, 0));
+  EXPECT_EQ(parsed.id(2, 0), 0);
+  ASSERT_EQ(parsed.broken.size(), 3);
+  EXPECT_EQ(parsed.broken[0].problem, "c is 'x', expected an integer or nothing");
+  EXPECT_EQ(parsed.broken[1].problem, "the label is '0.5', expected 0 or 1");
+  EXPECT_EQ(parsed.broken[2].problem, "n is '0.5', expected an integer or nothing");
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ TextLayout LayoutOf(uint8_t byte) {
     layout.categories = {{place(4), cardinality, '|', 3, false, true},
                          {place(5), cardinality, ' ', 2, true, false}};
     if (turned) layout.missing = {"NA", "-1"};
-    if (turned && cardinality > 8) layout.positive = "yes";
+    if (turned && cardinality > 8) layout.positive = cardinality > 12 ? "1.0" : "yes";
+    layout.categories[cardinality % 2].whole = cardinality > 4;
   } else {
     for (size_t i = 0; i < kNumbers; ++i) {
       layout.numbers.push_back({place(1 + i), "I", true, Scale::kLog1p, 0, 1, 0});
