@@ -96,15 +96,30 @@ class CriteoFiles:
 
         Without `tensorflow`, TFRecord files are only opened.
         """
+        from oe_runtime.data.tfrecord import check_opens
+
         files = [path for path in self._files if tensorflow or file_kind(path) != "tfrecord"]
+        without = []
         for path in self._files:
             if path not in files:
-                _check_opens(path, self._schema)
+                _check_magic(path, "tfrecord", self._schema)
+                check_opens(path)
+                without += [] if path.stat().st_size else [path]
         with ThreadPoolExecutor(_CHECKS, "check") as threads:
             firsts = list(threads.map(self._first_rows, files))
+        # Spark writes a part without rows for each partition without rows.
+        without += [path for path, first in zip(files, firsts, strict=True) if first.is_empty]
+        if without and len(without) == len(self._files):
+            raise empty_file(without[0], self._schema)
+        if without:
+            print(
+                f"warning: {self._name}: {len(without)} of {len(self._files)} files have no rows, such as "
+                f"{without[0]}",
+                file=sys.stderr,
+            )
         broken = BrokenRows(self.broken.limit, say=lambda _: None)  # reported when they are skipped
         for path, first in zip(files, firsts, strict=True):
-            if not first.rows:
+            if not (first.rows or first.is_empty):
                 broken.limit = 0  # not a file of rows at all
             for place, problem in first.problems:
                 broken.add(path, place, problem)
@@ -128,7 +143,7 @@ class CriteoFiles:
             doubts = file.doubts()
             task = next(file.pieces(), None)
             if task is None:
-                raise empty_file(path, self._schema)
+                return _First(0, 0, 0, [], [])
             batch, broken, read = task()
             problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
             return _First(batch.rows, int(batch.labels.sum()), read, problems, doubts)
@@ -169,9 +184,9 @@ class CriteoFiles:
                     self._guess(before + pass_.rows, sum(sizes[:number]) + pass_.read, sum(sizes))
                     if batch.rows:
                         yield batch
-            if pass_.rows == 0 and pass_.broken == 0:
-                raise empty_file(path, self._schema)
             before += pass_.rows
+        if before == 0 and self.broken.count == 0:
+            raise empty_file(self._files[0], self._schema)
         if before == 0:
             raise DataError(f"{self._name} has no row that is not broken")
         self._total = before
@@ -209,6 +224,11 @@ class _First(NamedTuple):
     read: int  # bytes
     problems: list[tuple[str, str]]  # of broken ones: place, what is wrong
     doubts: list[str]  # what may be meant otherwise
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file has no row."""
+        return not (self.rows or self.problems)
 
 
 @dataclass
@@ -263,16 +283,6 @@ def _check_magic(path: Path, kind: str, schema: Schema) -> None:
         )
     if not found.startswith(magics):
         raise DataError(f"{path} is not a {what} file, as its name says: it begins with {found!r:.40}")
-
-
-def _check_opens(path: Path, schema: Schema) -> None:
-    """Raise DataError for a TFRecord file that cannot be read or has no record."""
-    from oe_runtime.data.tfrecord import check_opens
-
-    _check_magic(path, "tfrecord", schema)
-    check_opens(path)
-    if not path.stat().st_size:
-        raise empty_file(path, schema)
 
 
 def open_file(path: Path, schema: Schema) -> RowFile:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oe_runtime.data.criteo import CriteoFiles, Pass, empty_file, file_kind, file_rows, open_file
+from oe_runtime.data.criteo import CriteoFiles, Pass, file_kind, file_rows, open_file
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
@@ -235,7 +235,7 @@ class GrowingDirectory(Stream):
         with contextlib.closing(open_file(path, self._schema)) as file:
             yield from file_rows(path, file, pass_, BrokenRows(self._max_bad_rows))
         if not (pass_.rows or pass_.broken):
-            raise empty_file(path, self._schema)
+            print(f"warning: {path} has no rows", file=sys.stderr)
 
     def _unread(self, place: Place) -> tuple[Place, list[str]]:
         """Return the place without files that were removed, and the names to read after it, in order."""

@@ -64,7 +64,7 @@ class TextFile:
             _check_encoding(path, head)
             self._head = head.removeprefix(_BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
-            self._form = _begin(path, line, commas, schema)
+            self._form = _begin(path, line, commas, schema) if head else _NO_LINES
         except BaseException:
             self.close()
             raise
@@ -232,6 +232,9 @@ class _Form(NamedTuple):
     unsaid: Mapping[str, int]  # places of the categories of which nobody has said whether they are integers
 
 
+_NO_LINES = _Form(_core.TextLayout("\t", False, 1, 0, [], []), False, False, frozenset(), {})
+
+
 def _doubts(form: _Form, text: bytes) -> list[str]:
     """Return sentences on values that are read otherwise in other formats."""
     lines = text[:_DOUBTED_BYTES].split(b"\n")[:-1]
@@ -275,7 +278,7 @@ def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> _Form:
     if not header:
         names = list(schema.columns)
     elif not line:
-        raise DataError(f"{path} is empty: it has no header")
+        raise DataError(f"{path}: its first line is empty, expected a header")
     places = schema.places(f"the header of {path}", names)
     numbers = [
         (place, one.name, one.whole, *one.factors, float(scaled(np.array([one.missing]), one)[0]))

@@ -10,7 +10,15 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from oe_runtime.data import DataError, check, holdout_batches, make_split, open_source, training_batches
+from oe_runtime.data import (
+    DataError,
+    check,
+    holdout_batches,
+    make_split,
+    open_source,
+    row_schema,
+    training_batches,
+)
 from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.row_schema import CRITEO
 from oe_runtime.data.rows import BrokenRows
@@ -328,7 +336,11 @@ def test_every_file_is_looked_at_before_training(
         return words
 
     wrong.touch()
-    assert f"{wrong} is empty: it has no row of label, I1 … I13 and C1 … C26" in said()
+    if name in ("b.tsv", "b.csv", "b.tfrecord"):  # a part without rows; of other formats, a broken file
+        assert check.main([str(tmp_path)]) == 0
+        assert f"warning: {tmp_path}: 1 of 2 files have no rows, such as {wrong}" in capsys.readouterr().err
+    else:
+        assert f"{wrong} is empty: it has no row of label, I1 … I13 and C1 … C26" in said()
     narrow = b"\n".join(line.rpartition(b"\t")[0] for line in EXCERPT.read_bytes().splitlines())
     wrong.write_bytes(narrow)
     found = said()
@@ -441,3 +453,48 @@ def test_names_tell_formats_in_any_case(tmp_path: Path, name: str) -> None:
         write(tmp_path / name)
     assert_equal(everything(tmp_path / name), WHOLE)
     assert_equal(everything(tmp_path), WHOLE)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz", "parquet", "arrow", "tfrecord"])
+def test_a_part_without_rows(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Spark writes one for each partition without rows: without a byte, or with a header alone."""
+    table = pa.table({"y": [1, 0, 1], "c": ["a", "b", "c"]})
+    wanted = row_schema.parse({"label": "y", "categories": ["c"]}, "schema")
+    for number, rows in enumerate((table[:0], table[:2], table[:0], table[2:])):
+        path = tmp_path / f"part-{number}.{ending}"
+        if ending == "parquet":
+            pq.write_table(rows, path)
+        elif ending == "arrow":
+            with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, rows.schema) as file:
+                file.write_table(rows)
+        elif ending == "tfrecord":
+            tf = pytest.importorskip("tensorflow")
+            with tf.io.TFRecordWriter(str(path)) as out:
+                for y, c in zip(*rows.to_pydict().values(), strict=True):
+                    label = tf.train.Feature(int64_list=tf.train.Int64List(value=[y]))
+                    text = tf.train.Feature(bytes_list=tf.train.BytesList(value=[c.encode()]))
+                    both = tf.train.Features(feature={"y": label, "c": text})
+                    out.write(tf.train.Example(features=both).SerializeToString())
+        else:
+            between = "\t" if ending == "tsv" else ","
+            lines = [["y", "c"], *([str(y), c] for y, c in zip(*rows.to_pydict().values(), strict=True))]
+            content = "".join(between.join(line) + "\n" for line in lines).encode()
+            if not number and ending != "csv.gz":
+                content = b""
+            path.write_bytes(gzip.compress(content) if ending == "csv.gz" else content)
+    (tmp_path / "_SUCCESS").touch()
+    source = open_source(str(tmp_path), schema=wanted)
+    source.check()
+    said = capsys.readouterr().err
+    assert f"warning: {tmp_path}: 2 of 4 files have no rows, such as {tmp_path / 'part-0'}" in said
+    whole = concatenate(list(source.blocks()))
+    assert whole.labels.tolist() == [1, 0, 1]
+    parts = concatenate([batch for part in source.ranges() for batch in source.read(part)])
+    assert_equal(parts, whole)
+    for start in range(3):
+        assert_equal(concatenate(list(source.blocks(start))), whole.slice(start, 3))
+    assert check.main(["--without-tensorflow", "--label", "y", "--categories", "c", str(tmp_path)]) == 0
+    (tmp_path / f"part-1.{ending}").unlink()
+    (tmp_path / f"part-3.{ending}").unlink()
+    with pytest.raises(DataError, match=f"part-0.{ending} is empty: it has no row of y, c"):
+        open_source(str(tmp_path), schema=wanted).check()

@@ -151,6 +151,17 @@ def test_broken_rows_are_allowed_in_each_file(tmp_path: Path, capsys: pytest.Cap
     assert "c.csv line 3" in capsys.readouterr().err
 
 
+def test_a_file_without_rows_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Spark writes one for each partition without rows."""
+    put(tmp_path, "a.csv", range(5))
+    (tmp_path / "b.csv").touch()
+    put(tmp_path, "c.csv", range(5, 6))
+    found = present(follow(tmp_path), 3)
+    assert numbers(found) == list(range(6))
+    assert capsys.readouterr().err == f"warning: {tmp_path / 'b.csv'} has no rows\n"
+    assert numbers(present(follow(tmp_path), 3, found[0].place)) == [3, 4, 5]
+
+
 def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is no directory"):
         follow(tmp_path / "none")
@@ -159,10 +170,6 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
         follow(tmp_path, eval_data=str(tmp_path / "a.csv"))
     with pytest.raises(DataError, match=r"generate:9 are rows that are all there"):
         open_source("generate:9", follow=True)
-    (tmp_path / "b.csv").touch()
-    with pytest.raises(DataError, match=r"b\.csv is empty"):
-        present(follow(tmp_path))
-    (tmp_path / "b.csv").unlink()
     (tmp_path / "read.me").touch()
     with pytest.raises(DataError, match="its name does not tell the format"):
         present(follow(tmp_path))
