@@ -127,11 +127,18 @@ def start(module, system):
 
 
 def running(module, path):
-    """Return the role's running processes of a launcher on this machine, and whether the launcher runs."""
-    if not os.path.exists(path):
+    """Return the role's running processes of a launcher on this machine, and whether the launcher runs.
+
+    A job's processes on a host reached over SSH have no launcher there, but can write such a file.
+    """
+    on_host = os.path.dirname(os.path.dirname(path)) == os.path.join(jobfiles.HOME, "jobs")
+    if on_host or not os.path.exists(path):
         return [], False
     try:
         with open(path) as file:
+            owner = os.fstat(file.fileno()).st_uid
+            if owner != os.geteuid():
+                module.fail_json(msg="{} belongs to user {}: stop the job as that user".format(path, owner))
             state = json.load(file)
         supervised = process.alive(state["supervisor_pid"], state["supervisor_started"])
         mine = [

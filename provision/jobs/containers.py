@@ -3,6 +3,8 @@
 Each child of the supervisor is the engine's ``run`` with a process of the job as its command. It passes on
 signals, the exit status and standard input, so that containers end with their launcher. The job's directory
 has the same path inside and outside. So `status`, `logs`, `stop` and `resume` are those of processes.
+Processes write below it only: the launcher's own files in it (`job.json` has the commands that `resume`
+runs here) are read-only inside.
 
 The network is the host's: servers listen on loopback, and no port is forwarded.
 """
@@ -24,6 +26,9 @@ from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, Job, ProcessSpec
 ENGINES = ("docker", "podman")
 _ANSWER_SECONDS = 60
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 - the container's own
+# Folders of the job's directory.
+_WRITTEN_BY_WORKERS = ("run",)
+_WRITTEN_BY_SERVERS = ("run", "ready", "metrics")
 # Steps that bootstrap would take on the host, and that images make unnecessary.
 IN_IMAGES = ("packages", "runtime")
 
@@ -75,10 +80,15 @@ def wrapped(job: Job, inventory: Inventory, wanted: Request, spec: ProcessSpec) 
     if not server:
         mounts.update((_place(path), ":ro") for path in files_of_hosts(wanted.training).values())
         if wanted.training.script:
-            mounts[str(Path(wanted.training.script).parent)] = ""
+            beside, state_dir = Path(wanted.training.script).parent, job.directory.parent.parent
+            mounts[str(beside)] = ""
+            if beside in state_dir.parents:  # other jobs are not the script's to change
+                mounts[str(state_dir)] = ":ro"
     if server and spec.storage:
-        mounts[spec.storage] = ""
-    mounts[str(job.directory)] = ""
+        mounts[str(Path(spec.pools).parent) if spec.pools else spec.storage] = ""
+    mounts[str(job.directory)] = ":ro"
+    for name in _WRITTEN_BY_SERVERS if server else _WRITTEN_BY_WORKERS:
+        mounts[str(job.directory / name)] = ""
     # Each start of the workers sets these in the engine's own environment, and the engine passes them on.
     renewed = {key: value for key, value in spec.environment.items() if key in (LOCAL_RANK, LOCAL_WORLD_SIZE)}
     environment = {**_ENVIRONMENT, **spec.environment}

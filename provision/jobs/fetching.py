@@ -107,6 +107,8 @@ def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console)
         try:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
                 for name, size in sizes.items():
+                    if name.split("/")[0] not in names:
+                        raise tarfile.TarError(f"{name} was not asked for")
                     _extract(archive, name, size, to, lambda count: bar.advance(task, count))
         except (tarfile.TarError, EOFError) as error:
             raise HostError(host.name, f"files of job {job.id} were cut off ({error}); try again") from None
@@ -128,7 +130,8 @@ def _extract(
     member = archive.next()
     source = archive.extractfile(member) if member is not None and member.isfile() else None
     parts = Path(name).parts
-    if member is None or source is None or (member.name, member.size) != (name, size) or ".." in parts:
+    bad = ".." in parts or "\0" in name
+    if member is None or source is None or (member.name, member.size) != (name, size) or bad:
         raise tarfile.TarError(f"{name} is missing")
     path = to.joinpath(*parts)
     if not path.is_relative_to(to):

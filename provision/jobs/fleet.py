@@ -150,8 +150,8 @@ class Fleet:
         answers = errands.on_all(self.hosts_of(role), "stop", args, STOP_SECONDS[role])
         for answer in answers.values():
             if isinstance(answer, dict):
-                for name, item in answer["stopped"].items():
-                    self._keep(name, item)
+                for name in self.processes.keys() & answer["stopped"].keys():  # they become names of files
+                    self._keep(name, answer["stopped"][name])
         return answers
 
     def remove_pools(self, servers: Sequence[ProcessSpec]) -> list[HostError]:

@@ -190,7 +190,8 @@ def mount_unit(path: str) -> str:
 
 def quote(word: str, *, command: bool = False) -> str:
     """A word quoted for systemd; in a ``command`` dollar signs are escaped too."""
-    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    text = text.replace("\n", "\\n").replace("\r", "\\r")  # each ends a line for systemd
     if command:
         text = text.replace("$", "$$")
     plain = text and not any(sign in text for sign in " \t\"'\\;")

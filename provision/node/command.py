@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 TIMEOUT = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -154,6 +154,13 @@ class System:
                 os.unlink(temporary)
             raise CommandError(f"{path}: {error.strerror}")
         return True
+
+    def open_lock(self, path: str) -> IO[str]:
+        """A file for flock, made if missing; no other user may open it, not even to read: that locks too."""
+        descriptor = os.open(self.path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            os.fchmod(descriptor, 0o600)
+        return os.fdopen(descriptor, "r+")
 
     def remove(self, path: str) -> bool:
         """Remove a file; False if there was none. CommandError names the path and the reason."""

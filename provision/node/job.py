@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import jobfiles, jobscript, numa, port, process, systemd
+from . import jobfiles, jobscript, numa, openat, port, process, systemd
 from .command import CommandError, System
 
 STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
@@ -22,6 +22,8 @@ MOST_EVENTS = 16 << 20  # bytes of events in one answer
 _UNIT = re.compile(r"oeprov-(\S+)-(server|worker)-\d+[.]service")  # of a job
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - where TensorFlow's workers listen
 LOG_LINES = 200  # of each unit, brought back when it is stopped
+_READY = {"pid": int, "host": str, "port": int, "storage": str, "is_pmem": bool}
+_WORD = re.compile(r"[A-Za-z0-9.:%_-]+")  # a host or a storage
 
 
 def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -51,10 +53,11 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             if item.get("fresh"):
                 jobfiles.remove_scratch(system, directory, item)
             if item.get("forget_events"):
-                system.remove(_events(directory))
+                openat.remove(system, _events(directory))
+            # First of all, for it is the record of what else is made.
+            system.write(systemd.path(item["unit"]), item["text"])
         more = [path for item in units for path in item["directories"]]
         jobfiles.prepare(system, directory, args["user"], args["token"], more)
-        jobfiles.record(system, directory, units)
         for item in units:
             if item.get("script"):
                 jobscript.unpack(system, directory, args["user"], item["script"])
@@ -62,11 +65,14 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         workers = {item["unit"]: item["name"] for item in units if item["role"] == "worker"}
         pids = {workers[unit.name]: unit.pid for unit in systemd.show(system, list(workers)).values()}
         return {"servers": servers, "workers": pids, "boot": boot_id(system)}
-    except CommandError:
+    except CommandError as error:
         names = [item["unit"] for item in units]
         # A resumed job has its rows only there.
         pools = again or not all(item.get("fresh") for item in units)
-        _stop(system, {"directory": directory, "units": names, "keep": again, "keep_pools": pools})
+        try:
+            _stop(system, {"directory": directory, "units": names, "keep": again, "keep_pools": pools})
+        except CommandError as more:
+            raise CommandError(f"{error}; {more}")
         raise
 
 
@@ -75,7 +81,7 @@ def _alone(system: System) -> Iterator[None]:
     """Run one start or stop at a time: an interrupted launch may still be starting here."""
     with contextlib.ExitStack() as held:
         try:
-            file = held.enter_context(open(system.path("/run/oeprov-job.lock"), "w"))
+            file = held.enter_context(system.open_lock("/run/oeprov-job.lock"))
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
             pass  # without /run or root nothing can be started anyway
@@ -101,11 +107,13 @@ def _check_place(system: System, args: Dict[str, Any]) -> None:
             raise CommandError(f"{item['mount']} is not mounted; run: oeprov bootstrap")
     mounts = {item["mount"] for item in args["units"] if item["mount"]}
     jobs, mine = os.path.split(args["directory"])
-    for job in system.list(jobs) if mounts else []:
+    for job in sorted(set(map(systemd.job_of, systemd.ours(system)))) if mounts else []:
         if job == mine:
             continue
         others = [
-            item for item in jobfiles.recorded(system, os.path.join(jobs, job)) if item["mount"] in mounts
+            item
+            for item in jobfiles.recorded(system, os.path.join(jobs, job))
+            if mounts.intersection(_mount_of(system, path) for path in item["directories"])
         ]
         found = systemd.show(system, [item["unit"] for item in others])
         for item in others:
@@ -114,6 +122,13 @@ def _check_place(system: System, args: Dict[str, Any]) -> None:
                     f"job {job} runs on {item['mount']} already ({item['name']}); stop it first: oeprov stop "
                     f"{job}"
                 )
+
+
+def _mount_of(system: System, path: str) -> str:
+    """The mount point that a path is on, as far as it is mounted."""
+    while path != "/" and not os.path.ismount(system.path(path)):
+        path = os.path.dirname(path)
+    return path
 
 
 def _check_port(system: System, item: Dict[str, Any]) -> None:
@@ -165,11 +180,11 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     directory, units = args["directory"], args["units"]
     names = [item["unit"] for item in units]
     ready = {item["unit"]: os.path.join(directory, "ready", item["name"] + ".json") for item in units}
+    uid, gid = jobfiles.ensure_user(system, args["user"])
     for item in units:
-        system.remove(ready[item["unit"]])
-        system.write(systemd.path(item["unit"]), item["text"])
+        openat.remove(system, ready[item["unit"]])
         for name, text in item.get("files", {}).items():
-            system.write(os.path.join(directory, name), text)
+            openat.write(system, os.path.join(directory, name), text, 0o600, uid, gid)
     lasting = [item["unit"] for item in units if item["role"] == "parameter_server"]
     if lasting:
         system.check(["systemctl", "enable", "--no-reload", "--quiet"] + lasting)
@@ -183,7 +198,7 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
             found = _wait_ready(system, item, ready[item["unit"]], deadline, args["seconds"])
             servers.append(dict(found, name=item["name"], unit=item["unit"]))
             # Workers know its port, so it must have the same one after a restart by systemd.
-            pinned = re.sub(r"( --port) 0(?=\s)", r"\1 {}".format(found["port"]), item["text"], count=1)
+            pinned = re.sub(r"( --port) 0(?=\s)", r"\1 {:d}".format(found["port"]), item["text"], count=1)
             if pinned != item["text"]:
                 system.write(systemd.path(item["unit"]), pinned)
                 again = True
@@ -195,16 +210,29 @@ def _start_units(system: System, args: Dict[str, Any]) -> List[Dict[str, Any]]:
     return servers
 
 
+def _ready(system: System, path: str) -> Dict[str, Any]:
+    """What a server's ready file says; empty unless it is one.
+
+    The job's user writes it, and its host and port become part of units.
+    """
+    try:
+        found = json.loads(openat.read(system, path))
+        known = {key: found[key] for key in _READY}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    if any(type(known[key]) is not kind for key, kind in _READY.items()):
+        return {}
+    words = all(_WORD.fullmatch(known[key]) for key in ("host", "storage"))
+    return known if words and known["pid"] > 0 and 0 < known["port"] < 1 << 16 else {}
+
+
 def _wait_ready(
     system: System, item: Dict[str, Any], path: str, deadline: float, seconds: float
 ) -> Dict[str, Any]:
     while True:
-        try:
-            found = json.loads(system.read(path))
-            keys = ("pid", "host", "port", "storage", "is_pmem")
-            return dict({key: found[key] for key in keys}, started=process.start_time(found["pid"]))
-        except (ValueError, KeyError, TypeError):
-            pass
+        found = _ready(system, path)
+        if found:
+            return dict(found, started=process.start_time(found["pid"]))
         unit = systemd.show(system, [item["unit"]])[item["unit"]]
         if not unit.up or unit.restarts or unit.failing:
             raise CommandError(f"{item['name']} did not start: {systemd.how_it_ended(system, unit)}")
@@ -257,7 +285,7 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "ran": before[item["unit"]].up or before[item["unit"]].ending,
             "exit_code": unit.exit_code,
             "log": systemd.journal(system, item["unit"], LOG_LINES),
-            "metrics": system.read_json(os.path.join(directory, "metrics", item["name"] + ".json")),
+            "metrics": _metrics(system, directory, item["name"]),
         }
     if args.get("keep_pools"):
         for item in items:
@@ -280,10 +308,19 @@ def _forget(system: System, directory: str, items: List[Dict[str, Any]], keep: b
     known = [item["unit"] for item in items if system.exists(systemd.path(item["unit"]))]
     if known:
         system.run(["systemctl", "disable", "--no-reload", "--quiet"] + known)
+    stays = []
+    for item in items:  # before its unit, which is the record of its directories
+        try:
+            jobfiles.remove_scratch(system, directory, item)
+        except CommandError as error:
+            stays.append(str(error))
+    if known:
         for name in known:
             system.remove(systemd.path(name))
         system.check(["systemctl", "daemon-reload"])
         system.run(["systemctl", "reset-failed"] + known)
+    if stays:
+        raise CommandError("not all could be removed: " + "; ".join(stays))
     jobfiles.forget(system, directory, items, keep)
 
 
@@ -334,7 +371,7 @@ def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     found = {}
     for item in items:
         unit = units[item["unit"]]
-        ready = system.read_json(os.path.join(directory, "ready", item["name"] + ".json")) if unit.up else {}
+        ready = _ready(system, os.path.join(directory, "ready", item["name"] + ".json")) if unit.up else {}
         found[item["name"]] = {
             "active": unit.active,
             "up": unit.up,
@@ -344,7 +381,7 @@ def observe(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "exit_code": None if unit.up or unit.ending else unit.exit_code,
             "how": systemd.how_it_ended(system, unit) if unit.restarts or unit.failing or not unit.up else "",
             "port": ready.get("port", 0),
-            "metrics": system.read_json(os.path.join(directory, "metrics", item["name"] + ".json")),
+            "metrics": _metrics(system, directory, item["name"]),
             "nodes": numa.process_bytes(system, unit.pid) if unit.pid else {},
             "resident": process.resident_bytes(unit.pid) or 0,
         }
@@ -362,6 +399,15 @@ def send(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     unit = f"oeprov-{job}-{args['name']}.service"
     system.check(["systemctl", "kill", "--kill-who=main", "--signal=" + args["signal"], unit])
     return {}
+
+
+def _metrics(system: System, directory: str, name: str) -> Dict[str, Any]:
+    """A process's own counters; empty without such a file."""
+    try:
+        found = json.loads(openat.read(system, os.path.join(directory, "metrics", name + ".json")))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _events(directory: str) -> str:
@@ -385,7 +431,7 @@ def _tail(system: System, path: str, offset: int) -> str:
     if offset < 0:
         return ""
     try:
-        with open(system.path(path), "rb") as file:
+        with openat.opened(system, path) as file:
             file.seek(offset)
             return file.read(MOST_EVENTS).decode("utf-8", "replace")
     except OSError:

@@ -1,19 +1,21 @@
-"""Files of a training job on one host: directories, token, and the record of its units.
+"""Files of a training job on one host: its directory, its token, and what its units say of it.
 
-``units.json`` in the job's directory lists the started units, so the directory suffices to stop them.
+A job's processes own its directory, so root trusts nothing in it: see ``openat``. What root must know to stop
+a job and to clean up is in its units' files, which only root writes.
 """
 
-import json
+import contextlib
 import os
 import pwd
-import shutil
+import shlex
 from typing import Any, Dict, List
 
-from . import systemd
+from . import openat, systemd
 from .command import CommandError, System
 
-RECORD = "units.json"
 HOME = "/var/lib/oeprov"  # home of the user oeprov; a job's files lie in jobs/JOB
+_MARKS = ("token", "job.json")  # a directory with one of them is a job's
+_FOLDERS = ("ready", "metrics", "logs", "run", "checkpoints")
 _USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
 
 
@@ -21,23 +23,18 @@ def prepare(system: System, directory: str, user: str, token: str, more: List[st
     """Make the job's directories and token, readable for the job's user only (created if missing)."""
     uid, gid = ensure_user(system, user)
     for path in (os.path.dirname(os.path.dirname(directory)), os.path.dirname(directory)):
-        _make(system, path, 0o755, 0, 0)
-    below = [os.path.join(directory, name) for name in ("", "ready", "metrics", "logs", "run", "checkpoints")]
-    for path in [directory] + below[1:]:
-        _make(system, path, 0o700, uid, gid)
+        openat.make_directory(system, path, 0o755, 0, 0, (uid,))
+    for path in [directory] + [os.path.join(directory, name) for name in _FOLDERS]:
+        openat.make_directory(system, path, 0o700, uid, gid)
     for path in more:
         # The parents below the mount point are ours too: /mnt/pmem0/oeprov/JOB/server-0.
         parent = os.path.dirname(path)
         if not path.startswith(directory + "/"):
-            _make(system, os.path.dirname(parent), 0o755, 0, 0)
-        _make(system, parent, 0o700, uid, gid)
-        _make(system, path, 0o700, uid, gid)
+            openat.make_directory(system, os.path.dirname(parent), 0o755, 0, 0, (uid,))
+        openat.make_directory(system, parent, 0o700, uid, gid)
+        openat.make_directory(system, path, 0o700, uid, gid)
     if token:
-        path = os.path.join(directory, "token")
-        system.write(path, token.strip() + "\n", 0o600)
-        _own(system, path, 0o600, uid, gid)
-    if not system.exists(os.path.join(directory, RECORD)):
-        record(system, directory, [])
+        openat.write(system, os.path.join(directory, "token"), token.strip() + "\n", 0o600, uid, gid)
 
 
 def ensure_user(system: System, name: str) -> Any:
@@ -51,78 +48,73 @@ def ensure_user(system: System, name: str) -> Any:
     return found.pw_uid, found.pw_gid
 
 
-def _make(system: System, path: str, mode: int, uid: int, gid: int) -> None:
-    try:
-        os.makedirs(system.path(path), 0o755, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}")
-    _own(system, path, mode, uid, gid)
-
-
-def _own(system: System, path: str, mode: int, uid: int, gid: int) -> None:
-    try:
-        os.chown(system.path(path), uid, gid)
-        os.chmod(system.path(path), mode)
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}")
-
-
-def record(system: System, directory: str, units: List[Dict[str, Any]]) -> None:
-    """Add units to the record."""
-    kept = ("name", "role", "unit", "directories", "mount")
-    old = [item for item in recorded(system, directory) if item["unit"] not in [u["unit"] for u in units]]
-    new = old + [{key: item[key] for key in kept} for item in units]
-    system.write(os.path.join(directory, RECORD), json.dumps(new) + "\n", 0o600)
-
-
 def recorded(system: System, directory: str) -> List[Dict[str, Any]]:
-    """Units of the job on this host; those without a record are recognised by their names."""
-    try:
-        found: List[Dict[str, Any]] = json.loads(system.read(os.path.join(directory, RECORD)) or "[]")
-    except ValueError:
-        found = []
-    names = [item["unit"] for item in found]
+    """The job's units on this host: name, role, unit, and the directories that go with it.
+
+    All from the units' files. An earlier version's record, ``units.json``, is not read: the job's user can
+    write it.
+    """
     job = os.path.basename(directory)
+    found = []
     for unit in systemd.ours(system, job):
-        if unit not in names:
-            name = unit[len("oeprov-" + job + "-") : -len(".service")]
-            role = "worker" if name.startswith("worker-") else "parameter_server"
-            found.append({"name": name, "role": role, "unit": unit, "directories": [], "mount": ""})
+        name = unit[len("oeprov-" + job + "-") : -len(".service")]
+        role = "worker" if name.startswith("worker-") else "parameter_server"
+        places = [path for path in _writable(system, unit) if path != directory]
+        scratch = os.path.join(directory, "checkpoints", name)
+        found.append({"name": name, "role": role, "unit": unit, "directories": [scratch] + places})
     return found
 
 
+def _writable(system: System, unit: str) -> List[str]:
+    """The directories that a unit's processes may write: the job's, and that of its rows."""
+    for line in system.read(systemd.path(unit)).splitlines():
+        key, _, value = line.partition("=")
+        if key == "ReadWritePaths":
+            with contextlib.suppress(ValueError):  # somebody else's quotes
+                return [word.lstrip("-").replace("%%", "%") for word in shlex.split(value)]
+    return []
+
+
 def forget(system: System, directory: str, items: List[Dict[str, Any]], keep: bool) -> None:
-    """Remove the files of ``items``, and the job's directory if no unit is left, unless ``keep``.
+    """Remove the job's directory if no other unit than ``items`` is left, unless ``keep``.
 
     The directory of a job with its run (checkpoints) here is never removed.
     """
-    for item in items:
-        remove_scratch(system, directory, item)
-    left = [item for item in recorded(system, directory) if item["unit"] not in [i["unit"] for i in items]]
-    path = os.path.join(directory, RECORD)
-    if left or keep:
-        if system.exists(directory):
-            system.write(path, json.dumps(left) + "\n", 0o600)
-    elif system.exists(path) and not system.list(os.path.join(directory, "run")):
-        shutil.rmtree(system.path(directory), ignore_errors=True)
+    names = [item["unit"] for item in items]
+    left = [unit for unit in systemd.ours(system, os.path.basename(directory)) if unit not in names]
+    if is_marked(system, directory) and not left and not keep and not has_run(system, directory):
+        openat.remove(system, directory)
+
+
+def is_marked(system: System, directory: str) -> bool:
+    """Whether a directory is a job's."""
+    return any(name in _MARKS for name in openat.list_names(system, directory))
+
+
+def has_run(system: System, directory: str) -> bool:
+    """Whether the trainer's files of the job, with its checkpoints, lie here."""
+    try:
+        with openat.directory(system, os.path.join(directory, "run")) as run:
+            return bool(os.listdir(run))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # a link of somebody's: what it leads to is not ours to judge
 
 
 def remove(system: System, directory: str) -> None:
     """Remove the directory of a job with its run; CommandError for any other directory."""
     if os.path.dirname(directory) != os.path.join(HOME, "jobs") or not os.path.basename(directory):
         raise CommandError(f"{directory} is no job's directory")
-    try:
-        shutil.rmtree(system.path(directory))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise CommandError(f"{error.filename}: {error.strerror}")
+    openat.remove(system, directory)
 
 
 def remove_scratch(system: System, directory: str, item: Dict[str, Any]) -> None:
     """Remove directories of a process of this job only: …/JOB/NAME or …/JOB/checkpoints/NAME."""
     job = os.path.basename(directory)
     for path in item["directories"]:
-        if os.path.basename(path) == item["name"] and "/" + job + "/" in path:
-            shutil.rmtree(system.path(path), ignore_errors=True)
-            system.remove_empty(os.path.dirname(path))
+        parent, name = os.path.split(path)
+        ours = os.path.basename(parent) == job or parent == os.path.join(directory, "checkpoints")
+        if name == item["name"] and ours:
+            openat.remove(system, path)
+            openat.remove_empty(system, os.path.dirname(path))

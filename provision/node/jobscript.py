@@ -6,20 +6,19 @@ again where they are missing, so old ones may go at any time that no job uses th
 """
 
 import base64
+import contextlib
 import fcntl
-import glob
 import hashlib
 import json
 import os
 import re
 import select
-import shutil
 import tarfile
 import time
 import zlib
 from typing import IO, Any, Callable, Dict, List
 
-from . import jobfiles, pipindex, systemd
+from . import jobfiles, openat, pipindex, systemd
 from .command import STOPPED, CommandError, Result, System
 
 SCRIPTS = jobfiles.HOME + "/scripts"
@@ -91,25 +90,27 @@ def _keep(system: System, path: str, digest: str, archive: bytes) -> None:
 def unpack(system: System, directory: str, user: str, digest: str) -> None:
     """Give the job its copy of the script, writable for its processes; one of the same digest stays."""
     there, stamp = os.path.join(directory, "script"), os.path.join(directory, "script.digest")
-    if system.read(stamp) == digest and system.exists(there):
+    if openat.has_text(system, stamp, digest) and "script" in openat.list_names(system, directory):
         return
     archive = archive_path(digest)
     if not system.exists(archive):
         raise CommandError(f"{archive} is missing: launch the job again")
     uid, gid = jobfiles.ensure_user(system, user)
-    real = system.path(there)
+    openat.remove(system, there)
     try:
-        shutil.rmtree(real, ignore_errors=True)
-        os.mkdir(real, 0o700)
-        with tarfile.open(system.path(archive)) as packed:
-            packed.extractall(real)  # noqa: S202 - it is what the controller has packed
-        os.chown(real, uid, gid)
-        for place, folders, files in os.walk(real):
-            for name in folders + files:
-                os.lchown(os.path.join(place, name), uid, gid)
+        with openat.directory(system, there, make=True) as made, tarfile.open(system.path(archive)) as packed:
+            if os.fstat(made).st_uid != os.geteuid() or os.listdir(made):
+                raise CommandError(f"{there} was made by somebody else meanwhile")
+            os.fchmod(made, 0o700)  # nobody else enters it until it is full, so names in it are root's
+            held = openat.path_of(made)
+            packed.extractall(held)  # noqa: S202 - it is what the controller has packed
+            for place, folders, files in os.walk(held):
+                for name in folders + files:
+                    os.lchown(os.path.join(place, name), uid, gid)
+            os.fchown(made, uid, gid)
     except (OSError, tarfile.TarError) as error:
         raise CommandError("{}: {}".format(there, getattr(error, "strerror", None) or error))
-    system.write(stamp, digest)
+    openat.write(system, stamp, digest, 0o600, uid, gid)
 
 
 def make_environment(
@@ -123,9 +124,9 @@ def make_environment(
     or that ``is_wanted`` has become false while pip ran; nothing is left then.
     """
     path = wanted["path"]
-    parent = system.path(os.path.dirname(path))
-    os.makedirs(parent, 0o755, exist_ok=True)
-    with open(os.path.join(parent, ".lock"), "w") as lock:
+    parent = os.path.dirname(path)
+    os.makedirs(system.path(parent), 0o755, exist_ok=True)
+    with system.open_lock(os.path.join(parent, ".lock")) as lock:
         while not _locked(lock):  # another launch may be making the same one
             if not is_wanted():
                 raise _stopped(wanted)
@@ -149,23 +150,19 @@ def _make(system: System, wanted: Dict[str, Any], user: str, is_wanted: Callable
     path = wanted["path"]
     sites = _sites(system, wanted["python"], user)
     stamp = json.dumps({"sites": sites, "packages": _installed(system, sites)}, sort_keys=True)
-    if system.read(os.path.join(path, STAMP)) == stamp:
+    if openat.has_text(system, os.path.join(path, STAMP), stamp):
         _touch(system, path)
         return False
-    real = system.path(path)
+    uid, gid = jobfiles.ensure_user(system, user) if user else (-1, -1)
+    openat.remove(system, path)
     try:
-        shutil.rmtree(real, ignore_errors=True)
-        os.makedirs(real, 0o755)
-        if user:
-            os.chown(real, *jobfiles.ensure_user(system, user))
+        openat.make_directory(system, path, 0o755, uid, gid)
         _fill(system, wanted, sites, user, is_wanted)
-    except OSError as error:
-        shutil.rmtree(real, ignore_errors=True)
-        raise CommandError(f"{error.filename or path}: {error.strerror}")
+        openat.write(system, os.path.join(path, STAMP), stamp, 0o644, uid, gid)
     except CommandError:
-        shutil.rmtree(real, ignore_errors=True)
+        with contextlib.suppress(CommandError):
+            openat.remove(system, path)
         raise
-    system.write(os.path.join(path, STAMP), stamp)
     return True
 
 
@@ -173,21 +170,23 @@ def _fill(
     system: System, wanted: Dict[str, Any], sites: List[str], user: str, is_wanted: Callable[[], bool]
 ) -> None:
     path = wanted["path"]
+    uid, gid = jobfiles.ensure_user(system, user) if user else (-1, -1)
     done = system.run(_as(user, [wanted["python"], "-m", "venv", "--without-pip", path]), timeout=600)
     if not done.ok:
         raise CommandError("no environment for the script's packages could be made: " + done.explain())
-    (own,) = glob.glob(system.path(os.path.join(path, "lib", "python*", "site-packages")))
+    library = os.path.join(path, "lib")
+    versions = [name for name in openat.list_names(system, library) if name.startswith("python")]
+    if len(versions) != 1:
+        raise CommandError(f"{library}: expected one Python, found {', '.join(versions) or 'none'}")
     # What the runtime has comes after what the script brings; pip leaves it alone.
     lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
-    with open(os.path.join(own, "oeprov-runtime.pth"), "w") as file:
-        file.writelines(lines)
+    own = os.path.join(library, versions[0], "site-packages", "oeprov-runtime.pth")
+    openat.write(system, own, "".join(lines), 0o644, uid, gid)
     # For its user alone: a requirement may be a URL with a password.
     asked = os.path.join(path, "asked")
-    os.mkdir(system.path(asked), 0o700)
-    if user:
-        os.chown(system.path(asked), *jobfiles.ensure_user(system, user))
+    openat.make_directory(system, asked, 0o700, uid, gid)
     for name, text in wanted["files"].items():
-        system.write(os.path.join(asked, name), text)
+        openat.write(system, os.path.join(asked, name), text, 0o600, uid, gid)
     index = wanted.get("index", "")
     pip = [os.path.join(path, "bin", "python"), "-m", "pip", "install", "--disable-pip-version-check"]
     pip += ["--no-input", "--no-cache-dir", "--quiet"] + pipindex.words(index) + wanted["arguments"]
@@ -250,10 +249,7 @@ def clean(system: System, directory: str, is_used: Callable[[str], bool]) -> Non
     for path in sorted(paths, key=lambda path: -_modified(system, path))[KEPT:]:
         if is_used(path):
             continue
-        if os.path.isdir(system.path(path)):
-            shutil.rmtree(system.path(path), ignore_errors=True)
-        else:
-            system.remove(path)
+        openat.remove(system, path)
 
 
 def _touch(system: System, path: str) -> None:

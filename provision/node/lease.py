@@ -23,7 +23,7 @@ _WAIT = 60.0
 @contextmanager
 def lock(system: System, seconds: float = _WAIT) -> Iterator[None]:
     """Hold the host's lock; CommandError if another process still holds it after ``seconds``."""
-    with open(system.path(LOCK), "a") as file:
+    with system.open_lock(LOCK) as file:
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -7,7 +7,6 @@ it. System packages and kernels stay, because others may use them.
 import os
 import pwd
 import re
-import shutil
 from typing import Any, Dict, List, Tuple
 
 from . import (
@@ -29,6 +28,7 @@ from . import (
     mount,
     ndctl,
     numa,
+    openat,
     owned,
     platforms,
     repositories,
@@ -58,13 +58,13 @@ def observe(system: System, desired: Desired, state: State) -> Remains:
     jobs: Dict[str, JobFiles] = {}
     for name in system.list(desired.remove_jobs):
         directory = os.path.join(desired.remove_jobs, name)
-        if any(system.exists(os.path.join(directory, file)) for file in ("job.json", jobfiles.RECORD)):
-            run = system.list(os.path.join(directory, "run"))
-            steps = [item for item in system.list(os.path.join(directory, "run", "checkpoints")) if item]
+        if jobfiles.is_marked(system, directory):
+            steps = openat.list_names(system, os.path.join(directory, "run", "checkpoints"))
             saved = len([item for item in steps if item.startswith("step-")])
-            jobs[name] = JobFiles(name, directory=directory, checkpoints=saved, run=bool(run))
+            run = jobfiles.has_run(system, directory)
+            jobs[name] = JobFiles(name, directory=directory, checkpoints=saved, run=run)
     for unit in systemd.ours(system) if managed else []:
-        name = re.sub(r"^oeprov-(.+)-(?:server|worker)-\d+[.]service$", r"\1", unit)
+        name = systemd.job_of(unit)
         found = jobs.get(name, JobFiles(name))
         jobs[name] = found._replace(units=found.units + [unit])
     for name, paths in pools.items():
@@ -102,7 +102,7 @@ def _pools(system: System, roots: List[str]) -> Tuple[Dict[str, List[str]], List
     for root in roots:
         for name in system.list(root):
             path = os.path.join(root, name)
-            inside = system.list(path)
+            inside = openat.list_names(system, path)
             if inside and all(_SERVER.fullmatch(item) for item in inside):
                 found.setdefault(name, []).append(path)
             else:
@@ -334,20 +334,12 @@ def _remove_units(system: System, args: Dict[str, Any]) -> Applied:
 def _remove_paths(system: System, args: Dict[str, Any]) -> Applied:
     changed = False
     for path in args["paths"]:
-        real = system.path(path)
-        if os.path.isdir(real) and not os.path.islink(real):
-            try:
-                runtime.empty(system, path)  # its stamp last: after an interruption it still counts as ours
-                shutil.rmtree(real)
-            except OSError as error:
-                raise CommandError(f"{error.filename or path}: {error.strerror}")
-            changed = True
-        elif os.path.lexists(real):
-            changed = system.remove(path) or changed
-        if os.path.lexists(real):
+        # The stamp of an environment goes last: after an interruption it still counts as ours.
+        changed = openat.remove(system, path, last=runtime.STAMP) or changed
+        if os.path.lexists(system.path(path)):
             raise CommandError(f"{path} is still there")
     for path in args["parents"]:
-        changed = system.remove_empty(path) or changed
+        changed = openat.remove_empty(system, path) or changed
     return Applied(changed, "removed" if changed else "nothing was there")
 
 

@@ -9,6 +9,7 @@ from .command import System
 DIRECTORY = "/etc/systemd/system"
 _PROPERTIES = "Id,ActiveState,SubState,MainPID,Result,ExecMainCode,ExecMainStatus,NRestarts"
 _KILLED = (2, 3)  # CLD_KILLED and CLD_DUMPED, in ExecMainCode
+_OF_JOB = re.compile(r"oeprov-([A-Za-z0-9][A-Za-z0-9._-]*)-(?:server|worker)-[0-9]+[.]service")
 EXITED = re.compile(r"Main process exited, (code=.*)")
 
 
@@ -116,11 +117,16 @@ def last_words(lines: List[str], errors_only: bool = False) -> str:
     return (errors or ([] if errors_only else said) or [""])[-1]
 
 
+def job_of(name: str) -> str:
+    """The job that a unit belongs to; empty for a unit that is not of a job."""
+    match = _OF_JOB.fullmatch(name)
+    return match.group(1) if match else ""
+
+
 def ours(system: System, job: str = "") -> List[str]:
     """Names of a job's units on this host; of all jobs if none is named."""
-    names = [name for name in system.list(DIRECTORY) if name.startswith("oeprov-")]
-    middle = re.escape(job) if job else "[A-Za-z0-9][A-Za-z0-9._-]*"
-    return [name for name in names if re.fullmatch(f"oeprov-{middle}-(server|worker)-[0-9]+[.]service", name)]
+    owners = [(name, job_of(name)) for name in system.list(DIRECTORY)]
+    return [name for name, owner in owners if owner and job in ("", owner)]
 
 
 def path(name: str) -> str:

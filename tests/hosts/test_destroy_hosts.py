@@ -33,7 +33,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshHosts]
     for job in (DONE, SAVED):
         directory = files / JOBS.lstrip("/") / job
         (directory / "run").mkdir(parents=True)
-        (directory / "units.json").write_text("[]")
+        (directory / "token").write_text("x\n")
     saved = files / JOBS.lstrip("/") / SAVED / "run" / "checkpoints" / "step-0000000010"
     saved.mkdir(parents=True)
     (saved / "manifest.json").write_text("{}")

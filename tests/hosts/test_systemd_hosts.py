@@ -3,6 +3,7 @@
 import ast
 import os
 import platform
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from ssh_hosts import SshHosts, why_no_systemd
 from test_training_hosts import Cluster, launch_apart, runtime_layer, use_real_runtime, wait_for
 
+from provision.cluster.errors import TrainingError
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import fetching, launching, stopping, store, units
 from provision.jobs.store import Job
@@ -100,6 +102,50 @@ def test_a_stopped_job_goes_on(cluster: Cluster, capsys: pytest.CaptureFixture[s
     assert [item.exit_code for item in state.processes] == [0, 130]
     assert state.processes[-1].pid > 0
     goes_on_from(3, cluster, job, capsys)
+
+
+EVIL = """
+import json, os, pathlib, sys
+d = pathlib.Path(sys.argv[1])
+mine = f"oeprov-{d.name}-worker-0.service"
+more = {"role": "worker", "directories": [], "mount": ""}
+units = [{"name": "worker-0", "unit": mine, **more}, {"name": "worker-9", "unit": "victim.service", **more}]
+(d / "units.json").unlink(missing_ok=True)
+(d / "units.json").write_text(json.dumps(units))
+(d / "logs").rmdir()
+(d / "logs").symlink_to("/srv/victim")
+(d / "ready").rmdir()
+(d / "ready").symlink_to("/srv/victim")
+"""
+VICTIM = """
+printf '[Service]\nExecStart=/bin/sleep infinity\n' > /etc/systemd/system/victim.service
+systemctl daemon-reload && systemctl start victim && mkdir -p /srv/victim && touch /srv/victim/worker-0.json
+"""
+
+
+def test_a_script_that_was_taken_over_does_not_drive_root(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What tests/provision/node/test_hostile_jobs.py does for each act, on a host with a real systemd."""
+    two = cluster.hosts[1]
+    cluster.tell(two, VICTIM)
+    unit = "/etc/systemd/system/victim.service"
+    check = f"systemctl is-active victim; ls {unit} /srv/victim; stat -c '%U %a' /srv/victim"
+    before = cluster.tell(two, check)
+    assert before.split() == ["active", unit, "/srv/victim:", "worker-0.json", "root", "755"]
+    job = begin(cluster)
+    directory = units.job_directory(job.id)
+    cluster.tell(two, f"runuser -u oeprov -- /usr/bin/python3 -c {shlex.quote(EVIL)} {directory}")
+    assert stopping.stop(cluster.state_dir, None) == 0
+    assert job.state().message == "stopped at step 3, which is saved"
+    assert cluster.tell(two, check) == before
+    with pytest.raises(TrainingError, match=f"{directory}/ready: is a symbolic link"):
+        cluster.launch(resume=job.id)
+    assert cluster.tell(two, check) == before
+    cluster.tell(two, f"rm {directory}/ready {directory}/logs")
+    goes_on_from(3, cluster, job, capsys)
+    assert cluster.tell(two, check) == before
+    cluster.tell(two, "systemctl stop victim; rm -r /etc/systemd/system/victim.service /srv/victim")
 
 
 PROBE = """

@@ -108,11 +108,14 @@ def test_a_job_in_containers(state_dir: Path, engine: Callable[..., Engine], nam
         )
         assert f"--user={os.getuid()}:{os.getgid()}" in words
         assert "--network=host" in words
-        assert f"--volume={job.directory}:{job.directory}" in words
+        assert f"--volume={job.directory}:{job.directory}:ro" in words, "job.json has commands"
+        mounted = {word for word in words if word.startswith(f"--volume={job.directory}/")}
+        folders = ("run",) if words is worker else ("run", "ready", "metrics")
+        assert mounted == {f"--volume={job.directory}/{name}:{job.directory}/{name}" for name in folders}
         assert f"--label=oeprov.job={job.id}" in words
         assert not any(word.startswith("--cap-add") for word in words)
-    pool = state_dir / "pmem0"
-    assert f"--volume={pool}:{pool}" in first
+    pool = state_dir / "pmem0" / job.id
+    assert f"--volume={pool}:{pool}" in first, "pools of other jobs are not there"
     assert f"--volume={data}:{data}:ro" in worker
     assert f"--volume={pool}:{pool}" not in worker
     assert second[second.index("oeprov-server") + 1 :][:3] == ["python", "-m", "oe_runtime.server"]
@@ -131,8 +134,9 @@ def test_data_that_lie_apart_are_mounted_each(state_dir: Path) -> None:
     options = LaunchOptions(on="docker", data=f"{one}/*.tsv", eval_data=f"{one}/e*.tsv")
     argv = made(state_dir, options).spec().processes[-1].argv
     assert [word for word in argv if word.startswith(f"--volume={one}")] == [f"--volume={one}:{one}:ro"]
-    argv = made(state_dir, LaunchOptions(on="docker", eval_data="0.05")).spec().processes[-1].argv
-    assert not [word for word in argv if word.endswith(":ro")]
+    job = made(state_dir, LaunchOptions(on="docker", eval_data="0.05"))
+    argv = job.spec().processes[-1].argv
+    assert [word for word in argv if word.endswith(":ro")] == [f"--volume={job.directory}:{job.directory}:ro"]
 
 
 def test_evaluation_data_get_their_whole_path(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +155,21 @@ def test_data_beside_a_script_are_mounted_with_it(state_dir: Path) -> None:
     argv = made(state_dir, options).spec().processes[-1].argv
     mounted = [word for word in argv if word.startswith(f"--volume={script.parent}")]
     assert mounted == [f"--volume={script.parent}:{script.parent}"]
+
+
+def test_a_script_beside_the_state_directory_cannot_change_jobs(state_dir: Path) -> None:
+    script = state_dir.parent / "train.py"
+    script.touch()
+    job = made(state_dir, LaunchOptions(on="docker", script=str(script)))
+    argv = job.spec().processes[-1].argv
+    mounted = [word for word in argv if word.startswith("--volume=")]
+    run = job.run_dir
+    assert [word.split(":", 1)[1] for word in mounted] == [
+        str(script.parent),
+        f"{state_dir}:ro",
+        f"{job.directory}:ro",
+        str(run),
+    ]
 
 
 def test_local_ranks_are_of_each_start(state_dir: Path, engine: Callable[..., Engine]) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import pwd
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -426,15 +425,15 @@ def test_an_environment_that_is_half_gone_is_still_ours(
     (venv / "lib").mkdir(parents=True)
     (venv / STAMP).write_text('{"wheel": "", "made": true, "finished": true}')
 
-    def stop(path: str) -> None:
-        raise OSError(5, "Input/output error", path)
+    def stop(name: str, *, dir_fd: int) -> None:
+        raise OSError(5, "Input/output error", name)
 
     [*_, step] = make_plan(
         used(remains=Remains(), runtime=Runtime("/venv", made=True)), desired("re6p")
     ).steps
     assert step.args["paths"] == ["/venv"]
     with monkeypatch.context() as broken:
-        broken.setattr(shutil, "rmtree", stop)
+        broken.setattr(os, "rmdir", stop)
         with pytest.raises(CommandError, match=r"venv.lib: Input/output error"):
             apply(step, System(str(tmp_path)))
     assert (venv / STAMP).exists()

@@ -557,6 +557,24 @@ def test_events_are_read_to_the_end_beside_another_reader(
     assert job.is_done()
 
 
+def test_only_the_jobs_own_processes_are_kept_when_a_host_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names become names of files here, and a host may have been taken over."""
+    job = make_job(tmp_path)
+    spec = job.spec()
+    far = spec.processes[1].model_copy(update={"unit": "oeprov-j-worker-0.service"})
+    job.write_spec(spec.model_copy(update={"processes": [spec.processes[0], far]}))
+    fleet = Fleet(job, job.spec())
+    fleet.__dict__["hosts"] = {"localhost": None}
+    item = {"ran": True, "exit_code": 0, "log": ["a line"], "metrics": {"rows": 1}}
+    answer = {"stopped": {"../../taken": item, "worker-0": item}, "removed": True}
+    monkeypatch.setattr("provision.hosts.errands.on_all", lambda *_: {"localhost": answer})
+    fleet.stop("worker")
+    assert job.log("worker-0").read_text() == "a line\n"
+    assert not list(tmp_path.rglob("taken*"))
+
+
 def test_second_stop_ends_a_deaf_worker(tmp_path: Path) -> None:
     job, stop = make_job(tmp_path, worker="deaf"), StopRequest()
     thread = ask_when(job.run_dir / "waiting", stop, times=2)

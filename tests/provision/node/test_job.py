@@ -184,7 +184,7 @@ def test_stop_keeps_a_run_with_its_checkpoints(tmp_path: Path) -> None:
     directory = tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j"
     checkpoint = directory / "run" / "checkpoints" / "step-1"
     checkpoint.mkdir(parents=True)
-    (directory / "units.json").write_text("[]")
+    (directory / "token").touch()
     job.stop(Canned(tmp_path), {"directory": "/var/lib/oeprov/jobs/j"})
     assert checkpoint.is_dir()
 
@@ -209,7 +209,7 @@ class Starting(Canned):
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Rows that a stopped job has left on the host."""
     monkeypatch.setattr(jobfiles, "ensure_user", lambda system, name: (os.getuid(), os.getgid()))
-    monkeypatch.setattr(jobfiles, "_own", lambda *_: None)
+    monkeypatch.setattr(os, "fchown", lambda *_: None)
     found = tmp_path / "mnt/pmem0/oeprov/j/server-0/oe-1-super.pool"
     found.parent.mkdir(parents=True)
     found.touch()
@@ -297,15 +297,14 @@ def test_scratch_of_others_is_never_removed(tmp_path: Path) -> None:
     directories = [
         f"/{path}" for path in ("mnt/pmem0/oeprov/j/server-0", "mnt/pmem0/oeprov/k/server-0", "srv/data")
     ]
-    record = tmp_path / "var" / "lib" / "oeprov" / "jobs" / "j" / "units.json"
-    record.parent.mkdir(parents=True)
-    item = {"name": "server-0", "role": "parameter_server", "unit": "oeprov-j-server-0.service"}
-    record.write_text(json.dumps([{**item, "directories": directories, "mount": "/mnt/pmem0"}]))
+    unit = tmp_path / "etc/systemd/system/oeprov-j-server-0.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("ReadWritePaths=" + " ".join(directories))
     job.stop(Canned(tmp_path), {"directory": "/var/lib/oeprov/jobs/j"})
     assert not (tmp_path / "mnt/pmem0/oeprov/j").exists()
     assert (tmp_path / "mnt/pmem0/oeprov/k/server-0").is_dir()
     assert (tmp_path / "srv/data").is_dir()
-    assert not record.exists()
+    assert not unit.exists()
 
 
 def test_pools_of_servers_that_a_job_no_longer_has(tmp_path: Path) -> None:
