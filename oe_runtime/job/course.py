@@ -180,7 +180,7 @@ class ScriptCourse(Course):
     def compute(self, run: Callable[[], Any]) -> Any:
         """Run a step with the other workers; what it raises, it raises in all of them."""
         self.step = self.position.step + 1
-        self._ranks.send_stop_request(self._stop)
+        self._announce()
         result = None
         with self._stop.without_time_limit() if not self._compiled else self._stop.waiting():
             if not self._ranks.lost:
@@ -203,6 +203,7 @@ class ScriptCourse(Course):
     def own_step(self, rows: int) -> None:
         """Count a step that the script has computed by itself."""
         self._check_equal()
+        self._ranks.wants_checkpoint = self._is_time()
         self._asked = self._ranks.stop_requested(self._stop)
         self.stepped(rows)
 
@@ -223,7 +224,7 @@ class ScriptCourse(Course):
         refuse_together(self._ranks, problem)
 
     def _take(
-        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: str | None = None
     ) -> None:
         self.state.gather(self._ranks)
         super()._take(take, position, again)

@@ -19,6 +19,9 @@ from oe_runtime.training.run_directory import RunDirectory, RunError
 from oe_runtime.training.server_figures import ServerFigures
 from oe_runtime.training.stopping import StopRequest
 
+MINUTE = 60.0  # seconds
+COST = 0.01  # most of the time that checkpoints by time may take
+
 
 class Interrupted(BaseException):
     """The run was asked to stop and has written what it needs to resume. No error that a script handles."""
@@ -53,6 +56,8 @@ class Course:
         self._figures = figures
         self._clock = Clock()
         self._ended: float | None = None  # time of the last step's end
+        self._due_at = time.monotonic() + self._interval(0.0)  # of the next checkpoint by time
+        self._timed = 0  # checkpoints that were due by time
         self.saved: RunCheckpoint | None = None  # the latest checkpoint
         self.step = 0  # the last step begun
 
@@ -87,7 +92,8 @@ class Course:
         """Log, and take a checkpoint, where they are due. Raises Interrupted after a stop request."""
         self._view.tick(position.step)
         every = self._run.checkpoint_steps
-        due = bool(every) and position.step % every == 0
+        timed = self._ranks.checkpoint_due  # in all workers
+        due = timed or (bool(every) and position.step % every == 0)
         if due or stop:
             self._ranks.barrier()  # all have pushed
         # A checkpoint ends a window, so that a resumed run reports the same means.
@@ -99,8 +105,32 @@ class Course:
             self._take(self._checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
-            self._take(self._due_take(position), position, again)
+            self._take(self._due_take(position, timed=timed), position, again)
         self._ended = time.monotonic()
+
+    def _announce(self) -> None:
+        """Before a step: let the workers know of a stop request, and of a checkpoint that time asks for."""
+        self._ranks.wants_checkpoint = self._is_time()
+        self._ranks.send_stop_request(self._stop)
+
+    def _is_time(self) -> bool:
+        """Whether the last checkpoint is as old as it may be, by the clock of worker 0."""
+        return self._run.rank == 0 and time.monotonic() >= self._due_at
+
+    def _interval(self, seconds: float) -> float:
+        """Return the seconds from a checkpoint that took `seconds` to the next one by time."""
+        minutes = self._run.checkpoint_minutes
+        return max(MINUTE * minutes, seconds / COST) if minutes else math.inf
+
+    def _count_from_now(self, seconds: float) -> None:
+        """After a checkpoint, which took `seconds`: the time until the next one begins."""
+        interval = self._interval(seconds)
+        self._due_at = time.monotonic() + interval
+        if MINUTE * self._run.checkpoint_minutes < interval < math.inf and self._run.rank == 0:
+            self._view.say(
+                f"the checkpoint took {seconds:.0f} s: the next one by time comes after "
+                f"{interval / MINUTE:.0f} minutes, so that they take {COST:.0%} of the time at most"
+            )
 
     def _finish(self, position: Position) -> None:
         """After the last step: the last figures, and a checkpoint with its rows in files."""
@@ -116,16 +146,19 @@ class Course:
                 self._publish(self._checkpoints.take_files, position)
             self._ranks.barrier()  # before anybody leaves
 
-    def _next_checkpoint(self, position: Position) -> int:
-        """Return the step of the next checkpoint after `position`."""
+    def _next_checkpoint(self, position: Position) -> str:
+        """Return when the next checkpoint after `position` comes."""
         every = self._run.checkpoint_steps
-        return position.step + every - (position.step % every if every else 0)
+        by_step = f"at step {position.step + every - position.step % every}" if every else ""
+        by_time = f"after {self._run.checkpoint_minutes} minutes" if self._run.checkpoint_minutes else ""
+        return " or ".join(filter(None, (by_step, by_time)))
 
-    def _due_take(self, position: Position) -> Callable[[Position], RunCheckpoint | None]:
+    def _due_take(self, position: Position, *, timed: bool) -> Callable[[Position], RunCheckpoint | None]:
         """Return how to take a due checkpoint: every Nth has its rows in files."""
+        self._timed += timed
         nth = self._run.export_checkpoints
-        export = bool(nth) and position.step // self._run.checkpoint_steps % nth == 0
-        return self._checkpoints.take_files if export else self._checkpoints.take
+        number = self._timed if timed else position.step // self._run.checkpoint_steps
+        return self._checkpoints.take_files if nth and number % nth == 0 else self._checkpoints.take
 
     def _log(self, position: Position) -> None:
         loss, auc = self.window()
@@ -156,17 +189,19 @@ class Course:
                 self._figures.sample(position.step)
 
     def _take(
-        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: str | None = None
     ) -> None:
         """Let worker 0 take a checkpoint; the others know that they wait for it."""
+        started = time.monotonic()
         with self._stop.without_time_limit():
             self._publish(take, position, again)
             self._ranks.barrier()
+        self._count_from_now(time.monotonic() - started)
 
     def _publish(
-        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: int | None = None
+        self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: str | None = None
     ) -> None:
-        """Publish a checkpoint. A failure is a warning where the next attempt is at step `again`."""
+        """Publish a checkpoint. A failure is a warning where `again` says when the next attempt is."""
         if self._ranks.lost:
             return
         started = time.perf_counter()
@@ -180,7 +215,7 @@ class Course:
                 self._directory.event("no_checkpoint", step=position.step, message=str(error))
                 self._view.say(
                     f"warning: no checkpoint of step {position.step}: {error}; training goes on, and "
-                    f"the next one is tried at step {again}"
+                    f"the next one is tried {again}"
                 )
         seconds = time.perf_counter() - started
         self._clock.pause(seconds)

@@ -154,7 +154,7 @@ class Loop(Course):
 
     def _step(self, position: Position, rows: int, part: Batch, following: list[Batch]) -> Position:
         self.step = position.step + 1
-        self._ranks.send_stop_request(self._stop)
+        self._announce()
         every = self._options.timeline
         first = rows not in self._sizes  # TensorFlow compiles in this step
         with self._stop.without_time_limit() if first else self._stop.waiting():

@@ -84,6 +84,7 @@ class RunOptions:
     storage_cache: int
     run_dir: Path
     checkpoint_steps: int
+    checkpoint_minutes: int
     keep_checkpoints: int
     checkpoint_rows: str
     export_checkpoints: int
@@ -327,6 +328,7 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         "--run-dir", type=Path, metavar="DIR", help="Directory of the run. (default runs/MODEL-DATE-TIME)"
     )
     add(r, "checkpoint_steps", 1000)
+    add(r, "checkpoint_minutes", 10)
     add(r, "keep_checkpoints")
     add(r, "checkpoint_rows", "auto", more="For pool, servers need --storage-recover.")
     add(r, "export_checkpoints", 0)
@@ -368,7 +370,7 @@ _OF_SCRIPTS = {
     *("script", "data", "servers", "in_process", "token_file", "tls", "checkpoint_transfer", "job"),
     *("server_wait", "storage", "storage_path", "storage_size", "storage_cache"),
     *("workers", "rank", "worker_wait", "generation", "run_dir", "resume", "log_every", "stats_seconds"),
-    *("checkpoint_steps", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
+    *("checkpoint_steps", "checkpoint_minutes", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
     *("checkpoint_increments", "exit_with_parent", "upload_to", "upload_bandwidth"),
 }
 _OF_THE_LAUNCHER = {

@@ -91,7 +91,8 @@ class QueueLoop(Loop):
         self._clock.add(new * batch.rows)
         self._view.tick(position.step)
         every, log = self._options.checkpoint_steps, self._options.log_every
-        due = self._first and bool(every) and position.step // every > before.step // every
+        timed = self._is_time()
+        due = timed or (self._first and bool(every) and position.step // every > before.step // every)
         if due or position.step // log > before.step // log:
             self._log(position)
         again = self._next_checkpoint(position)
@@ -100,7 +101,7 @@ class QueueLoop(Loop):
         if self._shared.stop_requested():
             raise self._stopped(position)
         if due:
-            self._save(self._due_take(position), position, again=again)
+            self._save(self._due_take(position, timed=timed), position, again=again)
         return position
 
     def _stopped(self, position: Position) -> Interrupted:
@@ -112,7 +113,7 @@ class QueueLoop(Loop):
         self._save(self._checkpoints.take_now, position)
         return Interrupted(position, self.saved.path if self.saved else None)
 
-    def _save(self, take: Any, position: Position, *, files: bool = False, again: int | None = None) -> None:
+    def _save(self, take: Any, position: Position, *, files: bool = False, again: str | None = None) -> None:
         """Take a checkpoint between the steps of all workers.
 
         At most one per step, unless the step's rows are in pools and `files` are wanted.
@@ -122,7 +123,9 @@ class QueueLoop(Loop):
             if self.saved and self.saved.position.step == step and not (files and self.saved.pool):
                 return
             self._dense.pull()
+            started = time.monotonic()
             self._publish(take, replace(position, step=step, queue=state), again)
+            self._count_from_now(time.monotonic() - started)
 
 
 class QueueCheckpoints(Checkpoints):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _FIRST_SUM = 16  # oe_runtime.keras.workers uses the numbers below
 _CHUNK = 1 << 18  # int32 values per message; all have this size
 _LOST = 1024.0  # a stop request of this size: its worker has lost servers
+_CHECKPOINT = 0.5  # besides a stop request: worker 0 wants a checkpoint after the step
 _ENDED = 65536.0  # in place of a stop request: its worker has ended an epoch
 _POLL = 0.2  # seconds
 _LEAST_SILENCE = 20.0  # seconds that another worker's host may be unreachable
@@ -42,6 +43,8 @@ class Ranks:
 
     rank = 0
     count = 1
+    wants_checkpoint = False  # of worker 0, whose clock counts; set before a step
+    checkpoint_due = False  # in all workers: what worker 0 wanted when they last agreed on stop requests
 
     @property
     def lost(self) -> bool:
@@ -56,11 +59,12 @@ class Ranks:
         """Before a step: send this worker's stop request, if any, to the others."""
 
     def any_stop_request(self, stop: StopRequest) -> bool:
-        """After the step: whether any worker sent one."""
-        return bool(stop)
+        """After the step: whether any worker sent one; sets `checkpoint_due` too."""
+        return self.stop_requested(stop)
 
     def stop_requested(self, stop: StopRequest) -> bool:
-        """Between steps: whether any worker was asked to stop."""
+        """Between steps: whether any worker was asked to stop; sets `checkpoint_due` too."""
+        self.checkpoint_due = self.wants_checkpoint
         return bool(stop)
 
     def barrier(self) -> None:
@@ -108,10 +112,6 @@ class SeveralRanks(Ranks):
         """See Ranks."""
         self._error = self._error or error
 
-    def any_stop_request(self, stop: StopRequest) -> bool:
-        """See Ranks."""
-        return self.stop_requested(stop)
-
     def stop_requested(self, stop: StopRequest) -> bool:
         """See Ranks."""
         return self._agreed(stop, float(self.sum(np.array([self._value(stop)], np.float32))[0]))
@@ -142,7 +142,9 @@ class SeveralRanks(Ranks):
         return b"".join(parts)[:size]
 
     def _value(self, stop: StopRequest | None) -> float:
-        return _LOST if self.lost else float(bool(stop))
+        if self.lost:
+            return _LOST
+        return float(bool(stop)) + (_CHECKPOINT if stop is not None and self.wants_checkpoint else 0.0)
 
     def _check_ended(self, requests: float) -> None:
         ended = int(requests // _ENDED)
@@ -159,9 +161,11 @@ class SeveralRanks(Ranks):
             if isinstance(error, ServerLost):
                 raise error
             raise ServerLost("", "another worker has lost a server") from error
-        if requests and stop is not None and not stop:
-            stop.reason = stop.reason or "another worker was asked to"
-        return requests > 0
+        if stop is not None:
+            self.checkpoint_due = requests % 1 == _CHECKPOINT
+            if requests >= 1 and not stop:
+                stop.reason = stop.reason or "another worker was asked to"
+        return requests >= 1
 
 
 class CollectiveRanks(SeveralRanks):

@@ -63,6 +63,12 @@ class StreamLoop(Loop):
             if position.step and (self.saved is None or self.saved.position.step != position.step):
                 self._take(self._checkpoints.take_now, position)
             raise self.interrupted()
+        if (
+            self._is_time()
+            and position.step
+            and (self.saved is None or self.saved.position.step != position.step)
+        ):
+            self._take(self._due_take(position, timed=True), position, self._next_checkpoint(position))
         started = time.perf_counter()
         self._stop.wait(self._stream.pause)
         self._clock.pause(time.perf_counter() - started)

@@ -217,7 +217,15 @@ class TrainingSettings(Settings):
         "loopback.",
     )
     checkpoint_steps: Annotated[int | None, Flag()] = Field(
-        default=None, ge=0, description="Steps between checkpoints. 0: only one at the end."
+        default=None,
+        ge=0,
+        description="Steps between checkpoints, besides those by time. 0: none by steps.",
+    )
+    checkpoint_minutes: Annotated[int | None, Flag()] = Field(
+        default=None,
+        ge=0,
+        description="Most minutes from one checkpoint to the next. More where they would take more than a "
+        "hundredth of the time. 0: none by time. The end of training always has one.",
     )
     keep_checkpoints: int = Field(
         default=3, ge=1, le=64, description="Number of newest checkpoints to keep; servers are told it too."

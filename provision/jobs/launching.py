@@ -86,6 +86,8 @@ class Launch:
                     # Ctrl-C ends ssh too, and then a host seems to be lost.
                     raise Interrupted(f"stopped before training began ({error})") from None
                 raise
+            if self.inventory.flavor == flavor_facts.DEFAULT:
+                say(self.console, request.checkpoint_words(Request.of_job(job.spec()).training))
             if options.detach:
                 start_detached(job, resume)
                 return self._detached(job)

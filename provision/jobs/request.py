@@ -93,6 +93,17 @@ class Request:
             raise TrainingError(f"job {spec.id}: its job.json has unusable settings: {error}") from None
 
 
+def checkpoint_words(training: TrainingSettings) -> str:
+    """When the job takes checkpoints, and what a lost server costs; for oeprov's own trainer."""
+    training = training.decided()
+    by = [f"{training.checkpoint_steps} steps"] if training.checkpoint_steps else []
+    by += [f"{training.checkpoint_minutes} minutes"] if training.checkpoint_minutes else []
+    if not by:
+        return "checkpoints: only at the end, so a lost server costs all steps (--checkpoint-minutes)"
+    more = ", whichever comes first" if by[1:] else ""
+    return f"checkpoints: every {' or '.join(by)}{more} (--checkpoint-steps, --checkpoint-minutes)"
+
+
 def check_counts(servers: int | None, workers: int | None) -> None:
     """Refuse numbers of servers and workers per host that are out of bounds."""
     for name, count, model in (("servers", servers, ServerSettings), ("workers", workers, WorkerSettings)):

@@ -279,7 +279,9 @@ def test_launch_stop_and_resume(
     found = inventory(state_dir, f"runtime_venv: {venv}\n      parameter_server_count: 2")
     assert launching.launch(found, LaunchOptions(detach=True), state_dir=state_dir) == 0
     (job,) = store.all_jobs(state_dir)
-    assert f"job {job.id} runs in the background" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"job {job.id} runs in the background" in shown
+    assert "checkpoints: every 1000 steps or 10 minutes, whichever comes first (--checkpoint-st" in shown
     until(job.run_dir / "waiting")
     with pytest.raises(TrainingError, match=f"job {job.id} is running; stop it first"):
         launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)

@@ -24,7 +24,7 @@ from provision.jobs.kubernetes.follow import Follower
 from provision.jobs.kubernetes.plan import settle
 from provision.jobs.kubernetes.record import Record
 from provision.jobs.placement import CHECKPOINT_SECONDS
-from provision.jobs.request import LaunchOptions
+from provision.jobs.request import LaunchOptions, checkpoint_words
 from provision.jobs.screen import say
 from provision.jobs.store import Job
 
@@ -44,7 +44,9 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
         job = _create(inventory, options, first.name, cluster, state_dir)
-        return _Run(cluster, job, options, state_dir, stop_request).start(first.notes)
+        return _Run(cluster, job, options, state_dir, stop_request).start(
+            [*first.notes, checkpoint_words(first.request.training)]
+        )
 
 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
