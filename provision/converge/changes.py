@@ -358,10 +358,8 @@ class _Change:
         path = self.state_dir / "left" / f"{self.id}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{name}\n" for name in left))
-        say(
-            self.console,
-            f"{len(left)} hosts are left; to go on with these alone, add: --limit @{escape(str(path))}",
-        )
+        flag = f"--limit {shlex.quote(f'@{path}')}"
+        say(self.console, f"{len(left)} hosts are left; to go on with these alone, add: {escape(flag)}")
 
     def _remark(self, found: ClusterSurvey) -> None:
         for line in self.remarks(found):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible.inventory.manager import InventoryManager
+from ansible.inventory.manager import InventoryManager, split_host_pattern
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import inventory_loader
 from ansible.template import Templar
@@ -81,19 +81,56 @@ class RawInventory:
                     yield self.where_group(name), key, not self.generated
 
     def select(self, pattern: str) -> list[str]:
-        """Names of the hosts that Ansible's host pattern selects; InventoryError when there are none."""
-        for part in pattern.replace(":", ",").split(","):
-            name = part.strip().lstrip("!&")
-            known = [*self.groups, "all", *(host.name for host in self.hosts)]
-            if name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name not in known:
-                hint = did_you_mean(name, known, cutoff=0.5)
-                raise InventoryError(f"{self.path}: --limit {name!r} is no host or group{hint}")
-        self._manager.subset(pattern)
-        names = [str(host.name) for host in self._manager.get_hosts()]
-        self._manager.subset(None)
+        """Names of the hosts that Ansible's host pattern selects.
+
+        InventoryError when a part of the pattern names no host or group, or when no host is left. Ansible
+        ignores such parts, and takes a pattern without parts for all hosts.
+        """
+        where = f"{self.path}: --limit {pattern!r}"
+        try:
+            parts = _limit_parts(pattern)
+            for part in parts:
+                self._check_limit(part)
+            names = [str(host.name) for host in self._manager.get_hosts(parts)] if parts else []
+        except (AnsibleError, OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else _one_line(error)
+            raise InventoryError(f"{where} cannot be read: {reason}") from None
+        if not parts:
+            raise InventoryError(f"{where} names no host or group; leave it out for all hosts")
         if not names:
-            raise InventoryError(f"{self.path}: --limit {pattern!r} selects no host")
+            raise InventoryError(f"{where} selects no host")
         return names
+
+    def _check_limit(self, part: str) -> None:
+        """InventoryError unless the part, such as ``!gpu-*``, names a host or a group of this inventory."""
+        name = part[1:] if part[0] in "!&" else part
+        hosts = [host.name for host in self.hosts]
+        is_empty = not name.strip("~") or name[0] in "!&"
+        matches = set() if is_empty else {str(host.name) for host in self._manager.get_hosts([name])}
+        if name not in self.groups and matches.isdisjoint(hosts):
+            hint = did_you_mean(name, [*self.groups, "all", *hosts], cutoff=0.5)
+            raise InventoryError(f"{self.path}: --limit {part!r} is no host or group{hint}")
+
+
+def _limit_parts(pattern: str) -> list[str]:
+    """The single patterns of a host pattern, with the lines of files (``@FILE``).
+
+    ValueError for a bracket without its partner: Ansible drops it, and ``~[`` would be ``~``, all hosts.
+    """
+    if pattern.startswith("@") and Path(pattern[1:]).is_file():
+        parts = [pattern]  # its name may have any character
+    else:
+        parts = [part for part in split_host_pattern(split_host_pattern(pattern)) if part]  # as Ansible does
+        if len(_SEPARATORS.sub("", "".join(parts))) != len(_SEPARATORS.sub("", pattern)):
+            raise ValueError("a bracket has no partner")
+    found: list[str] = []
+    for part in parts:
+        lines = Path(part[1:]).read_text(encoding="utf-8").splitlines() if part[0] == "@" else [part]
+        found += [line.strip() for line in lines if line.strip()]
+    return found
+
+
+_SEPARATORS = re.compile(r"[\s,:]")
 
 
 def read(path: Path) -> RawInventory:

@@ -60,7 +60,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
     _check_addresses(hosts.values(), problems)
     cluster, jobs = _job_wide(raw, problems)
     problems.raise_if_any()
-    selected = set(raw.select(limit)) if limit else hosts.keys()
+    selected = hosts.keys() if limit is None else set(raw.select(limit))
     hosts = {name: host for name, host in hosts.items() if name in selected}
     if not hosts:
         raise InventoryError(f"{path}: --limit {limit!r} selects no host of the cluster")

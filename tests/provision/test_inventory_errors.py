@@ -1,5 +1,6 @@
 """Bad inventories: one line that names file, host or group, and key, and says what would be right."""
 
+import random
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from provision.cluster import settings
 from provision.cluster.errors import InventoryError
 from provision.cluster.setting_types import Settings, explain
+from provision.inventory.file import RawInventory, read
 from provision.inventory.loader import load
 
 GOOD = """\
@@ -270,7 +272,70 @@ def test_shares_of_a_roll_out(tmp_path: Path, shares: str, piece: str) -> None:
         ("p2", "--limit 'p2' is no host or group; did you mean p1?"),
         ("wrokers", "did you mean workers?"),
         ("p1:&workers", "selects no host"),
+        ("", "--limit '' names no host or group; leave it out for all hosts"),
+        (",", "--limit ',' names no host or group; leave it out for all hosts"),
+        (" ", "--limit ' ' names no host or group; leave it out for all hosts"),
+        (",:,", "names no host or group"),
+        ("[", "--limit '[' cannot be read: a bracket has no partner"),
+        ("~[", "--limit '~[' cannot be read: a bracket has no partner"),
+        ("&[", "--limit '&[' cannot be read: a bracket has no partner"),
+        ("p1]", "a bracket has no partner"),
+        ("~", "--limit '~' is no host or group"),
+        ("~(", "--limit '~(' cannot be read: Invalid host list pattern: ~("),
+        ("all:!", "--limit '!' is no host or group"),
+        ("!", "--limit '!' is no host or group"),
+        ("&", "--limit '&' is no host or group"),
+        ("!p2", "--limit '!p2' is no host or group; did you mean p1?"),
+        ("p1,q*", "--limit 'q*' is no host or group"),
+        ("p1:w2,w1", "--limit 'w2' is no host or group"),
+        ("w1,~]", "--limit 'w1,~]' cannot be read: a bracket has no partner"),
+        ("p1,~q", "--limit '~q' is no host or group"),
+        ("p1[5]", "--limit 'p1[5]' cannot be read: No hosts matched the subscripted pattern 'p1[5]'"),
+        ("workers[9]", "cannot be read: No hosts matched the subscripted pattern 'workers[9]'"),
+        ("workers[5:9]", "--limit 'workers[5:9]' is no host or group"),
+        ("localhost", "is no host or group"),
+        ("w1,::1", "--limit '::1' is no host or group"),
+        ("@nofile", "--limit '@nofile' cannot be read: No such file or directory"),
+        ("@", "--limit '@' cannot be read: Is a directory"),
+        ("@/", "--limit '@/' cannot be read: Is a directory"),
+        ("@/dev/null", "--limit '@/dev/null' names no host or group"),
     ],
 )
-def test_a_limit_that_selects_nothing(tmp_path: Path, limit: str, piece: str) -> None:
+def test_a_limit_that_names_nothing_is_refused(tmp_path: Path, limit: str, piece: str) -> None:
     assert piece in refused(tmp_path, GOOD, limit)
+
+
+@pytest.mark.parametrize(
+    ("content", "piece"),
+    [
+        (b"\n \n", "names no host or group"),
+        (b"p1\nw2\n", "--limit 'w2' is no host or group; did you mean w1?"),
+        (b"p1\xff\n", "cannot be read: 'utf-8' codec can't decode"),
+    ],
+)
+def test_a_file_of_hosts_that_names_nothing_is_refused(tmp_path: Path, content: bytes, piece: str) -> None:
+    (tmp_path / "left: 2, new").write_bytes(content)
+    assert piece in refused(tmp_path, GOOD, f"@{tmp_path / 'left: 2, new'}")
+
+
+def test_a_file_of_hosts_may_have_any_name(tmp_path: Path) -> None:
+    assert "names no host" in refused(tmp_path, GOOD, "@/dev/null")
+    (tmp_path / "left: 2, new").write_text("w1\n\n")
+    assert list(load(tmp_path / "inventory.yml", f"@{tmp_path / 'left: 2, new'}").hosts) == ["w1"]
+
+
+def test_any_limit_selects_what_it_names_or_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yml").write_text(GOOD)
+    raw = read(tmp_path / "inventory.yml")
+    draw = random.Random(1)  # noqa: S311
+    for _ in range(3000):
+        check_limit(raw, "".join(draw.choices("pw1*?~![]&@,: ()-", k=draw.randint(0, 6))))
+
+
+def check_limit(raw: RawInventory, pattern: str) -> None:
+    try:
+        names = raw.select(pattern)
+    except InventoryError:
+        return
+    assert set(names) <= {"p1", "w1"}, pattern
+    assert re.search("[pw1*?]|~[^]~]", pattern), pattern
