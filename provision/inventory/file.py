@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleError
 from ansible.inventory.manager import InventoryManager, split_host_pattern
 from ansible.parsing.dataloader import DataLoader
@@ -87,6 +88,7 @@ class RawInventory:
         ignores such parts, and takes a pattern without parts for all hosts.
         """
         where = f"{self.path}: --limit {pattern!r}"
+        constants.HOST_PATTERN_MISMATCH = "ignore"  # no warning by Ansible before our error
         try:
             parts = _limit_parts(pattern)
             for part in parts:

@@ -256,6 +256,7 @@ def test_inventory_check_lists_servers_that_a_launch_would_refuse(run, tmp_path:
         (["pmem-mode", "memory", "-i", SAMPLE, "--limit", "re6p-1"], "re6p is a guest"),
         (["pmem-mode", "fsdax", "-i", LOCAL], "kind local is this machine"),
         (["plan", "-i", LOCAL, "--limit", "remotehost"], "is no host or group"),
+        (["plan", "-i", LOCAL, "--limit", "q*"], "--limit 'q*' is no host or group"),
         (["plan", "--offlin"], "No such option: --offlin"),
         (["plam"], "No such command 'plam'"),
         (["launch-training", "-i", "nope.yml"], "nope.yml: no such inventory"),
