@@ -57,6 +57,7 @@ class Course:
         self._clock = Clock()
         self._ended: float | None = None  # time of the last step's end
         self._due_at = time.monotonic() + self._interval(0.0)  # of the next checkpoint by time
+        self._told = MINUTE * options.checkpoint_minutes  # longer intervals are news to the user
         self._timed = 0  # checkpoints that were due by time
         self.saved: RunCheckpoint | None = None  # the latest checkpoint
         self.step = 0  # the last step begun
@@ -126,7 +127,8 @@ class Course:
         """After a checkpoint, which took `seconds`: the time until the next one begins."""
         interval = self._interval(seconds)
         self._due_at = time.monotonic() + interval
-        if MINUTE * self._run.checkpoint_minutes < interval < math.inf and self._run.rank == 0:
+        if self._told < interval < math.inf and self._run.rank == 0:
+            self._told = 2 * interval
             self._view.say(
                 f"the checkpoint took {seconds:.0f} s: the next one by time comes after "
                 f"{interval / MINUTE:.0f} minutes, so that they take {COST:.0%} of the time at most"

@@ -205,7 +205,7 @@ class Launch:
         if others:
             for process in spec.processes:
                 job.remove_pools(process)
-            _remove_pools(known, placed, self.console)
+            _remove_pools(known, self.console)
         job.write_spec(resumed)  # last: if this ends before, the next resume sees the old servers too
         return job, placed, saved
 
@@ -337,10 +337,13 @@ class Launch:
         return 1 if state.phase == "failed" else 0
 
 
-def _remove_pools(old: Fleet, new: Placement, console: Console) -> None:
-    """Remove the rows of servers that the job no longer has; files have them."""
-    kept = {(item.host, item.pools) for item in new.processes}
-    unused = [item for item in old.processes.values() if item.pools and (item.host, item.pools) not in kept]
+def _remove_pools(old: Fleet, console: Console) -> None:
+    """Remove the rows of a job's former servers; files have them.
+
+    Also where a new server takes their place: if this process is killed before that begins, the next resume
+    finds as many servers as it starts, and would recover these rows.
+    """
+    unused = [item for item in old.processes.values() if item.pools]
     for error in old.remove_pools(unused):
         paths = " ".join(shlex.quote(item.pools) for item in unused if item.host == error.host)
         say(

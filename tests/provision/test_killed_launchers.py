@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import signal
@@ -19,6 +20,7 @@ from test_training_launch import INVENTORY
 from test_training_supervisor import until
 
 from provision.cli import main
+from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import launching, stopping, store
 from provision.node import process
@@ -26,7 +28,7 @@ from provision.node import process
 SECRET = "of-the-environment"
 
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 LAUNCH = ("launch-training", "-i", "inventory.yml")
 SERVERS = ("servers", "up", "-i", "inventory.yml")
 _ROUNDS = 4  # commands that a user may have to run
@@ -93,8 +95,25 @@ def without_ansible(**settings: Any) -> object:
     return types.SimpleNamespace(status="successful", rc=0)
 
 
+def make_the_directory(**settings: Any) -> object:
+    """In place of Ansible: carry out the only step of a bootstrap of this machine."""
+    found = json.loads((Path(settings["private_data_dir"]) / "hosts.json").read_text())
+    plan = found["all"]["hosts"]["localhost"]["oeprov_plan"]
+    assert plan["steps"] == ["directory"]
+    settings["event_handler"]({"event": "runner_on_start", "event_data": _task({})})
+    Path(plan["desired"]["pmem_directory"]).mkdir()
+    step = {"id": "directory", "what": "make it", "ok": True, "message": "", "seconds": 0.1}
+    settings["event_handler"]({"event": "runner_on_ok", "event_data": _task({"steps": [step]})})
+    return without_ansible(**settings)
+
+
+def _task(result: dict[str, Any]) -> dict[str, Any]:
+    return {"host": "localhost", "role": "pmem", "task": "Bring persistent memory to its mode", "res": result}
+
+
 def oeprov(directory: Path, *words: str) -> int:
-    (directory / "pmem0").mkdir(parents=True, exist_ok=True)
+    if words[0] != "bootstrap":
+        (directory / "pmem0").mkdir(parents=True, exist_ok=True)
     return main.run([*words, "--state-dir", str(directory)])
 
 
@@ -184,3 +203,20 @@ def test_servers_up(place: Place) -> None:
         assert told(directory, "servers", "down")[0] == 0
 
     assert place.sweep(SERVERS, again=again) == []
+
+
+def test_bootstrap(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ansible_runner, "run", make_the_directory)
+    text = INVENTORY.format(kind="local", more="runtime_extra: none")
+    (place.directory / "inventory.yml").write_text(text)
+    words = ["bootstrap", "-i", "inventory.yml", "--yes"]
+
+    def again(directory: Path) -> None:
+        """The same command goes on; nothing is left to do, and no host counts as unfinished."""
+        follow(directory, words)
+        assert (directory / "pmem0").is_dir()
+        assert "nothing to do" in told(directory, *words)[1]
+        assert told(directory, "history")[0] == 0
+        assert Journal(directory / "journal.jsonl", "").unsettled("test") == {}
+
+    assert place.sweep(words, again=again) == []
