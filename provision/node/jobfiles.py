@@ -27,11 +27,12 @@ def prepare(system: System, directory: str, user: str, token: str, more: List[st
     for path in [directory] + [os.path.join(directory, name) for name in _FOLDERS]:
         openat.make_directory(system, path, 0o700, uid, gid)
     for path in more:
-        # The parents below the mount point are ours too: /mnt/pmem0/oeprov/JOB/server-0.
+        # The parents below the mount point are ours too: /mnt/pmem0/oeprov/JOB/server-0. They are root's, for
+        # systemd makes what a link in the place of a unit's directory leads to writable.
         parent = os.path.dirname(path)
         if not path.startswith(directory + "/"):
-            openat.make_directory(system, os.path.dirname(parent), 0o755, 0, 0, (uid,))
-        openat.make_directory(system, parent, 0o700, uid, gid)
+            for above in (os.path.dirname(parent), parent):
+                openat.make_directory(system, above, 0o755, 0, 0, (uid,))
         openat.make_directory(system, path, 0o700, uid, gid)
     if token:
         openat.write(system, os.path.join(directory, "token"), token.strip() + "\n", 0o600, uid, gid)

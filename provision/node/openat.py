@@ -90,8 +90,10 @@ def _explained(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         name = error.filename
-        whole = isinstance(name, str) and name.startswith("/")
-        raise CommandError(f"{name if whole else path}: {error.strerror}") from None
+        whole = name if isinstance(name, str) and name.startswith("/") else path
+        # It may be anybody's choice, and goes to a terminal.
+        shown = "".join(sign if sign.isprintable() else "?" for sign in whole)
+        raise CommandError(f"{shown}: {error.strerror}") from None
 
 
 def make_directory(

@@ -253,6 +253,7 @@ def test_acts_of_root_stay_in_the_job(host: Host, act: str, attack: Callable[[Pa
     deliver(host)
     start(host, fresh=True)
     before = fingerprint(host)
+    os.chown(host.top / POOLS[1:], USER, USER)  # as earlier versions made it
     as_user(lambda: attack(host.top, host.top / "srv/victim"))
     host.ran.clear()
     answer: object = ""
@@ -302,6 +303,7 @@ def test_names_that_are_swapped_meanwhile_lead_nowhere_else(host: Host, act: str
     deliver(host)
     start(host, fresh=True)
     before = fingerprint(host)
+    os.chown(host.top / POOLS[1:], USER, USER)  # as earlier versions made it
     pid = as_user(lambda: swap(host.top, host.top / "srv/victim"), wait=False)
     try:
         for _ in range(40):
@@ -464,6 +466,34 @@ def test_what_a_job_writes_is_read(host: Host) -> None:
     received = str(fetch(host))
     assert '{"files": {"export/1/model.keras": 7}}' in received
     assert "weights" in received
+
+
+def test_a_jobs_user_cannot_replace_its_pools_directory(host: Host) -> None:
+    """systemd would follow a link there, and make writable what it leads to."""
+    deliver(host)
+    start(host, fresh=True)
+    found = (host.top / POOLS[1:]).stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, 0, 0o755)
+    assert (host.top / POOLS[1:] / "server-0").stat().st_uid == USER
+    assert job.stop(host, {"directory": DIRECTORY})["removed"]
+    assert not (host.top / POOLS[1:]).exists()
+
+
+def test_names_of_a_job_say_nothing_to_a_terminal(host: Host) -> None:
+    deliver(host)
+    start(host, fresh=True)
+    inner = host.top / DIRECTORY[1:] / "run" / "a\x1b]0;b\udcff"
+
+    def attack() -> None:
+        os.chdir(inner.parent)
+        for _ in range(300):
+            os.mkdir(inner.name)
+            os.chdir(inner.name)
+
+    as_user(attack)
+    with pytest.raises(CommandError, match=r"/run/a\?\]0;b\?.*: is too deep") as caught:
+        job.remove(host, {"directory": DIRECTORY, "servers": []})
+    assert str(caught.value).isprintable()
 
 
 def test_a_link_of_roots_own_is_followed(host: Host) -> None:
