@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from provision.cluster.errors import HostError, TrainingError
@@ -27,6 +28,7 @@ from provision.node.files import MARKER
 
 CHECKPOINTS = "checkpoints"
 _PIECE = 1 << 20
+_SHOWN = 5  # names in a message
 
 
 def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, replace: bool = False) -> int:
@@ -52,7 +54,15 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
     fleet.take_events()
     since = fleet.mirrored  # what the worker exports from now on may be missing in what is fetched
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=job.run_dir) as temporary:
-        sizes = _receive(job, host, names, Path(temporary), console)
+        sizes, others = _receive(job, host, names, Path(temporary), console)
+        if others:
+            shown = "".join(sign if sign.isprintable() else "?" for sign in ", ".join(others[:_SHOWN]))
+            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+            say(
+                console,
+                f"[yellow]![/] left out on host {host.name}, since only plain files of the job's user are "
+                f"fetched: {escape(shown)}{more}",
+            )
         received = [item for item in names if (Path(temporary) / item).exists()]
         if not received:
             raise TrainingError(
@@ -87,8 +97,13 @@ def _note(job: Job, names: list[str], since: int) -> None:
     store.write_json(job.fetched_file, {**known, **dict.fromkeys(names, since)})
 
 
-def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console) -> dict[str, int]:
-    """Receive ``names`` into ``to``; the bytes of each file. HostError if the stream ends early."""
+def _receive(
+    job: Job, host: Host, names: list[str], to: Path, console: Console
+) -> tuple[dict[str, int], list[str]]:
+    """Receive ``names`` into ``to``; the bytes of each file, and what else is there.
+
+    HostError if the stream ends early.
+    """
     top = str(units.job_directory(job.id) / "run")
     command = remote.elevated(host, shlex.join(payload.command(host.python)))
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -97,7 +112,7 @@ def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console)
         remote.pipe(host, command, given) as stream,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
-        sizes = _sizes(stream)
+        sizes, others = _announced(stream)
         total, free = sum(sizes.values()), shutil.disk_usage(job.run_dir).free
         if total > free:
             raise TrainingError(
@@ -112,15 +127,16 @@ def _receive(job: Job, host: Host, names: list[str], to: Path, console: Console)
                     _extract(archive, name, size, to, lambda count: bar.advance(task, count))
         except (tarfile.TarError, EOFError) as error:
             raise HostError(host.name, f"files of job {job.id} were cut off ({error}); try again") from None
-    return sizes
+    return sizes, others
 
 
-def _sizes(stream: IO[bytes]) -> dict[str, int]:
+def _announced(stream: IO[bytes]) -> tuple[dict[str, int], list[str]]:
     for line in stream:
         if line.startswith(MARKER.encode()):
             found: dict[str, Any] = json.loads(line[len(MARKER) :])
-            return {str(name): int(size) for name, size in found["files"].items()}
-    return {}
+            sizes = {str(name): int(size) for name, size in found["files"].items()}
+            return sizes, [str(name) for name in found["others"]]
+    return {}, []
 
 
 def _extract(

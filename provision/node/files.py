@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import tarfile
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from . import openat
 from .command import CommandError, System
@@ -13,16 +13,21 @@ MARKER = "OEPROV-FILES "  # marks that line, since login shells may print a bann
 
 
 def main(wanted: Dict[str, Any]) -> None:
-    """Print a line with ``files``, bytes by path, then the archive; ``wanted``: ``top``, ``names`` in it."""
+    """Print a line, then the archive; ``wanted``: ``top``, ``names`` in it.
+
+    The line has ``files``, bytes by path, and ``others``: links and what else is no plain file of the job's.
+    """
     system, top = System(), wanted["top"]
     files: Dict[str, int] = {}
+    others: List[str] = []
     try:
         for name in wanted["names"]:
-            for inner, size in sorted(openat.sizes(system, os.path.join(top, name)).items()):
-                files[os.path.join(name, inner).rstrip("/")] = size
+            found, rest = openat.sizes(system, os.path.join(top, name))
+            files.update((os.path.join(name, inner).rstrip("/"), found[inner]) for inner in sorted(found))
+            others += sorted(os.path.join(name, inner).rstrip("/") for inner in rest)
     except CommandError as error:
         sys.exit(str(error))
-    sys.stdout.write("\n" + MARKER + json.dumps({"files": files}) + "\n")
+    sys.stdout.write("\n" + MARKER + json.dumps({"files": files, "others": others}) + "\n")
     sys.stdout.flush()
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for name, size in files.items():

@@ -183,23 +183,25 @@ def list_names(system: System, path: str) -> List[str]:
         return []
 
 
-def sizes(system: System, path: str) -> Dict[str, int]:
-    """Bytes of every plain file of its directory's owner at a path or below it, by its name from there.
+def sizes(system: System, path: str) -> Tuple[Dict[str, int], List[str]]:
+    """Bytes of every plain file of its directory's owner at a path or below it, and the names of all else.
 
-    The name of the path itself is empty. Hidden files are left out. CommandError for a tree that is too deep.
+    Both by their names from there; that of the path itself is empty. Hidden files are in neither.
+    CommandError for a tree that is too deep.
     """
     found: Dict[str, int] = {}
+    others: List[str] = []
     parent, name = os.path.split(path)
     with _explained(path):
         try:
             with directory(system, parent) as above:
-                _measure(above, name, "", found, 0)
+                _measure(above, name, "", found, others, 0)
         except FileNotFoundError:
             pass
-    return found
+    return found, others
 
 
-def _measure(above: int, name: str, at: str, found: Dict[str, int], depth: int) -> None:
+def _measure(above: int, name: str, at: str, found: Dict[str, int], others: List[str], depth: int) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed, or swapped, meanwhile
         item = os.stat(name, dir_fd=above, follow_symlinks=False)
         if _is_plain(item, above):
@@ -208,7 +210,9 @@ def _measure(above: int, name: str, at: str, found: Dict[str, int], depth: int) 
             with _child(above, name, depth) as below:
                 for inner in os.listdir(below):
                     if not inner.startswith("."):
-                        _measure(below, inner, os.path.join(at, inner), found, depth + 1)
+                        _measure(below, inner, os.path.join(at, inner), found, others, depth + 1)
+        else:
+            others.append(at)
 
 
 @contextlib.contextmanager

@@ -897,8 +897,10 @@ def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.Capt
     with pytest.raises(TrainingError, match=f"export exists already.*: oeprov fetch {job.id} --replace"):
         fetching.fetch(cluster.state_dir, job.id)
     cluster.tell(two, f"echo new >/var/lib/oeprov/jobs/{job.id}/run/report.html")
+    cluster.tell(two, f"ln -s /etc/passwd /var/lib/oeprov/jobs/{job.id}/run/export/passwd")
     assert (job.run_dir / "report.html").read_bytes() == before
     assert fetching.fetch(cluster.state_dir, job.id, replace=True, checkpoints=True) == 0
+    assert "only plain files of the job's user are fetched: export/passwd\n" in capsys.readouterr().out
     assert (job.run_dir / "report.html").read_bytes() == b"new\n"
     assert "checkpoints/step-0000000002/manifest.json" in files_of(job)
     assert len(files_of(job)) == 5

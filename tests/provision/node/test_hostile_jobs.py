@@ -458,13 +458,14 @@ def test_what_a_job_writes_is_read(host: Host) -> None:
         (top / "run/export/1").mkdir(parents=True)
         (top / "run/export/1/model.keras").write_text("weights")
         (top / "run/export/.half").touch()
+        (top / "run/export/1/latest").symlink_to("model.keras")
 
     as_user(work)
     found = job.observe(host, {"directory": DIRECTORY, "offset": 8})
     assert found["events"] == "event 2\n"
     assert found["processes"]["worker-0"]["metrics"] == {"rows": 3}
     received = str(fetch(host))
-    assert '{"files": {"export/1/model.keras": 7}}' in received
+    assert '{"files": {"export/1/model.keras": 7}, "others": ["export/1/latest"]}' in received
     assert "weights" in received
 
 
