@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from server_processes import Servers
 
-from oe_runtime import Client, StorageSpec, TableSpec, _core
+from oe_runtime import Client, StorageError, StorageSpec, TableSpec, _core
 from oe_runtime.checkpoint.verification import verify
 
 KEYS = np.arange(2000, dtype=np.int64)
@@ -100,3 +100,31 @@ def test_a_flipped_bit_on_a_drive_takes_the_rows_of_its_block_and_names_them(tmp
         assert not found[gone].any()  # as the initializer says
         damage = client.stats()["servers"][0]["tables"]["t"]["damage"]
         assert damage["quarantined_rows"] == gone.sum()
+
+
+def test_two_logs_of_one_table_are_refused_and_both_are_named(tmp_path):
+    rows = tmp_path / "rows"
+    storage = StorageSpec("dram_ssd", str(rows), recover=True, cache_bytes=1 << 20)
+    with Client.in_process(storage) as client:
+        push(client, client.create_table(SPEC))
+        client.checkpoint(1, wait=True)
+    (log,) = rows.glob("oe-*.log")
+    old = log.read_bytes()
+    with Client.in_process(storage) as client:
+        push(client, client.create_table(SPEC))
+        client.checkpoint(2, wait=True)
+        wanted = client.pull_rows(0, KEYS)
+    for name in ("oe-0000000000000000.log", "oe-ffffffffffffffff.log"):  # before and after it in order
+        copy = rows / name
+        copy.write_bytes(old)
+        first, second = sorted([log, copy])
+        with (
+            Client.in_process(storage) as client,
+            pytest.raises(StorageError, match=f"{first} and {second} both have checkpoints of table 't'"),
+        ):
+            client.create_table(SPEC)
+        copy.unlink()
+    with Client.in_process(storage) as client:
+        client.create_table(SPEC)
+        assert client.recover() == 2
+        assert np.array_equal(client.pull_rows(0, KEYS), wanted)

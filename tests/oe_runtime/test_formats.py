@@ -66,13 +66,15 @@ def test_checkpoints_of_an_earlier_version(name, steps, servers):
 
 
 @pytest.mark.parametrize("name", ["table-1-pool-1", "policies-1"])
-@pytest.mark.parametrize("kind", ["pmem_libpmem", "dram_pmem"])
-def test_a_pool_of_an_earlier_version(tmp_path, kind, name):
+@pytest.mark.parametrize(
+    ("kind", "files"), [("pmem_libpmem", "pool"), ("dram_pmem", "pool"), ("dram_ssd", "log")]
+)
+def test_a_pool_of_an_earlier_version(tmp_path, kind, files, name):
     sample = FORMATS / name
-    with tarfile.open(sample / "pool.tar.xz") as archive:
+    with tarfile.open(sample / f"{files}.tar.xz") as archive:
         archive.extractall(tmp_path)  # noqa: S202 - our own; Python 3.11.2 has no filters
-    cache = 1 << 20 if kind == "dram_pmem" else 0
-    storage = StorageSpec(kind, str(tmp_path / "pool"), recover=True, cache_bytes=cache)
+    cache = 0 if kind == "pmem_libpmem" else 1 << 20
+    storage = StorageSpec(kind, str(tmp_path / files), recover=True, cache_bytes=cache)
     with Client.in_process(storage) as client:
         tables = create(client, sample)
         assert client.checkpoints() == [3]

@@ -36,7 +36,10 @@ bool Damage::AdmitLine(uint64_t* left_out) {
 }
 
 void Damage::Report(Kind kind, const std::string& what, const std::string& where) noexcept {
-  (kind == Kind::kQuarantined ? quarantined_ : repaired_).fetch_add(1, std::memory_order_relaxed);
+  std::atomic<uint64_t>& count = kind == Kind::kQuarantined ? quarantined_
+                                 : kind == Kind::kRepaired  ? repaired_
+                                                            : replaced_;
+  count.fetch_add(1, std::memory_order_relaxed);
   try {
     uint64_t left_out = 0;
     if (!AdmitLine(&left_out)) return;
@@ -46,10 +49,21 @@ void Damage::Report(Kind kind, const std::string& what, const std::string& where
               " more damaged rows were not named; the statistics count all\n";
     }
     lines += "error: " + table_ + ": " + what + " is damaged: " + found_ + ", " + where;
-    lines += kind == Kind::kQuarantined
-                 ? "; it was removed, and begins anew when it is pushed. Check " + check_ +
-                       ", and go back to an earlier checkpoint if too many are lost\n"
-                 : "; it was repaired, and nothing is lost. Check " + check_ + "\n";
+    switch (kind) {
+      case Kind::kQuarantined:
+        lines += "; it was removed, and begins anew when it is pushed. Check " + check_ +
+                 ", and go back to an earlier checkpoint if too many are lost\n";
+        break;
+      case Kind::kRepaired:
+        lines += "; it was repaired, and nothing is lost. Check " + check_ + "\n";
+        break;
+      case Kind::kReplaced:
+        lines +=
+            "; the copy before it was taken, as after a power cut. Without a power cut, the newest "
+            "checkpoint may be lost: check " +
+            check_ + "\n";
+        break;
+    }
     (void)std::fputs(lines.c_str(), stderr);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it is counted
   }

@@ -15,6 +15,7 @@ class Damage {
   enum class Kind {
     kQuarantined,  // the row is gone: its key has none until it is pushed again
     kRepaired,     // nothing is lost: its metadata was corrected, or it was written anew from its cached copy
+    kReplaced,     // a copy from before was taken in its place
   };
 
   // `table`: what messages call it. `shards`: among which its keys are spread evenly. `check`: what its user
@@ -36,6 +37,7 @@ class Damage {
 
   uint64_t quarantined() const noexcept { return quarantined_.load(std::memory_order_relaxed); }
   uint64_t repaired() const noexcept { return repaired_.load(std::memory_order_relaxed); }
+  uint64_t replaced() const noexcept { return replaced_.load(std::memory_order_relaxed); }
 
   static constexpr uint64_t kMostLines = 20;
   // Rows that a table may lose: a hundredth, or what one block of a drive has of the shortest rows.
@@ -51,6 +53,7 @@ class Damage {
   const std::string found_;
   std::atomic<uint64_t> quarantined_{0};
   std::atomic<uint64_t> repaired_{0};
+  std::atomic<uint64_t> replaced_{0};
   std::atomic<uint64_t> recovered_{0};  // of quarantined_
   std::mutex mutex_;                    // of what follows
   std::chrono::steady_clock::time_point minute_;

@@ -274,6 +274,7 @@ class DramSsd final : public Storage {
       for (const char* field : {"server", "servers"}) {
         if (there.value(field, json()) != identity.value(field, json())) rank = 1;
       }
+      if (rank == best && rank == 3) RefuseTwo(PathOf(found), PathOf(name), wanted.table);
       if (rank <= best) continue;
       best = rank;
       found = name;

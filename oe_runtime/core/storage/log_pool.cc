@@ -18,6 +18,7 @@ LogPool::LogPool(std::unique_ptr<BlockDevice> device, const PoolSpec& table, Row
   log.relocate = [this](Key key, uint32_t slot, const std::function<uint32_t()>& move) {
     shards_[spec_.shard_of(key)]->Relocate(key, slot, move);
   };
+  log.damage = table.damage;
   log_ = fresh ? RowLog::Create(device_.get(), log) : RowLog::Open(device_.get(), log);
   if (!log_) {
     throw StorageError(log.where +

@@ -34,7 +34,7 @@ class LogVerifier {
     if (!super) return;
     for (size_t segment = 0; segment < super->extents.size(); ++segment) {
       const uint64_t begin = 2 * super_bytes_ + segment * super->segment_bytes;
-      if (super->extents[segment] > 0) VerifySegment(*super, begin, super->extents[segment]);
+      if (super->extents[segment] > 0) VerifySegment(*super, begin, segment);
     }
     if (wrong_ > kMostBlocksNamed) Say("is damaged: " + std::to_string(wrong_) + " blocks in all are wrong");
   }
@@ -70,7 +70,8 @@ class LogVerifier {
     return newest;
   }
 
-  void VerifySegment(const RowLogSuper& super, uint64_t begin, uint32_t extent) {
+  void VerifySegment(const RowLogSuper& super, uint64_t begin, size_t segment) {
+    const uint32_t extent = super.extents[segment];
     const BlockBuffer buffer(extent * kBlockBytes);
     if (!Read(begin, buffer.size(), buffer.data())) {
       return Say("is damaged: byte " + std::to_string(begin) + " and what follows cannot be read");
@@ -83,6 +84,11 @@ class LogVerifier {
           chunk.uuid != super.uuid || chunk.place != place || place + chunk.blocks > extent) {
         return Say("is damaged: the header at byte " + std::to_string(begin + place * kBlockBytes) +
                    " is wrong, so that the rows behind it have no keys");
+      }
+      if (!super.uses.empty() && static_cast<uint16_t>(chunk.use) != super.uses[segment]) {
+        return Say("is damaged: the header at byte " + std::to_string(begin + place * kBlockBytes) +
+                   " is of another time than the superblock: the drive lost writes, or a part of the file is "
+                   "of an older copy");
       }
       VerifyRows(super, chunk, header, begin + place * kBlockBytes);
     }

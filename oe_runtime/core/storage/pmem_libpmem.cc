@@ -24,6 +24,7 @@
 #include "oe_runtime/core/storage/directory_lock.h"
 #include "oe_runtime/core/storage/memory_error.h"
 #include "oe_runtime/core/storage/pool.h"
+#include "oe_runtime/core/storage/pool_identity.h"
 #include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
@@ -366,6 +367,7 @@ class PmemLibpmem final : public Storage, public Medium {
         throw;
       }
       Close(region);
+      if (rank == best && rank == 3) RefuseTwo(PathOf(SuperName(*found)), PathOf(name), wanted.table);
       if (rank <= best) continue;
       best = rank;
       found = uuid;

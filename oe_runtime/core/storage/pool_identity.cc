@@ -51,4 +51,9 @@ void CheckIdentity(const std::string& path, const std::string& text, const json&
   }
 }
 
+void RefuseTwo(const std::string& first, const std::string& second, const std::string& table) {
+  throw StorageError(first + " and " + second + " both have checkpoints of table '" + table +
+                     "'; move the one away that is a copy");
+}
+
 }  // namespace oe

@@ -11,4 +11,7 @@ namespace oe {
 void CheckIdentity(const std::string& path, const std::string& text, const nlohmann::json& wanted,
                    const std::vector<std::string>& may_differ, const std::string& table);
 
+// Throws StorageError: two files have checkpoints of one table, and nobody can tell which of them counts.
+[[noreturn]] void RefuseTwo(const std::string& first, const std::string& second, const std::string& table);
+
 }  // namespace oe

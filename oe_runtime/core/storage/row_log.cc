@@ -81,6 +81,7 @@ std::unique_ptr<RowLog> RowLog::Create(BlockDevice* device, const RowLogSpec& sp
   std::random_device random;
   std::unique_ptr<RowLog> log(new RowLog(device, spec));
   RowLogSuper super;
+  super.format = spec.format;
   super.uuid = uint64_t{random()} << 32 | random();
   super.segment_bytes = spec.segment_bytes;
   super.row_bytes = spec.row_bytes;
@@ -99,7 +100,7 @@ std::unique_ptr<RowLog> RowLog::Create(BlockDevice* device, const RowLogSpec& sp
 
 std::unique_ptr<RowLog> RowLog::Open(BlockDevice* device, const RowLogSpec& spec) {
   std::unique_ptr<RowLog> log(new RowLog(device, spec));
-  const std::optional<RowLogSuper> super = log->ReadSuper();
+  const std::optional<RowLogSuper> super = log->ReadSuper(true);
   if (!super) return nullptr;
   if (super->segment_bytes != spec.segment_bytes || super->row_bytes != spec.row_bytes) {
     throw StorageError(spec.where + " has rows of " + BytesText(super->row_bytes) + " in segments of " +
@@ -107,6 +108,7 @@ std::unique_ptr<RowLog> RowLog::Open(BlockDevice* device, const RowLogSpec& spec
                        BytesText(spec.row_bytes) + " in segments of " + BytesText(spec.segment_bytes) +
                        "; start it as it was, or without recovery");
   }
+  log->spec_.format = super->format;
   log->super_ = *super;
   return log;
 }
@@ -696,6 +698,7 @@ void RowLog::CommitLocked(const std::optional<KeptCheckpoint>& checkpoint) {
     next.epoch = epoch_;
     next.use = last_use_;
     next.extents.assign(segments_.size(), 0);
+    next.uses.assign(segments_.size(), 0);
     for (uint32_t i = 0; i < segments_.size(); ++i) {
       Segment& segment = segments_[i];
       if (segment.live == 0 && segment.tombstones == 0 &&
@@ -704,6 +707,7 @@ void RowLog::CommitLocked(const std::optional<KeptCheckpoint>& checkpoint) {
         freeing.push_back(i);
       } else if (segment.state != State::kFree) {
         next.extents[i] = static_cast<uint16_t>(segment.blocks);
+        next.uses[i] = static_cast<uint16_t>(segment.use);
       }
     }
     ticket = tickets_;

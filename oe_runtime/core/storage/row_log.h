@@ -17,6 +17,7 @@
 
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/block_device.h"
+#include "oe_runtime/core/storage/damage.h"
 #include "oe_runtime/core/storage/epoch_marks.h"
 #include "oe_runtime/core/storage/row_log_format.h"
 #include "oe_runtime/core/storage/row_log_walk.h"
@@ -42,7 +43,9 @@ struct RowLogSpec {
   size_t chunk_bytes = size_t{256} << 10;  // of one write
   size_t super_bytes = size_t{256} << 10;  // of each copy of the superblock
   // Segments that a superblock names; the rest of it is for what else it has.
-  uint64_t MostSegments() const { return super_bytes * 3 / 4 / sizeof(uint16_t); }
+  uint64_t MostSegments() const { return super_bytes * 3 / 4 / RowLogSegmentBytes(format); }
+  uint64_t format = kRowLogFormat;  // of a new log; one that is opened keeps its own
+  std::shared_ptr<Damage> damage;   // where Recover() reports what was damaged; nullptr: nowhere
   // The facts of a row, by which it may be evicted: words of 4 bytes in it that are in DRAM and in the
   // headers of chunks too, so that nobody reads rows for them.
   size_t facts_at = 0;  // the first of them
@@ -302,7 +305,12 @@ class RowLog {
   bool Grow(bool beyond_target);
   void CommitLocked(const std::optional<KeptCheckpoint>& checkpoint);
   void WriteSuper(const RowLogSuper& super);
-  std::optional<RowLogSuper> ReadSuper() const;
+  // What ReadSuper() found wrong with a copy: where it is, and what was done.
+  struct SuperDamage {
+    uint64_t offset = 0;
+    Damage::Kind kind = Damage::Kind::kReplaced;
+  };
+  std::optional<RowLogSuper> ReadSuper(bool repair, std::vector<SuperDamage>* damaged = nullptr) const;
   // Ahead of time only segments are cleaned that have much garbage.
   enum class Effort : uint8_t { kLittle, kMost };
   bool CleanLocked(Effort effort);
@@ -316,7 +324,7 @@ class RowLog {
   std::optional<std::vector<bool>> ReadBlocks(uint64_t offset, uint32_t blocks, std::byte* into) const;
 
   BlockDevice* const device_;
-  const RowLogSpec spec_;
+  RowLogSpec spec_;
   uint32_t segment_blocks_ = 0;
   uint32_t chunk_row_blocks_ = 0;  // of a whole chunk
   uint32_t block_rows_ = 0;        // rows in a block

@@ -15,6 +15,9 @@ constexpr uint64_t kLogMagic = 0x0A4752534C454F01;    // "\1OELSRG\n"
 constexpr uint64_t kChunkMagic = 0x0A4B4E4843454F01;  // "\1OECHNK\n"
 constexpr uint32_t kMostBlocks = 1U << 16;
 constexpr uint32_t kMostFactWords = 16;
+constexpr uint64_t kFirstFormat = 1;
+// Of what has a checksum: bytes that are hashed at most to find the bit that flipped, some seconds.
+constexpr uint64_t kMostHashed = uint64_t{1} << 36;
 
 struct SuperFront {
   uint64_t magic;
@@ -51,6 +54,31 @@ uint64_t Checksum(const std::byte* data, size_t bytes) {
   return XXH3_64bits(data + kSkipped, bytes - kSkipped);
 }
 
+// Tries each bit. `size_of` says from the Front at the beginning how many bytes there are, 0: it is none.
+template <typename Front, typename SizeOf>
+size_t RepairFlip(std::byte* data, size_t most, const SizeOf& size_of) {
+  const auto is_right = [&](size_t bytes) {
+    if (bytes < sizeof(Front) || bytes > most) return false;
+    Front front{};
+    std::memcpy(&front, data, sizeof(front));
+    return front.checksum == Checksum(data, bytes);
+  };
+  const auto flip = [&](size_t bit) { data[bit / 8] ^= std::byte{1} << static_cast<int>(bit % 8); };
+  for (size_t bit = 0; bit < sizeof(Front) * 8; ++bit) {
+    flip(bit);
+    if (const size_t bytes = size_of(); is_right(bytes)) return bytes;
+    flip(bit);
+  }
+  const size_t bytes = size_of();
+  if (bytes > most || bytes * bytes * 8 > kMostHashed) return 0;
+  for (size_t bit = sizeof(Front) * 8; bit < bytes * 8; ++bit) {
+    flip(bit);
+    if (is_right(bytes)) return bytes;
+    flip(bit);
+  }
+  return 0;
+}
+
 template <typename T>
 void Put(const std::vector<T>& values, std::byte** to) {
   if (!values.empty()) std::memcpy(*to, values.data(), values.size() * sizeof(T));
@@ -73,8 +101,8 @@ bool IsRowLogName(const std::string& name) {
 
 BlockBuffer EncodeRowLogSuper(const RowLogSuper& super, size_t most) {
   const size_t bytes = sizeof(SuperFront) + super.kept.size() * sizeof(KeptCheckpoint) +
-                       super.discarded.size() * sizeof(EpochRange) + super.extents.size() * sizeof(uint16_t) +
-                       super.identity.size();
+                       super.discarded.size() * sizeof(EpochRange) +
+                       super.extents.size() * RowLogSegmentBytes(super.format) + super.identity.size();
   if (bytes > most) {
     throw StorageError("the superblock of a log of " + std::to_string(super.extents.size()) +
                        " segments and " + std::to_string(super.discarded.size()) + " recoveries needs " +
@@ -86,7 +114,7 @@ BlockBuffer EncodeRowLogSuper(const RowLogSuper& super, size_t most) {
   SuperFront front{kLogMagic,
                    0,
                    bytes,
-                   kRowLogFormat,
+                   super.format,
                    super.sequence,
                    super.uuid,
                    super.segment_bytes,
@@ -102,6 +130,11 @@ BlockBuffer EncodeRowLogSuper(const RowLogSuper& super, size_t most) {
   Put(super.kept, &to);
   Put(super.discarded, &to);
   Put(super.extents, &to);
+  if (super.format > kFirstFormat) {
+    std::vector<uint16_t> uses = super.uses;
+    uses.resize(super.extents.size());
+    Put(uses, &to);
+  }
   if (!super.identity.empty()) std::memcpy(to, super.identity.data(), super.identity.size());
   front.checksum = Checksum(buffer.data(), bytes);
   std::memcpy(buffer.data(), &front, sizeof(front));
@@ -121,9 +154,9 @@ bool DecodeRowLogSuper(const std::byte* data, size_t bytes, RowLogSuper* super) 
   std::memcpy(&front, data, sizeof(front));
   if (front.magic != kLogMagic || front.bytes != bytes) return false;
   if (front.checksum != Checksum(data, bytes)) return false;
-  if (front.format != kRowLogFormat) {
+  if (front.format < kFirstFormat || front.format > kRowLogFormat) {
     throw StorageError("the log of rows has format " + std::to_string(front.format) +
-                       ", but this version reads " + std::to_string(kRowLogFormat) +
+                       ", but this version reads 1 to " + std::to_string(kRowLogFormat) +
                        "; use the version that wrote it, or start without recovery");
   }
   // The checksum is right, but what a stranger wrote must not be read past its end either.
@@ -132,9 +165,10 @@ bool DecodeRowLogSuper(const std::byte* data, size_t bytes, RowLogSuper* super) 
     return false;
   }
   const uint64_t wanted = sizeof(front) + front.kept * sizeof(KeptCheckpoint) +
-                          front.discarded * sizeof(EpochRange) + front.extents * sizeof(uint16_t) +
-                          front.identity;
+                          front.discarded * sizeof(EpochRange) +
+                          front.extents * RowLogSegmentBytes(front.format) + front.identity;
   if (wanted != bytes) return false;
+  super->format = front.format;
   super->sequence = front.sequence;
   super->uuid = front.uuid;
   super->segment_bytes = front.segment_bytes;
@@ -145,8 +179,19 @@ bool DecodeRowLogSuper(const std::byte* data, size_t bytes, RowLogSuper* super) 
   Get(&from, front.kept, &super->kept);
   Get(&from, front.discarded, &super->discarded);
   Get(&from, front.extents, &super->extents);
+  Get(&from, front.format > kFirstFormat ? front.extents : 0, &super->uses);
   super->identity.assign(reinterpret_cast<const char*>(from), front.identity);
   return true;
+}
+
+size_t RepairRowLogSuper(std::byte* data, size_t bytes) {
+  if (bytes < sizeof(SuperFront)) return 0;
+  return RepairFlip<SuperFront>(data, bytes, [&] { return RowLogSuperBytes(data, bytes); });
+}
+
+size_t RepairChunk(std::byte* header, size_t bytes) {
+  if (bytes < sizeof(ChunkFront)) return 0;
+  return RepairFlip<ChunkFront>(header, bytes, [&] { return ChunkHeaderBlocks(header) * kBlockBytes; });
 }
 
 uint32_t ChunkHeaderBlocks(uint64_t entries, uint64_t row_blocks, uint64_t facts) {

@@ -13,7 +13,8 @@
 
 namespace oe {
 
-constexpr uint64_t kRowLogFormat = 1;
+// 2: the superblock has the use of each segment. A log of format 1 keeps it.
+constexpr uint64_t kRowLogFormat = 2;
 
 // "oe-0123456789abcdef.log", the file of a log.
 bool IsRowLogName(const std::string& name);
@@ -34,6 +35,7 @@ struct EpochRange {
 // The superblock. Two copies lie at the beginning of the device, each in `super_bytes` of RowLogSpec; the one
 // with the greater sequence counts, and the other one is written next.
 struct RowLogSuper {
+  uint64_t format = kRowLogFormat;
   uint64_t sequence = 0;
   uint64_t uuid = 0;
   uint64_t segment_bytes = 0;
@@ -45,8 +47,14 @@ struct RowLogSuper {
   // Blocks of each segment that have chunks, all of them durable; 0: the segment is free. What else lies in a
   // segment is of another time.
   std::vector<uint16_t> extents;
+  // The lowest bits of the use of each of these: chunks of another one are of a write that the drive lost, or
+  // of an older copy of the file. Empty in format 1.
+  std::vector<uint16_t> uses;
   std::string identity;
 };
+
+// Bytes of a superblock per segment.
+constexpr size_t RowLogSegmentBytes(uint64_t format) { return (format < 2 ? 1 : 2) * sizeof(uint16_t); }
 
 // Whole blocks. Throws StorageError for more than `most` bytes.
 BlockBuffer EncodeRowLogSuper(const RowLogSuper& super, size_t most);
@@ -54,6 +62,11 @@ BlockBuffer EncodeRowLogSuper(const RowLogSuper& super, size_t most);
 uint64_t RowLogSuperBytes(const std::byte* block, size_t most);
 // False for a copy that was never finished or is damaged.
 bool DecodeRowLogSuper(const std::byte* data, size_t bytes, RowLogSuper* super);
+// Corrects a copy of a superblock, or the header of a chunk, in which one bit flipped, and tells how many
+// bytes it has; 0 if more is wrong, or if it is so long that the search would take many seconds. Of `bytes`
+// that begin with it.
+size_t RepairRowLogSuper(std::byte* data, size_t bytes);
+size_t RepairChunk(std::byte* header, size_t bytes);
 
 struct LogEntry {
   Key key = 0;

@@ -11,6 +11,12 @@ namespace {
 
 constexpr size_t kAtOnce = 64;  // segments whose headers are read together
 
+// Whether all of a chunk's header is in the buffer.
+bool IsChunk(const BlockBuffer& header) {
+  const uint32_t blocks = ChunkHeaderBlocks(header.data());
+  return blocks > 0 && blocks * kBlockBytes <= header.size();
+}
+
 }  // namespace
 
 // The entries that count, as they are found.
@@ -31,6 +37,7 @@ struct RowLog::Scan {
   std::vector<Loser> losers;
   std::unordered_map<Key, uint64_t> erased;  // the greatest LSN of a tombstone
   std::unordered_map<uint64_t, Tombstone> tombstones;
+  std::vector<std::pair<uint64_t, BlockBuffer>> repaired;  // headers, and where they are
   uint64_t rows = 0;
   uint64_t digest = 0;
 
@@ -90,24 +97,41 @@ struct RowLog::Scan {
   }
 };
 
-// The newer copy, or nullopt without any. One that cannot be read may have been the newer one.
-std::optional<RowLogSuper> RowLog::ReadSuper() const {
+// The newer copy, or nullopt without any. Where the other one is damaged or cannot be read, that may have
+// been newer. What is written after it, as by a process that goes on, shows in chunks of other uses.
+// `repair`: a bit that flipped is corrected.
+std::optional<RowLogSuper> RowLog::ReadSuper(bool repair, std::vector<SuperDamage>* damaged) const {
   std::optional<RowLogSuper> newest;
   if (device_->size() < 2 * spec_.super_bytes) return newest;
+  int unread = 0;
   for (uint64_t copy = 0; copy < 2; ++copy) {
     const uint64_t offset = copy * spec_.super_bytes;
     BlockBuffer buffer(kBlockBytes);
     bool readable = !ReadBlocks(offset, 1, buffer.data());
-    const uint64_t bytes = readable ? RowLogSuperBytes(buffer.data(), spec_.super_bytes) : 0;
+    uint64_t bytes = readable ? RowLogSuperBytes(buffer.data(), spec_.super_bytes) : 0;
     if (bytes > 0) {
       buffer = BlockBuffer(bytes);
       readable = !ReadBlocks(offset, static_cast<uint32_t>(buffer.size() / kBlockBytes), buffer.data());
     }
-    if (!readable) RequireBadBlocks(EIO);
-    if (!readable) Damaged("its superblock at byte " + std::to_string(offset) + " cannot be read");
     RowLogSuper super;
-    if (bytes == 0 || !DecodeRowLogSuper(buffer.data(), bytes, &super)) continue;
-    if (!newest || super.sequence > newest->sequence) newest = std::move(super);
+    bool decoded = readable && bytes > 0 && DecodeRowLogSuper(buffer.data(), bytes, &super);
+    const bool is_blank = readable && std::all_of(buffer.data(), buffer.data() + kBlockBytes,
+                                                  [](std::byte one) { return one == std::byte{0}; });
+    if (!decoded && repair && !is_blank) {
+      buffer = BlockBuffer(spec_.super_bytes);
+      readable = !ReadBlocks(offset, static_cast<uint32_t>(spec_.super_bytes / kBlockBytes), buffer.data());
+      bytes = readable ? RepairRowLogSuper(buffer.data(), buffer.size()) : 0;
+      decoded = bytes > 0 && DecodeRowLogSuper(buffer.data(), bytes, &super);
+      if (damaged != nullptr) {
+        damaged->push_back({offset, decoded ? Damage::Kind::kRepaired : Damage::Kind::kReplaced});
+      }
+    }
+    unread += readable ? 0 : 1;
+    if (decoded && (!newest || super.sequence > newest->sequence)) newest = std::move(super);
+  }
+  if (!newest && unread > 0) {
+    RequireBadBlocks(EIO);
+    Damaged("neither copy of its superblock can be read");
   }
   return newest;
 }
@@ -160,9 +184,9 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
     for (size_t i = 0; i < cursors.size(); ++i) {
       Cursor& cursor = cursors[i];
       cursor.header_blocks = ChunkHeaderBlocks(cursor.header.data());
-      if (cursor.header_blocks == 0 || cursor.place + cursor.header_blocks > super.extents[cursor.segment]) {
-        Damaged(where(cursor) + " is none");
-      }
+      // One that is none may have a bit that flipped, see below.
+      if (cursor.place + cursor.header_blocks > super.extents[cursor.segment]) cursor.header_blocks = 0;
+      cursor.header_blocks = std::max(cursor.header_blocks, 1U);
       cursor.header = BlockBuffer(cursor.header_blocks * kBlockBytes);
       reads[i] = BlockRead{};
       reads[i].offset = OffsetOf(FirstBlock(cursor.segment) + cursor.place);
@@ -172,11 +196,27 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
     read_all();
     for (Cursor& cursor : cursors) {
       Segment& segment = scan->segments[cursor.segment];
-      if (!DecodeChunk(cursor.header.data(), &chunk)) Damaged(where(cursor) + " has a wrong checksum");
+      if (!IsChunk(cursor.header) || !DecodeChunk(cursor.header.data(), &chunk)) {
+        const uint32_t left = super.extents[cursor.segment] - cursor.place;
+        BlockBuffer rest(left * kBlockBytes);
+        const uint64_t offset = OffsetOf(FirstBlock(cursor.segment) + cursor.place);
+        (void)ReadBlocks(offset, left, rest.data());
+        const size_t bytes = RepairChunk(rest.data(), rest.size());
+        if (bytes == 0 || !DecodeChunk(rest.data(), &chunk)) {
+          Damaged(where(cursor) + " has a wrong checksum, and more than one bit is wrong");
+        }
+        scan->repaired.emplace_back(offset, BlockBuffer(bytes));
+        std::memcpy(scan->repaired.back().second.data(), rest.data(), bytes);
+      }
       if (chunk.uuid != super.uuid || chunk.place != cursor.place || chunk.use > super.use ||
           (cursor.place > 0 && chunk.use != segment.use) ||
           chunk.place + chunk.blocks > super.extents[cursor.segment]) {
         Damaged(where(cursor) + " is of another time than the superblock");
+      }
+      if (!super.uses.empty() && static_cast<uint16_t>(chunk.use) != super.uses[cursor.segment]) {
+        Damaged(where(cursor) +
+                " is of another time than the superblock: the drive lost writes, or a part of the file is of "
+                "an older copy");
       }
       segment.use = chunk.use;
       const uint32_t first = FirstBlock(cursor.segment) + cursor.place + chunk.header_blocks;
@@ -220,7 +260,7 @@ void RowLog::Reset() {
 }
 
 std::optional<RowLogSuper> RowLog::Peek(BlockDevice* device, const RowLogSpec& spec) {
-  return RowLog(device, spec).ReadSuper();
+  return RowLog(device, spec).ReadSuper(false);
 }
 
 KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<Index*(Key)>& index_of,
@@ -236,7 +276,8 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
     });
     RequireHealthy();
   }
-  const std::optional<RowLogSuper> there = ReadSuper();
+  std::vector<SuperDamage> damaged_supers;
+  const std::optional<RowLogSuper> there = ReadSuper(true, &damaged_supers);
   if (!there) Damaged("both copies of its superblock are gone");
   RowLogSuper next = *there;
   const auto has = [&](const KeptCheckpoint& one) { return !id || one.id == *id; };
@@ -279,6 +320,7 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
     Damaged("it is truncated to " + std::to_string(device_->size()) + " bytes");
   }
   next.extents.resize(segments, 0);
+  if (next.format > 1) next.uses.resize(segments, 0);
   scan.segments.resize(segments);
   scan.sums.resize(segments * segment_blocks_);
   scan.lsns.resize(segments * segment_blocks_ * block_rows_);
@@ -323,6 +365,7 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
     Segment& segment = scan.segments[i - 1];
     if (segment.live == 0 && segment.tombstones == 0) next.extents[i - 1] = 0;
     segment.blocks = next.extents[i - 1];
+    if (!next.uses.empty()) next.uses[i - 1] = static_cast<uint16_t>(segment.use);
     segment.state = segment.blocks > 0 ? State::kFull : State::kFree;
     if (segment.blocks == 0) free.push_back(i - 1);
   }
@@ -338,11 +381,25 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
                        "': its log has no more epochs; save the table to a file and restore it");
   }
   try {
+    // Again as it was written: a part of that is the same as what is there.
+    for (const auto& [offset, header] : scan.repaired) device_->Write(offset, header.data(), header.size());
     device_->Flush();  // what a process that was killed had written may be durable only now
     WriteSuper(next);
   } catch (const StorageError& error) {
     Fail(error.what());
     throw StorageError(failure());
+  }
+
+  if (spec_.damage) {
+    const auto where = [&](uint64_t offset) {
+      return "at byte " + std::to_string(offset) + " of " + spec_.where;
+    };
+    for (const SuperDamage& one : damaged_supers) {
+      spec_.damage->Report(one.kind, "a copy of the superblock", where(one.offset));
+    }
+    for (const auto& [offset, header] : scan.repaired) {
+      spec_.damage->Report(Damage::Kind::kRepaired, "the header of some rows", where(offset));
+    }
   }
 
   // What counted so far is thrown away only here.

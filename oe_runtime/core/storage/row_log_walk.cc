@@ -7,21 +7,29 @@
 
 namespace oe {
 
-SegmentChunks::SegmentChunks(const RowLog& log, const SegmentExtent& extent, const std::byte* data,
+SegmentChunks::SegmentChunks(const RowLog& log, const SegmentExtent& extent, std::byte* data,
                              std::optional<std::vector<bool>> bad)
     : log_(log), extent_(extent), data_(data), bad_(std::move(bad)) {}
 
+// Of a header that is here as a whole; 0: it is not.
+uint32_t SegmentChunks::HeaderBlocks(const std::byte* header) const {
+  const uint32_t blocks = IsBad(passed_) ? 0 : ChunkHeaderBlocks(header);
+  if (blocks == 0 || passed_ + blocks > extent_.blocks) return 0;
+  for (uint32_t block = 1; block < blocks; ++block) {
+    if (IsBad(passed_ + block)) return 0;
+  }
+  return blocks;
+}
+
+bool SegmentChunks::Decode(std::byte* header) {
+  if (HeaderBlocks(header) > 0 && DecodeChunk(header, &chunk_)) return true;
+  if (IsBad(passed_) || RepairChunk(header, (extent_.blocks - passed_) * kBlockBytes) == 0) return false;
+  return HeaderBlocks(header) > 0 && DecodeChunk(header, &chunk_);
+}
+
 bool SegmentChunks::Next() {
-  if (passed_ >= extent_.blocks) return false;
-  const std::byte* const header = data_ + passed_ * kBlockBytes;
-  const uint32_t header_blocks = IsBad(passed_) ? 0 : ChunkHeaderBlocks(header);
-  if (header_blocks == 0 || passed_ + header_blocks > extent_.blocks) return false;
-  for (uint32_t block = 1; block < header_blocks; ++block) {
-    if (IsBad(passed_ + block)) return false;
-  }
-  if (!DecodeChunk(header, &chunk_) || chunk_.place != passed_ || passed_ + chunk_.blocks > extent_.blocks) {
-    return false;
-  }
+  if (passed_ >= extent_.blocks || !Decode(data_ + passed_ * kBlockBytes)) return false;
+  if (chunk_.place != passed_ || passed_ + chunk_.blocks > extent_.blocks) return false;
   if (chunk_.uuid != extent_.uuid || chunk_.use != extent_.use) return false;
   passed_ += chunk_.blocks;
   checked_ = UINT32_MAX;

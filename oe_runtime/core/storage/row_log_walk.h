@@ -29,12 +29,12 @@ class SegmentChunks {
  public:
   // The blocks of the extent, of which the `bad` ones could not be read; nullopt: all could. Both the log and
   // `data` must outlive this object.
-  SegmentChunks(const RowLog& log, const SegmentExtent& extent, const std::byte* data,
+  SegmentChunks(const RowLog& log, const SegmentExtent& extent, std::byte* data,
                 std::optional<std::vector<bool>> bad);
 
-  // Goes to the first chunk, or to the next. False after the last one, and at a header that is damaged,
-  // cannot be read or is of another use, as the drive has it where it lost a write: then passed() is less
-  // than the blocks of the extent.
+  // Goes to the first chunk, or to the next. A header with one bit that flipped is corrected in `data`. False
+  // after the last one, and at a header that is damaged, cannot be read or is of another use, as the drive
+  // has it where it lost a write: then passed() is less than the blocks of the extent.
   bool Next();
   // Blocks of the chunks so far.
   uint32_t passed() const { return passed_; }
@@ -47,10 +47,12 @@ class SegmentChunks {
 
  private:
   bool IsBad(uint32_t block) const { return bad_ && (*bad_)[block]; }
+  uint32_t HeaderBlocks(const std::byte* header) const;
+  bool Decode(std::byte* header);
 
   const RowLog& log_;
   const SegmentExtent extent_;
-  const std::byte* const data_;
+  std::byte* const data_;
   const std::optional<std::vector<bool>> bad_;
   Chunk chunk_;
   uint32_t passed_ = 0;

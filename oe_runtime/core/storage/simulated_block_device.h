@@ -83,6 +83,13 @@ class SimulatedBlockDevice final : public BlockDevice {
     if (offset < durable_.size()) durable_[offset] ^= std::byte{1} << bit;
   }
 
+  // What reads find.
+  std::vector<std::byte> Content(uint64_t offset, uint64_t bytes) const {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    const auto begin = seen_.begin() + static_cast<ptrdiff_t>(offset);
+    return {begin, begin + static_cast<ptrdiff_t>(bytes)};
+  }
+
   std::unique_ptr<ReadQueue> NewQueue() override { return std::make_unique<Queue>(this); }
 
   void Write(uint64_t offset, const std::byte* data, size_t bytes) override {

@@ -552,7 +552,7 @@ TEST_F(TableSsdFileTest, OneTableMayFillALargeDrive) {
     return RowLog::Peek(OpenBlockDevice(Log()).get(), spec)->segment_bytes;
   };
   StorageSpec storage = Storage();
-  storage.capacity_bytes = 300 * kGiB;
+  storage.capacity_bytes = 150 * kGiB;
   {
     const auto ssd = Table::Create(Spec(64, "adagrad"), storage);
     EXPECT_EQ(segment_bytes(), RowLogSpec{}.segment_bytes);
@@ -566,7 +566,7 @@ TEST_F(TableSsdFileTest, OneTableMayFillALargeDrive) {
   }
   const uint64_t large = segment_bytes();
   storage.recover = true;
-  storage.capacity_bytes = 300 * kGiB;
+  storage.capacity_bytes = 150 * kGiB;
   {
     const auto ssd = Table::Create(Spec(64, "adagrad"), storage);
     EXPECT_EQ(ssd->rows(), 3U);

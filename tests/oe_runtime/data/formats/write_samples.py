@@ -114,7 +114,7 @@ def touch(client: Client) -> None:
 
 
 def main(directory: Path, part: str) -> None:
-    """A checkpoint of two servers, an increment on it, a pool, and the rows in each and after a push more."""
+    """A checkpoint of two servers, an increment, a pool, a log; their rows, also after a push more."""
     specs = PARTS[part]
     directory.mkdir(parents=True)
     checkpoints = directory / "checkpoints"
@@ -134,22 +134,24 @@ def main(directory: Path, part: str) -> None:
         found["rows"]["4"], found["kept"]["4"] = rows_of(client, specs), kept(client, specs)
         touch(client)
         found["next"]["4"] = rows_of(client, specs)
-    pool = directory / "pool"
-    storage = StorageSpec("pmem_libpmem", str(pool), kept_checkpoints=2)
-    pool.mkdir()
-    with Client.in_process(storage) as client:
-        train(client, specs)
-        assert rows_of(client, specs) == found["rows"]["3"]
-        client.checkpoint(3, wait=True)
-    with tarfile.open(directory / "pool.tar.xz", "w:xz") as archive:
-        archive.add(pool, "pool")
-    with Client.in_process(replace(storage, recover=True)) as client:
-        for spec in specs:
-            client.create_table(TableSpec.from_json(json.dumps(spec)))
-        assert client.recover() == 3
-        touch(client)
-        found["next"]["3"] = rows_of(client, specs)
-    shutil.rmtree(pool)
+    for kind, name, size in (("pmem_libpmem", "pool", 0), ("dram_ssd", "log", 4 << 20)):
+        files = directory / name
+        cache = 1 << 20 if kind == "dram_ssd" else 0
+        storage = StorageSpec(kind, str(files), size, kept_checkpoints=2, cache_bytes=cache)
+        files.mkdir()
+        with Client.in_process(storage) as client:
+            train(client, specs)
+            assert rows_of(client, specs) == found["rows"]["3"]
+            client.checkpoint(3, wait=True)
+        with tarfile.open(directory / f"{name}.tar.xz", "w:xz") as archive:
+            archive.add(files, name)
+        with Client.in_process(replace(storage, recover=True)) as client:
+            for spec in specs:
+                client.create_table(TableSpec.from_json(json.dumps(spec)))
+            assert client.recover() == 3
+            touch(client)
+            found["next"]["3"] = rows_of(client, specs)
+        shutil.rmtree(files)
     (directory / "rows.json").write_text(json.dumps(found) + "\n")
 
 
