@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import bootentry, grubdefaults
 from .command import CommandError, System
@@ -362,7 +362,7 @@ def set_default(system: System, release: str) -> bool:
         system.check([tool(loader, "set-default"), entry.id])
         changed = True
     if not loader.saved_default:
-        edit_defaults(system, loader, grubdefaults.edit_default(defaults_of(loader), "saved"))
+        save_default(system, loader, "saved")
         changed = True
     now = default_release(observe(system))
     if now != release:
@@ -370,6 +370,25 @@ def set_default(system: System, release: str) -> bool:
             "GRUB's default is kernel {} after it was set to {}".format(now or "unknown", release)
         )
     return changed
+
+
+def save_default(system: System, loader: Bootloader, value: str) -> None:
+    """Set GRUB_DEFAULT, or remove it if the value is empty; CommandError for a line that cannot be edited."""
+    files = defaults_of(loader)
+    problem = default_problem(loader)
+    if problem:
+        raise CommandError(problem)
+    edit_defaults(system, loader, grubdefaults.edit_default(files, value), default=value)
+
+
+def default_problem(loader: Bootloader) -> str:
+    """Why GRUB_DEFAULT cannot be set; empty if it can."""
+    places = grubdefaults.unreadable(defaults_of(loader), ("GRUB_DEFAULT",))
+    return (
+        "{}: write GRUB_DEFAULT on a line of its own, as NAME=value".format(", ".join(places))
+        if places
+        else ""
+    )
 
 
 def _set_default_by_grubby(system: System, release: str) -> bool:
@@ -383,19 +402,65 @@ def _set_default_by_grubby(system: System, release: str) -> bool:
     return True
 
 
-def edit_defaults(system: System, loader: Bootloader, files: Dict[str, str]) -> bool:
-    """Write GRUB's defaults and regenerate grub.cfg; a failure restores the files."""
+def edit_defaults(
+    system: System,
+    loader: Bootloader,
+    files: Dict[str, str],
+    add: Tuple[str, ...] = (),
+    remove: Tuple[str, ...] = (),
+    default: Optional[str] = None,
+) -> bool:
+    """Write GRUB's defaults and regenerate grub.cfg; a failure restores the files.
+
+    ``add``, ``remove``, ``default``: what the edit means. If a shell reads something else, CommandError
+    before anything is written.
+    """
     before = config_files(system)
+    check_defaults(system, before, files, add, remove, default)
     changed = False
     try:
         for path, text in files.items():
-            changed = system.write(path, text) or changed
+            changed = system.edit(path, text) or changed
         regenerate(system, loader)
     except CommandError:
         for path, text in before.items():
-            system.write(path, text)
+            system.edit(path, text)
         raise
     return changed
+
+
+def check_defaults(
+    system: System,
+    before: Dict[str, str],
+    after: Dict[str, str],
+    add: Tuple[str, ...] = (),
+    remove: Tuple[str, ...] = (),
+    default: Optional[str] = None,
+) -> None:
+    """Compare what a shell, as grub-mkconfig is one, reads before and after an edit.
+
+    CommandError names a variable that differs from what the edit means.
+    """
+    changed = [path for path in after if after[path] != before.get(path, "")]
+    if not changed:
+        return
+    names, script = grubdefaults.shell_script(before, after)
+    values = []
+    for files in (before, after):
+        if any("\0" in text for text in files.values()):
+            raise CommandError(f"{', '.join(files)}: a NUL byte is in it; nothing was changed")
+        done = system.run(["sh", "-c", script, "sh"] + list(files.values()))
+        found = done.out.split("\0")[:-1]
+        if not done.ok or len(found) != len(names):
+            how = "its end is not reached" if done.ok else done._replace(argv=["sh"]).explain()
+            raise CommandError(f"{', '.join(files)}: a shell cannot read it: {how}; nothing was changed")
+        values.append(dict(zip(names, found)))  # noqa: B905 - Python 3.6
+    wrong = grubdefaults.wrong_values(values[0], values[1], list(add), list(remove), default)
+    if wrong:
+        raise CommandError(
+            f"{', '.join(changed)}: after the edit a shell would read {wrong[0]} as "
+            f"{values[1].get(wrong[0], '')!r}; nothing was changed; set it once, on a line of its own"
+        )
 
 
 def _lacking(loader: Bootloader, add: List[str], remove: List[str]) -> List[str]:
@@ -432,11 +497,12 @@ def edit_boot_arguments(system: System, args: Dict[str, Any]) -> Applied:
     if edited == files and not _lacking(loader, add, remove):
         return Applied(False, "the boot entries are up to date: " + said)
     if loader.has_grubby:
+        check_defaults(system, config_files(system), edited, tuple(add), tuple(remove))
         system.check(_grubby_command(add, remove))
         for path, text in edited.items():
-            system.write(path, text)
+            system.edit(path, text)
     else:
-        edit_defaults(system, loader, edited)
+        edit_defaults(system, loader, edited, tuple(add), tuple(remove))
     left = _lacking(observe(system), add, remove)
     if left:
         raise CommandError(f"kernel arguments ({said}): boot entry {left[0]!r} did not get them")

@@ -137,14 +137,14 @@ class System:
         in_place = path.startswith(("/sys/", "/proc/"))
         try:
             if in_place:
-                with open(real, "w") as file:
-                    file.write(text)
+                with open(real, "wb") as file:
+                    file.write(text.encode())
                 return True
             os.makedirs(os.path.dirname(real), exist_ok=True)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(file.fileno(), mode)
-                file.write(text)
+                file.write(text.encode())
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(temporary, real)
@@ -154,6 +154,31 @@ class System:
                 os.unlink(temporary)
             raise CommandError(f"{path}: {error.strerror}")
         return True
+
+    def edit(self, path: str, text: str) -> bool:
+        """Replace the text of a file that is not oeprov's own: owner, mode and symbolic links stay.
+
+        False if it has this text already. CommandError for a file that is not UTF-8.
+        """
+        real = os.path.realpath(self.path(path))
+        try:
+            with open(real, "rb") as file:
+                found = os.fstat(file.fileno())
+                if file.read().decode() == text:
+                    return False
+        except FileNotFoundError:
+            return self.write(path, text)
+        except UnicodeDecodeError:
+            raise CommandError(
+                f"{path} is not UTF-8, so it could not be kept byte for byte; nothing was changed"
+            )
+        except OSError as error:
+            raise CommandError(f"{path}: {error.strerror}")
+        inner = "/" + os.path.relpath(real, os.path.realpath(self.root))
+        changed = self.write(inner, text, found.st_mode & 0o7777)
+        if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(real, found.st_uid, found.st_gid)
+        return changed
 
     def open_lock(self, path: str) -> IO[str]:
         """A file for flock, made if missing; no other user may open it, not even to read: that locks too."""

@@ -268,6 +268,10 @@ def problems(state: State, desired: Desired) -> List[str]:
     if needs_install(state, desired):
         problem = room_problem(state.kernel.boot_free, state.kernel.boot_need, state.kernel.installed)
         found += [problem] if problem else []
+    loader = state.bootloader
+    if plan_default(state, desired) and not loader.has_grubby and not loader.saved_default:
+        problem = bootloader.default_problem(loader)
+        found += [problem] if problem else []
     if release and (needs_boot(state, desired) or plan_default(state, desired)):
         found += failed_before(state, desired, release)
     return found

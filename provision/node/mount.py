@@ -82,7 +82,7 @@ def edit_fstab(text: str, remove: List[str], line: str) -> str:
     """
     kept = []
     pending = line + "\n" if line else ""
-    for old in text.splitlines(True):
+    for old in fstab.lines(text):
         entry = fstab.parse_line(old)
         if entry is None or entry.where not in remove:
             kept.append(old)
@@ -333,11 +333,7 @@ def _edit_fstab(system: System, args: Dict[str, Any]) -> Applied:
         # From now on each boot mounts it, and it may hold files.
         owned.change(system, [], [content.vacant_word(system, args["device"])])
     text = system.read(FSTAB)
-    if "\ufffd" in text:
-        raise CommandError(
-            f"{FSTAB} is not UTF-8, so it could not be kept byte for byte; nothing was changed"
-        )
-    changed = system.write(FSTAB, edit_fstab(text, args["remove"], line)) if text or line else False
+    changed = system.edit(FSTAB, edit_fstab(text, args["remove"], line)) if text or line else False
     for where in args.get("empty", []):
         system.remove_empty(where)
     if changed:

@@ -19,7 +19,6 @@ from . import (
     drives,
     filesystem,
     gpucheck,
-    grubdefaults,
     job,
     jobfiles,
     jobscript,
@@ -392,7 +391,7 @@ def _restore_grub_default(system: System, args: Dict[str, Any]) -> Applied:
     loader = bootloader.observe(system)
     if not loader.saved_default:
         return Applied(False, "GRUB_DEFAULT is not saved any more")
-    bootloader.edit_defaults(system, loader, grubdefaults.edit_default(bootloader.defaults_of(loader), value))
+    bootloader.save_default(system, loader, value)
     now = bootloader.default_release(bootloader.observe(system))
     if now != release:
         bootloader.set_default(system, release)

@@ -179,10 +179,10 @@ def _write_entry(system: System, loader: Bootloader, record: Dict[str, Any]) -> 
     block = bootentry.trial_entry(menus[entry.id], title, words, menus[old.id])
     path = bootloader.trial_path(loader)
     before = system.read(path)
-    system.write(path, bootentry.with_block(before, block))
+    system.edit(path, bootentry.with_block(before, block))
     checked = system.run([bootloader.tool(loader, "script-check"), system.path(path)])
     if not checked.ok and checked.code != NOT_FOUND:
-        system.write(path, before)
+        system.edit(path, before)
         raise CommandError("the one-time entry for GRUB: " + checked.explain())
 
 
@@ -373,7 +373,7 @@ def _clean(system: System) -> None:
     if not rest.strip():
         system.remove(path)
     else:
-        system.write(path, rest)
+        system.edit(path, rest)
     if loader.next_entry == TRIAL:
         grubenv = os.path.dirname(loader.config_path) + "/grubenv"
         system.check([bootloader.tool(loader, "editenv"), grubenv, "unset", "next_entry"])

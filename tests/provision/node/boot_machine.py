@@ -130,11 +130,18 @@ class Machine(Tree):
             return found._replace(argv=argv)
         return Result(argv, 0, found or "", "")
 
+    def sh(self, words: list[str]) -> Result:
+        done = subprocess.run(["sh", *words], capture_output=True, text=True, check=False)
+        return Result([], done.returncode, done.stdout, done.stderr)
+
     def grub_mkconfig(self, words: list[str]) -> Result | None:
         if self.mkconfig_fails:
             return Result([], 1, "", "/usr/sbin/grub-probe: error: no such disk.")
         overrides = [self.read("/etc/default/grub.d/" + name) for name in self.list("/etc/default/grub.d")]
-        default, added = sourced("\n".join([self.read("/etc/default/grub"), *overrides]))
+        try:
+            default, added = sourced("\n".join([self.read("/etc/default/grub"), *overrides]))
+        except (subprocess.CalledProcessError, ValueError):
+            return Result([], 2, "", "/etc/default/grub: syntax error")
         releases = sorted(
             (name[8:] for name in self.list("/boot") if name.startswith("vmlinuz-")), reverse=True
         )

@@ -9,7 +9,7 @@ from test_pmem_modes import everything_of_ours, wanted
 
 from provision.node import mount, owned
 from provision.node.apply import apply
-from provision.node.command import CommandError
+from provision.node.command import CommandError, System
 from provision.node.devices import dax_devices as observed_dax
 from provision.node.step import Step
 
@@ -122,10 +122,13 @@ def test_an_entry_needs_the_file_system_that_it_names(tmp_path: Path) -> None:
 
 
 def test_an_fstab_that_could_not_be_kept_is_left_alone(tmp_path: Path) -> None:
-    host = lying(tmp_path)
-    host.files[mount.FSTAB] = "# caf\ufffd\n"
-    with pytest.raises(CommandError, match="is not UTF-8"):
+    file = tmp_path / "etc/fstab"
+    file.parent.mkdir()
+    file.write_bytes(b"# caf\xe9\n/dev/pmem0 /mnt/pmem0 ext4\n")
+    host = System(str(tmp_path))
+    with pytest.raises(CommandError, match="/etc/fstab is not UTF-8"):
         act(host, "edit_fstab", remove=["/mnt/pmem0"])
+    assert file.read_bytes() == b"# caf\xe9\n/dev/pmem0 /mnt/pmem0 ext4\n"
 
 
 def test_a_new_fstab_entry_reloads_systemd(tmp_path: Path) -> None:
