@@ -24,6 +24,7 @@ from provision.jobs import store, units
 from provision.jobs.fleet import Fleet
 from provision.jobs.screen import say
 from provision.jobs.store import RESULTS, Job
+from provision.node.command import printable
 from provision.node.files import MARKER
 
 CHECKPOINTS = "checkpoints"
@@ -56,7 +57,7 @@ def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, repla
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=job.run_dir) as temporary:
         sizes, others = _receive(job, host, names, Path(temporary), console)
         if others:
-            shown = "".join(sign if sign.isprintable() else "?" for sign in ", ".join(others[:_SHOWN]))
+            shown = printable(", ".join(others[:_SHOWN]))
             more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
             say(
                 console,

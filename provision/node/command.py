@@ -6,6 +6,7 @@ and canned answers.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_FOUND = 127
 TIMED_OUT = 124
 STOPPED = 130
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _TICK = 0.2  # seconds between two checks whether a command is wanted
 
 
@@ -43,6 +45,12 @@ class Result(NamedTuple):
             self.code, f"failed with exit status {self.code}"
         )
         return "`{}` {}{}".format(" ".join(self.argv), how, ": " + " / ".join(said[-3:]) if said else "")
+
+
+def printable(text: str) -> str:
+    """Somebody else's text as one line for a terminal: without colors, and ? for other control characters."""
+    plain = _COLOR.sub("", text).replace("\t", " ")
+    return "".join(sign if sign.isprintable() else "?" for sign in plain)
 
 
 def flush_directory(path: str) -> None:

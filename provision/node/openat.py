@@ -14,7 +14,7 @@ import os
 import stat
 from typing import IO, Dict, Iterator, List, Tuple
 
-from .command import CommandError, System
+from .command import CommandError, System, printable
 
 MOST = 4 << 20  # bytes that ``read`` takes of a file
 _DEEPEST = 200  # directories below each other; each one open takes a descriptor and a call
@@ -91,9 +91,7 @@ def _explained(path: str) -> Iterator[None]:
     except OSError as error:
         name = error.filename
         whole = name if isinstance(name, str) and name.startswith("/") else path
-        # It may be anybody's choice, and goes to a terminal.
-        shown = "".join(sign if sign.isprintable() else "?" for sign in whole)
-        raise CommandError(f"{shown}: {error.strerror}") from None
+        raise CommandError(f"{printable(whole)}: {error.strerror}") from None
 
 
 def make_directory(

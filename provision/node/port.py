@@ -6,7 +6,7 @@ import re
 import socket
 from typing import Optional
 
-from .command import System
+from .command import System, printable
 
 _LISTEN = "0A"
 
@@ -46,7 +46,7 @@ def holder(system: System, port: int) -> str:
 
 def _describe(system: System, pid: str) -> str:
     unit = unit_of(system, pid)
-    program = system.read(f"/proc/{pid}/comm").strip() or "a process"
+    program = printable(system.read(f"/proc/{pid}/comm").strip()) or "a process"
     return "{} (pid {}{})".format(program, pid, ", " + unit if unit else "")
 
 

@@ -4,7 +4,7 @@ import os
 import re
 from typing import Dict, List, NamedTuple
 
-from .command import System
+from .command import System, printable
 
 DIRECTORY = "/etc/systemd/system"
 _PROPERTIES = "Id,ActiveState,SubState,MainPID,Result,ExecMainCode,ExecMainStatus,NRestarts"
@@ -112,7 +112,7 @@ def how_it_ended(system: System, unit: Unit) -> str:
 
 def last_words(lines: List[str], errors_only: bool = False) -> str:
     """The last line that begins with ``error:``, else the last line of any kind."""
-    said = [line.strip() for line in lines if line.strip()]
+    said = [printable(line.strip()) for line in lines if line.strip()]
     errors = [line[len("error:") :].strip() for line in said if line.lower().startswith("error:")]
     return (errors or ([] if errors_only else said) or [""])[-1]
 

@@ -120,6 +120,14 @@ def test_how_a_unit_ended(tmp_path: Path, unit: Unit, own: str, manager: str, wo
     assert systemd.how_it_ended(system, unit) == words
 
 
+def test_the_last_line_of_a_job_is_plain_text() -> None:
+    """It ends in messages on the operator's terminal."""
+    assert (
+        systemd.last_words(["error: \x1b[31mno\x1b[0m \x1b]52;c;cm0=\x07data\tleft"])
+        == "no ?]52;c;cm0=?data left"
+    )
+
+
 def test_memory_by_node() -> None:
     text = (
         "55d0 default file=/usr/bin/python3 mapped=3 N0=3 kernelpagesize_kB=4\n"
