@@ -2,9 +2,10 @@
 
 from typing import List
 
-from . import cxl, filesystem, inuse, ipmctl, kernel, modules, ndctl, platforms, tiering
+from . import cxl, filesystem, inuse, ipmctl, kernel, modules, ndctl, platforms, system_ram, tiering
+from .platform_base import MEMORY_NODES
 from .state import State
-from .step import Desired, Part, Step
+from .step import Desired, Part, Step, join
 
 _MAKES = ("make_filesystem", "create_namespace", "reconfigure_dax", "create_goal")
 
@@ -21,6 +22,8 @@ def plan(state: State, desired: Desired) -> Part:
     elif desired.pmem_mode != "none" and not refusal:
         part = platform.plan(state, desired)
         part = part._replace(before=tiering.forget(state) + part.before)
+        if desired.pmem_mode not in MEMORY_NODES:
+            part = join(part, system_ram.forget_argument(state, desired))
     part = part._replace(before=_sized(state, part.before), after=_sized(state, part.after))
     steps = part.before + part.after
     notes: List[str] = []

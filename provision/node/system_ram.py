@@ -7,6 +7,8 @@ from .directory import human
 from .state import DaxDevice, Namespace, NumaNode, State
 from .step import Desired, Part, Step
 
+OFFLINE = "memhp_default_state=offline"  # daxctl brings memory online itself, as movable
+
 
 def device_of(state: State, item: Namespace) -> List[DaxDevice]:
     """The dax device of a namespace, if it exists."""
@@ -49,6 +51,20 @@ def forget(state: State) -> List[Step]:
             )
         )
     return steps + numa.forget_memkind(state)
+
+
+def forget_argument(state: State, desired: Desired) -> Part:
+    """Remove the kernel argument that keeps hot-added memory offline; empty unless our unit is still there.
+
+    Without the unit the argument may be the administrator's own.
+    """
+    configured = state.kernel.cmdline + state.bootloader.cmdline.split()
+    made = daxctl.UNIT in state.files or daxctl.ENABLED in state.files
+    if not made or OFFLINE not in configured or OFFLINE in desired.kernel_arguments:
+        return Part()
+    return Part(
+        remove_arguments=[OFFLINE], arguments_why="only mode system-ram needs hot-added memory offline"
+    )
 
 
 def preflight(state: State, desired: Desired, size: int) -> List[str]:
@@ -96,7 +112,6 @@ def notes(desired: Desired, size: int) -> List[str]:
 
 def _policy(state: State) -> Part:
     """Keep hot-added memory offline, or daxctl refuses to make it movable."""
-    argument = "memhp_default_state=offline"
     steps = []
     if state.memory.auto_online not in ("", "offline"):
         steps.append(
@@ -110,9 +125,9 @@ def _policy(state: State) -> Part:
                 args={"policy": "offline"},
             )
         )
-    elif not state.memory.auto_online or argument in state.kernel.cmdline:
+    elif not state.memory.auto_online or OFFLINE in state.kernel.cmdline:
         return Part()
-    return Part(add_arguments=[argument], arguments_why="keeps the policy for hot-added memory", after=steps)
+    return Part(add_arguments=[OFFLINE], arguments_why="keeps the policy for hot-added memory", after=steps)
 
 
 def _to_system_ram(name: str, desired: Desired, why: str, lost: List[str]) -> Step:
