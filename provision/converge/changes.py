@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from provision.artifacts.bundle import Bundle
-from provision.cluster.errors import ConvergeError, InventoryError
+from provision.cluster.errors import ConvergeError, InventoryError, did_you_mean
 from provision.cluster.host_names import alike, fold
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import GpuSettings, KernelSettings, SsdSettings
 from provision.cluster.state_directory import state_flag
-from provision.converge import outlook, planview, rolling
+from provision.converge import outlook, planning, planview, rolling
 from provision.converge.rolling import Failures, Rollout, some
 from provision.converge.stepview import StepView
 from provision.hosts import carrier, history, playbook
@@ -145,6 +145,19 @@ def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool
         say(console, f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
         return 1 if wanted else 0
     return 0
+
+
+def _check_consent(inventory: Inventory, consent: Consent) -> None:
+    for item in consent.objects:
+        host, colon, name = item.partition(":")
+        if not colon or not name:
+            raise ConvergeError(f"--consent {item}: write HOST:OBJECT, as the plan does; nothing was changed")
+        if not any(item.startswith(f"{known}:") for known in inventory.hosts):
+            hint = did_you_mean(host, inventory.hosts)
+            raise ConvergeError(
+                f"--consent {item}: {inventory.path} has no host {host}, or --limit leaves it out{hint}; "
+                "nothing was changed"
+            )
 
 
 def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
@@ -277,7 +290,9 @@ class _Change:
         self.stopped = ""  # why the hosts that are left were not changed
 
     def run(self, *, check: bool) -> int:
+        """Survey, ask, change, report. ConvergeError for a consent that names no object of a host."""
         begun = time.monotonic()
+        _check_consent(self.inventory, self.consent)
         if check:
             found = self._survey()
             self._remark(found)
@@ -381,7 +396,8 @@ class _Change:
         with self.console.status("observing the hosts"):
             found = survey(self.inventory)
         found.plans = {
-            name: plan._replace(steps=self._wanted_steps(plan)) for name, plan in found.plans.items()
+            name: plan._replace(steps=self._wanted_steps(plan))
+            for name, plan in planning.name_unknown_jobs(found.plans, self.state_dir).items()
         }
         self.found = found
         if not quiet:
@@ -671,6 +687,12 @@ class _Change:
                 "changed": [item for item in self.done if item["ok"]],
                 "failed": [item for item in self.done if not item["ok"]],
                 "pending": [plan.to_dict() for plan in found.plans.values() if not plan.converged],
+                "consent": [
+                    name
+                    for plan in found.plans.values()
+                    for name in plan.consentable
+                    if name not in self.consent.objects
+                ],
                 "unreachable": {error.host: error.reason for error in found.lost},
                 "seconds": round(seconds, 2),
             }

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.inventory import Host, Inventory, Removal
 from provision.converge import changes, planview
 from provision.converge.changes import Consent
@@ -29,9 +28,8 @@ def run(
 ) -> int:
     """Show the plan, ask, remove, observe again, and report what is left per host; exit codes of bootstrap.
 
-    ConvergeError for a consent that names no host. A named object that does not exist is only reported.
+    A named object that does not exist is only reported.
     """
-    _check_hosts(inventory, consent)
     before = history.first(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
     hosts = {}
     for name, host in inventory.hosts.items():
@@ -60,20 +58,6 @@ def run(
     for mark, lines in left.items():
         planview.show_lines(console, mark, lines)
     return code
-
-
-def _check_hosts(inventory: Inventory, consent: Consent) -> None:
-    for item in consent.objects:
-        if any(item.startswith(f"{name}:") for name in inventory.hosts):
-            continue
-        host, colon, _ = item.partition(":")
-        if not colon:
-            raise ConvergeError(f"--consent {item}: write HOST:OBJECT, as the plan does; nothing was changed")
-        hint = did_you_mean(host, inventory.hosts)
-        raise ConvergeError(
-            f"--consent {item}: {inventory.path} has no host {host}, or --limit leaves it out{hint}; "
-            "nothing was changed"
-        )
 
 
 def _missing_objects(found: ClusterSurvey, hosts: Mapping[str, Host]) -> list[str]:

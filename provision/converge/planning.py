@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,10 +15,13 @@ from provision.cluster.systems import assigned
 from provision.converge import fresh, outlook, planview, rolling
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey, plan_host, survey
+from provision.jobs import store
 from provision.jobs.screen import make_console, say
 from provision.node import platforms
 from provision.node.state import OsInfo
+from provision.node.step import Plan
 
+_STOP = re.compile(r"oeprov stop ([\w.-]*\w)")
 ALL_MODES = sorted({mode for kind in platforms.kinds() for mode in platforms.get(kind).modes} - {"none"})
 
 
@@ -58,6 +62,8 @@ def plan(
     if host:
         inventory = _only(inventory, host)
     found = assume(inventory, named) if offline else survey(inventory)
+    if state_dir:
+        found.plans = name_unknown_jobs(found.plans, state_dir)
     plans = list(found.plans.values())
     broken = bool(found.lost) or any(item.problems for item in plans)
     code = 1 if broken else 2 if found.pending else 0
@@ -87,6 +93,23 @@ def plan(
     elif not broken:
         say(console, f"[green]✓[/] {len(plans):,} host(s): nothing to do")
     return code
+
+
+def name_unknown_jobs(plans: Mapping[str, Plan], state_dir: Path) -> dict[str, Plan]:
+    """The plans; a problem with a job that another state directory started says so."""
+    known = {job.id for job in store.directories(state_dir)}
+
+    def say_where(match: re.Match[str]) -> str:
+        if match[1] in known:
+            return match[0]
+        return (
+            f"{match[0]} --state-dir DIR, with that of the user who started it; {state_dir} has no such job"
+        )
+
+    return {
+        name: item._replace(problems=[_STOP.sub(say_where, problem) for problem in item.problems])
+        for name, item in plans.items()
+    }
 
 
 def _only(inventory: Inventory, host: str) -> Inventory:

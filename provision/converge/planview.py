@@ -24,7 +24,7 @@ from provision.cluster.host_names import alike, fold
 from provision.converge.outlook import Outlook
 from provision.inventory import vault
 from provision.jobs.screen import say
-from provision.node.step import Plan, Step
+from provision.node.step import CONSENT, Plan, Step
 
 _COLUMNS = 120  # from this width on, reasons stand beside their steps
 _MOST_BLOCKS = 8  # then the hosts of smaller blocks join the block that is most like theirs
@@ -105,10 +105,12 @@ def show(console: Console, plans: Iterable[Plan], turns: str = "", outlook: Outl
 def show_lines(console: Console, mark: str, lines: Iterable[tuple[str, str]]) -> None:
     """Print one line per text, with the hosts that it is about; ``mark`` is Rich markup before each.
 
-    More than three texts that differ in words with digits (addresses, sizes) are one line, with … there.
+    More than three texts that differ in words with digits (addresses, sizes) are one line, with … there. A
+    text with a flag of --consent stays whole: the flag is for copying.
     """
     shown = [(host, vault.hide(text)) for host, text in lines]
-    for members in alike(((host, text), _DIGITS.sub("0", text)) for host, text in shown).values():
+    keys = (((host, text), text if CONSENT in text else _DIGITS.sub("0", text)) for host, text in shown)
+    for members in alike(keys).values():
         texts = alike(members)
         if len(texts) > _MOST_FORMS:
             texts = {_common(texts): [host for host, _ in members]}
@@ -204,9 +206,10 @@ def _rows(found: _Found, block: Block) -> Iterator[tuple[str, str, list[Text]]]:
             example = _differs(f"{len(forms):,} forms, on {host}: {vault.hide(step.what)}")
             yield _common(forms), _why(some), [*_marks(some, block), example]
             continue
-        largest = max(map(len, forms.values()))
+        sizes = [len(members) for members in forms.values()]
+        largest = max(sizes)
         for what, members in forms.items():
-            is_rest = len(forms) > 1 and len(members) == largest
+            is_rest = len(forms) > 1 and len(members) == largest and sizes.count(largest) == 1
             yield what, _why(members), _marks(members, block, names=not is_rest)
 
 

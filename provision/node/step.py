@@ -138,9 +138,12 @@ def join(first: Part, second: Part) -> Part:
     )
 
 
+CONSENT = "--consent "
+
+
 def note_left(desired: Desired, what: str, names: List[str]) -> str:
     """The note on what a removal leaves; ``names``: what to consent to, to lose it too."""
-    flags = " ".join(f"--consent {desired.host}:{name}" for name in names)
+    flags = " ".join(f"{CONSENT}{desired.host}:{name}" for name in names)
     return f"left: {what}; to lose that too, add: {flags}"
 
 
@@ -166,6 +169,13 @@ class Plan(NamedTuple):
     def destroys(self) -> List[str]:
         """All objects that the steps destroy, in order, without repeats."""
         return list(dict.fromkeys(item for step in self.steps for item in step.destroys))
+
+    @property
+    def consentable(self) -> List[str]:
+        """``HOST:OBJECT`` of all that is lost with consent only: objects of steps, then those in notes."""
+        words = [word for note in self.notes for word in note.split(CONSENT)[1:]]
+        named = [f"{self.host}:{item}" for item in self.destroys] + [word.split()[0] for word in words]
+        return list(dict.fromkeys(named))
 
     def role_steps(self, role: str) -> List[Step]:
         """The steps of one Ansible role, in order; ``all`` stands for every role."""

@@ -346,6 +346,56 @@ def test_the_command_shows_and_refuses(
     assert "no terminal to ask at: add --yes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", [["bootstrap"], ["pmem-mode", "fsdax"], ["destroy"], ["bootstrap", "--check"]]
+)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("one", "--consent one: write HOST:OBJECT, as the plan does; nothing was changed"),
+        ("one:", "--consent one:: write HOST:OBJECT, as the plan does; nothing was changed"),
+        ("onf:pmem0/ext4/f-1", "has no host onf, or --limit leaves it out; did you mean one?"),
+    ],
+)
+def test_every_command_refuses_consent_that_names_no_object_of_a_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], wrong: str, said: str
+) -> None:
+    found = inventory(tmp_path, "re6p")
+    words = [*command, "-i", str(found.path), "--state-dir", str(tmp_path), "--yes", "--consent", wrong]
+    assert cli.run(words) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_json_has_what_needs_consent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [JobFiles(f"{JOB}{number}", pools=[f"/p/{number}"]) for number in range(3)]
+    state = used(remains=Remains(jobs=jobs))
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
+    words = ["destroy", "-i", str(inventory(tmp_path, "re6p").path), "--state-dir", str(tmp_path), "--check"]
+    cli.run([*words, "--json", "--consent", f"one:job/{JOB}0"])
+    named = json.loads(capsys.readouterr().out)["consent"]
+    assert {f"one:job/{JOB}1", f"one:job/{JOB}2"} <= set(named)
+    assert f"one:job/{JOB}0" not in named
+
+
+def test_a_running_job_of_another_state_directory_is_named_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = used(jobs=[JOB])
+    monkeypatch.setattr("provision.hosts.observe.observe", lambda seen: dict.fromkeys(seen.hosts, state))
+    words = ["-i", str(inventory(tmp_path, "re6p").path), "--state-dir", str(tmp_path)]
+    cli.run(["destroy", *words, "--yes"])
+    stop = f"oeprov stop {JOB}"
+    theirs = f"{stop} --state-dir DIR, with that of the user who started it; {tmp_path} has no such job"
+    assert theirs in capsys.readouterr().err
+    (tmp_path / "jobs" / JOB).mkdir(parents=True)
+    cli.run(["destroy", *words, "--yes"])
+    said = capsys.readouterr().err
+    assert stop in said
+    assert "--state-dir DIR" not in said
+
+
 def test_consent_that_names_nothing_is_said_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

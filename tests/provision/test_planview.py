@@ -9,7 +9,7 @@ from rich.console import Console
 from provision.cluster.errors import HostError
 from provision.converge import planview
 from provision.converge.outlook import Outlook
-from provision.node.step import Plan, Step
+from provision.node.step import Desired, Plan, Step, note_left
 
 GOLDEN = Path(__file__).with_name("planviews")
 TURNS = "turns (9): 700 hosts (no disturbance), re6p-001, 15 hosts, …; a failed host stops the later turns"
@@ -160,6 +160,38 @@ def test_markup_in_names_is_text() -> None:
 )
 def test_what_texts_have_in_common(texts: list[str], common: str) -> None:
     assert planview._common(texts) == common
+
+
+def test_flags_of_consent_are_printed_whole() -> None:
+    """Several jobs on one host: each has a flag of its own to copy."""
+    jobs = [f"t2026112{number}-101500" for number in range(6)]
+    desired = Desired(host="one")
+    notes = [note_left(desired, f"job {job} (rows in /mnt/pmem0/oeprov)", [f"job/{job}"]) for job in jobs]
+    lines = shown([Plan("one", notes=notes)], 400)
+    for job in jobs:
+        assert any(line.endswith(f"to lose that too, add: --consent one:job/{job}") for line in lines)
+    assert not any("…" in line for line in lines[1:])
+    step = Step("fs", "make ext4", "it is wanted", destroys=["pmem0/ext4/u"])
+    assert Plan("one", [step], notes=notes).consentable == [
+        "one:pmem0/ext4/u",
+        *(f"one:job/{job}" for job in jobs),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ([1008, 1008, 504, 504], ["→ only a, b", "→ only c, d"]),
+        ([1008, 1008, 1008, 504], ["→ 3 of 4 hosts", "→ only d"]),
+        ([1, 1, 2, 2, 3], ["→ only a, b", "→ only c, d", "→ only e"]),
+    ],
+)
+def test_forms_of_a_step_name_their_hosts(sizes: list[int], named: list[str]) -> None:
+    plans = [Plan(name, [make_fs(size)]) for name, size in zip("abcde", sizes, strict=False)]
+    found = [line.strip() for line in shown(plans, 200) if "→" in line]
+    assert [line.split(" (")[0] for line in found] == [
+        words.replace("a, b", "a,b").replace("c, d", "c,d") for words in named
+    ]
 
 
 def test_commands_and_lost_hosts_are_folded() -> None:
