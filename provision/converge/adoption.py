@@ -32,7 +32,7 @@ from provision.converge.changes import confirm
 from provision.hosts import carrier, fanout, first_login, host_keys, password_login, passwords, remote
 from provision.hosts.first_login import Facts, KeySession, Session
 from provision.hosts.host_keys import Route
-from provision.hosts.journal import Journal, cluster_lock
+from provision.hosts.journal import Journal, cluster_lock, private_files
 from provision.hosts.passwords import Password, PasswordRefused
 from provision.jobs.screen import say
 from provision.node.ansible_python import CARRIED
@@ -99,12 +99,14 @@ def adopt(
     """
     if bundle is not None:
         inventory = bundle.used_by(inventory, state_dir)
-    with tempfile.TemporaryDirectory(prefix="oeprov-") as scratch:
-        run = _Adoption(inventory, state_dir, trust, bundle, yes, as_json, Path(scratch))
-        if check:
-            return run.run(check=True)
-        with cluster_lock(state_dir, inventory.cluster):
-            return run.run(check=False)
+    with contextlib.ExitStack() as held:
+        place = None
+        if not check:  # what a killed run leaves goes with the next lock
+            held.enter_context(cluster_lock(state_dir, inventory.cluster))
+            place = private_files(state_dir, inventory.cluster)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="oeprov-", dir=place))
+        return _Adoption(inventory, state_dir, trust, bundle, yes, as_json, Path(scratch)).run(check=check)
 
 
 def _own_identity() -> tuple[str, str, str]:

@@ -172,7 +172,7 @@ def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
     """Lock the cluster for this process; ConvergeError names the process that holds the lock.
 
     The kernel drops the lock when the process ends, however it ends. The lock file is removed on release.
-    Ansible's private files of a process that was killed are removed.
+    The private files of a process that was killed are removed.
     """
     path = state_dir / f"lock-{cluster}"
     with _locked(state_dir, path, cluster) as file:
@@ -187,19 +187,23 @@ def cluster_lock(state_dir: Path, cluster: str) -> Iterator[None]:
                 raise _unwritable(state_dir, error) from None
             yield
         finally:
+            shutil.rmtree(private_files(state_dir, cluster), ignore_errors=True)
             with suppress(OSError):
                 path.unlink()
 
 
 def private_files(state_dir: Path, cluster: str) -> Path:
-    """Where Ansible's files of a run on the cluster lie: they have secrets, and are for the lock's holder."""
+    """Where a run on the cluster keeps its own files, Ansible's above all, which have secrets.
+
+    They belong to the holder of the cluster's lock.
+    """
     return state_dir.absolute() / "ansible" / cluster
 
 
 def remove_private_files(state_dir: Path, cluster: str) -> None:
-    """Remove Ansible's private files of a process that was killed, unless another changes the cluster now."""
+    """Remove the private files of a process that was killed, unless another changes the cluster now."""
     with suppress(ConvergeError), cluster_lock(state_dir, cluster):
-        pass  # whoever gets the lock removes them
+        pass  # the lock's holder removes them
 
 
 def is_locked(state_dir: Path, cluster: str) -> bool:

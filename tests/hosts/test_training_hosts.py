@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from fake_processes import WORKER, make_environment
+from kill_sweep import run_apart
 from rich.console import Console
 from sample_wheel import wheel
 from ssh_hosts import SshHost, SshHosts, why_not
@@ -373,7 +374,9 @@ def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
     cluster.assert_clean()
 
 
-def test_fewer_servers_leave_no_rows_of_the_former_ones(cluster: Cluster) -> None:
+def test_fewer_servers_leave_no_rows_of_the_former_ones(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = cluster.hosts[0]
     cluster.tell(one, "mkdir -p /mnt/pmem0 && mount -t tmpfs none /mnt/pmem0")
     cluster.states[one.name] = State(mounts=[Mount("/dev/pmem0", "/mnt/pmem0", "ext4", [])])
@@ -385,7 +388,12 @@ def test_fewer_servers_leave_no_rows_of_the_former_ones(cluster: Cluster) -> Non
         until(job.run_dir / "waiting")
         stopping.stop(cluster.state_dir, None)
         assert cluster.tell(one, f"ls /mnt/pmem0/oeprov/{job.id}").split() == ["server-0", "server-1"]
-        assert cluster.launch(resume=job.id, servers=1) == 0
+        with monkeypatch.context() as patched:  # killed before the new server starts
+            patched.setattr("provision.hosts.playbook.run", lambda *_, **__: os._exit(9))
+            code, _ = run_apart(lambda: cluster.launch(resume=job.id, servers=1), cluster.state_dir)
+            assert code == 9
+        assert cluster.tell(one, "ls /mnt/pmem0/oeprov") == "", "the next resume would recover them"
+        assert cluster.launch(resume=job.id) == 0
         assert cluster.tell(one, "ls /mnt/pmem0/oeprov") == "", "also those of the server that is no more"
     finally:
         cluster.tell(one, "umount /mnt/pmem0")

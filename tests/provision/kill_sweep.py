@@ -23,6 +23,7 @@ _CHANGES = {
     "os.posix_spawn",
     "os.kill",
     "os.killpg",
+    "http.client.send",
 }
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
@@ -30,8 +31,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 def run_apart(command: Callable[[], int], directory: Path, *, at: int | None = None) -> tuple[int, list[str]]:
     """Run it in a process of its own; its exit status (-9: killed) and its events.
 
-    Events are changes below ``directory``, starts of programs and signals. One that comes again, except for
-    digits and random letters, counts once. ``at``: kill it before this one.
+    Events are changes below ``directory``, starts of programs, signals and HTTP requests. One that comes
+    again with other digits or random letters counts once. ``at``: kill it before this one.
     """
     reading, writing = os.pipe()
     pid = os.fork()
@@ -89,6 +90,10 @@ def _name(event: str, arguments: tuple[object, ...], directory: str) -> str:
         return "start " + _alike(" ".join(_text(word) for word in words)[:200])
     if event in ("os.kill", "os.killpg"):
         return event
+    if event == "http.client.send":
+        data = arguments[1]
+        line = data.split(b"\r\n", 1)[0].decode() if isinstance(data, bytes) else ""
+        return f"send {_alike(line)}" if " HTTP/" in line else ""
     paths = [_text(item) for item in arguments[:2] if isinstance(item, (str, bytes, os.PathLike))]
     if not paths or not any(directory in path for path in paths):
         return ""

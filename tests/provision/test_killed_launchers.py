@@ -14,8 +14,10 @@ from typing import Any
 
 import ansible_runner
 import pytest
+from fake_cluster import FakeCluster
 from fake_processes import make_environment
 from kill_sweep import run_apart
+from test_kubernetes_manifests import inventory_file
 from test_training_launch import INVENTORY
 from test_training_supervisor import until
 
@@ -23,6 +25,8 @@ from provision.cli import main
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import launching, stopping, store
+from provision.jobs.kubernetes import follow as follow_pods
+from provision.jobs.kubernetes import record, run
 from provision.node import process
 
 SECRET = "of-the-environment"
@@ -128,7 +132,7 @@ def follow(directory: Path, words: Sequence[str]) -> str:
     """Run a command until it succeeds, and after each refusal the command that it names."""
     for _ in range(_ROUNDS):
         code, said = told(directory, *words)
-        if code == 0 or " is done: it has trained " in said:
+        if code == 0 or re.search(r"job \S+ is done[:;]", said):
             return said
         advice = re.findall(r"oeprov ((?:launch|resume|stop|servers|jobs rm)[^;`()\n]*)", said)
         assert advice, f"{shlex.join(words)} names no command: {said}"
@@ -220,3 +224,26 @@ def test_bootstrap(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         assert Journal(directory / "journal.jsonl", "").unsettled("test") == {}
 
     assert place.sweep(words, again=again) == []
+
+
+def test_launch_on_kubernetes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(follow_pods, "PAUSE_SECONDS", 0.02)
+    cluster = FakeCluster(place.directory, worker="done")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    words = ["launch-training", "-i", str(inventory_file(place.directory, "")), "--on", "kubernetes"]
+
+    def again(directory: Path) -> None:
+        """Resume the job, or launch one if there is none; in the end nothing of it is on the cluster."""
+        if not (jobs := record.all_jobs(directory)):
+            follow(directory, words)
+        elif record.read(jobs[-1]).phase != "done":
+            follow(directory, ["resume", jobs[-1].id])
+        assert record.read(record.all_jobs(directory)[-1]).phase == "done"
+        assert cluster.kinds() == []
+
+    try:
+        assert place.sweep(words, again=again) == []
+    finally:
+        cluster.close()
