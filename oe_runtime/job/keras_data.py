@@ -30,12 +30,17 @@ class EpochDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[
 
     def skip_epochs(self, epochs: int) -> None:
         """Draw the seeds of epochs that are not read."""
+        if epochs and self._early is not None:  # of the first of them
+            self._early = None
+            epochs -= 1
         for _ in range(0 if self._batches_after else epochs):
             iter(self._dataset)
 
     def pass_batches(self, batches: int) -> None:
         """Let the next epoch repeat its first unread batch in place of `batches` that nobody looks at."""
         self._passed = batches if self._batches_after else 0
+        if self._passed:
+            self._early = None
 
     def __iter__(self) -> Iterator[Any]:
         return _Batches(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,11 +118,19 @@ class FitPart:
 
         `callback` is the JobCallback among them.
         """
+        from oe_runtime.keras.dense import is_built
+
         self._callback = callback
         if model.steps_per_execution != 1:
             raise ValueError("JobCallback counts single batches: leave out steps_per_execution")
         self._model = model
         steps = model._running()
+        first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))
+        self._data = given["x"] = epoch_data(
+            _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
+        )
+        if not is_built(model):
+            steps.build(_first_batch(given))
         state = KerasScriptState(model)
         losses = steps.measure_losses()
         course = self._course = self._session.begin(state)
@@ -136,11 +144,7 @@ class FitPart:
         course.measure = lambda: _taken(losses)
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
-        first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))
         course.agree_on_epochs(epochs)
-        self._data = given["x"] = epoch_data(
-            _repeated(given, epochs - first) if model.served.library.__name__ == "keras" else given.get("x")
-        )
         if _is_shuffled(given) and given.get("steps_per_epoch") in (None, -1, _size(given)):
             from oe_runtime.job.keras_data import shuffled_batches
 
@@ -247,6 +251,28 @@ def _first(callback: Any, given: dict[str, Any]) -> list[Any]:
     others = [one for one in every if one is not callback]
     given["callbacks"] = [callback, *others]
     return others
+
+
+def _first_batch(given: dict[str, Any]) -> Any:
+    """Return a batch of fit's data, which still has it afterwards: (x, …), of arrays the first example."""
+    import tensorflow as tf
+
+    data = given["x"]
+    if isinstance(data, Iterator):
+        batch = next(data)
+        given["x"] = _chain([batch], data)
+        return batch
+    if _is_py_dataset(data):
+        return data[0]
+    if isinstance(data, tf.data.Dataset):
+        return next(iter(data))
+    return (tf.nest.map_structure(lambda array: array[:1], data),)
+
+
+def _chain(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:
+    """Return a generator, which Keras asks for, over both."""
+    yield from first
+    yield from rest
 
 
 def _taken(losses: Any) -> tuple[float, int]:

@@ -14,6 +14,8 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.support import dense_file
 from oe_runtime.support.dense_file import FILE, write
 
+_MODEL, _OPTIMIZER = "model/", "optimizer/"  # of which a variable is, before its name
+
 __all__ = ["FILE", "assign", "load", "named_variables", "read", "save", "values", "write"]
 
 
@@ -27,11 +29,11 @@ def named_variables(model: Any) -> dict[str, Any]:
     def pairs() -> Iterator[tuple[str, Any]]:
         for variable in model.variables:
             # Keras numbers the random generators of all models in a process.
-            yield "model/" + re.sub(r"\bseed_generator_\d+\b", "seed_generator", _path(variable)), variable
+            yield _MODEL + re.sub(r"\bseed_generator_\d+\b", "seed_generator", _path(variable)), variable
         for variable in model.optimizer.variables:
             # It begins with the optimizer's name, which depends on how many optimizers were made before.
             path = _path(variable)
-            yield f"optimizer/{path.partition('/')[2] or path}", variable
+            yield f"{_OPTIMIZER}{path.partition('/')[2] or path}", variable
 
     return by_unique_name(pairs())
 
@@ -49,8 +51,11 @@ def by_unique_name(variables: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_built(model: Any) -> bool:
-    """Whether the model has made its weights; a subclassed one does so with its first batch."""
-    return all(layer.built for layer in model._flatten_layers())
+    """Whether the model has made its weights; a subclassed one does so with its first batch.
+
+    A layer that a call of the model has left out has none.
+    """
+    return model.served.called or all(layer.built for layer in model._flatten_layers())
 
 
 def check_built(model: Any) -> None:
@@ -107,8 +112,11 @@ def check(model: Any, directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[
     """Return the arrays of `read_file` for `assign`. Raises CheckpointError where they do not fit."""
     path = directory / FILE
     variables = named_variables(model)
-    if not any(name.startswith("optimizer/") for name in arrays):
-        variables = {name: v for name, v in variables.items() if not name.startswith("optimizer/")}
+    if not any(name.startswith(_OPTIMIZER) for name in arrays):
+        variables = {name: v for name, v in variables.items() if not name.startswith(_OPTIMIZER)}
+    if arrays.keys() != variables.keys():
+        renamed = _as_numbered_here(model, variables, arrays)
+        arrays = renamed if renamed.keys() == variables.keys() else arrays
     for name, variable in variables.items():
         if name not in arrays:
             raise CheckpointError(f"{path}: variable {name} of the model is missing")
@@ -127,6 +135,66 @@ def check(model: Any, directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[
         if name not in variables:
             raise CheckpointError(f"{path}: variable {name} is not in the model or its optimizer")
     return arrays
+
+
+def _as_numbered_here(
+    model: Any, variables: Iterable[str], arrays: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Rename the arrays of layers that Keras numbered otherwise when the file's model was made."""
+    here, there = (
+        [name.removeprefix(_MODEL).partition("#")[0] for name in names if name.startswith(_MODEL)]
+        for names in (variables, arrays)
+    )
+    new = renumbered(
+        model, *({part for name in names for part in name.split("/")} for names in (here, there))
+    )
+    paths = {path: "/".join(new.get(part, part) for part in path.split("/")) for path in there}
+    longest = sorted(paths, key=len, reverse=True)
+
+    def rename(name: str) -> str:
+        name, number, copy = name.partition("#")
+        if name.startswith(_MODEL):
+            return _MODEL + paths[name.removeprefix(_MODEL)] + number + copy
+        for path in longest:  # of Keras 3: dense_kernel_momentum; of tf-keras: m/dense/kernel
+            flat = path.replace("/", "_")
+            if name.startswith(f"{_OPTIMIZER}{flat}_"):
+                rest = name.removeprefix(_OPTIMIZER + flat)
+                return _OPTIMIZER + paths[path].replace("/", "_") + rest + number + copy
+            if name.endswith(f"/{path}"):
+                return name.removesuffix(path) + paths[path] + number + copy
+        return name + number + copy
+
+    return {rename(name): value for name, value in arrays.items()}
+
+
+def renumbered(model: Any, names: Iterable[str], saved: Iterable[str]) -> dict[str, str]:
+    """Return the names of the model's layers by those that they have in a file, where Keras numbers them.
+
+    Keras names a layer by its class and by how many of that class the process has made before. The order of
+    the numbers is that of their making, so the first one of a class in the file is the first one here.
+    `names` are the candidates here, `saved` those in the file. A class of which there are not equally many is
+    left out.
+    """
+    found: dict[str, str] = {}
+    for kind in sorted(
+        {_kind(layer) for layer in [model, *model._flatten_layers(include_self=False)]} - {""}
+    ):
+        here, there = (
+            sorted(
+                (match for name in many if (match := re.fullmatch(rf"{re.escape(kind)}(?:_(\d+))?", name))),
+                key=lambda match: int(match[1] or 0),
+            )
+            for many in (names, saved)
+        )
+        if len(here) == len(there):
+            found |= {old[0]: new[0] for old, new in zip(there, here, strict=True)}
+    return found
+
+
+def _kind(layer: Any) -> str:
+    """Return the name that Keras gives to the first layer of the class; "" for a layer with another name."""
+    name = re.sub(r"_\d+$", "", layer.name)
+    return name if name.replace("_", "") == type(layer).__name__.replace("_", "").lower() else ""
 
 
 def assign(model: Any, arrays: Mapping[str, NDArray[Any]]) -> None:

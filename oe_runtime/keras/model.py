@@ -64,7 +64,10 @@ class Distributed(WithTables):
         tables = self._make_tables(optimizer, rule)
         served.xla = jit_compile is True and not run_eagerly
         super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)
-        self._begin(tables, backend.steps(served, eager=run_eagerly))
+        self._begin(tables, self._make_steps(eager=run_eagerly))
+
+    def _make_steps(self, *, eager: bool) -> backends.Steps:
+        return backend.steps(self.served, eager=eager)
 
     def prefetch(
         self, x: Any, y: Any = None, sample_weight: Any = None, *, after: tuple[Any, ...] | None = None

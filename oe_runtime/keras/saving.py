@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.keras import backends, dense, exb
 from oe_runtime.keras.directories import published
 
@@ -44,6 +45,13 @@ def load_weights(model: Any, filepath: _Path) -> None:
     model.served.loaded = None
     later = model.compiled and not dense.is_built(model) and backends.NAME == "tensorflow"
     arrays = dense.read_file(path) if later else dense.read(model, path)
+    if any(path.glob("*.oet")):
+        saved = list(Saved.open(path).files)
+        prefix = model.served.settings.name_prefix
+        here, there = ({name.removeprefix(prefix) for name in names} for names in (model.tables, saved))
+        if here != there and all(name.startswith(prefix) for name in saved):
+            new = dense.renumbered(model, here, there)
+            model._rename_tables({prefix + name: prefix + old for old, name in new.items() if name != old})
     exb.load_rows(model, path)
     if later:
         model.served.loaded = (path, arrays)

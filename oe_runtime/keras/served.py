@@ -85,6 +85,7 @@ class Served:
         self.persisted = 0  # the batch of the last persist_server_model
         # Dense weights of load_weights for a model that makes its variables with the first batch.
         self.loaded: tuple[Path, dict[str, NDArray[Any]]] | None = None
+        self.called = False  # the model, with a batch
         self._warned = False  # of large weights
 
     @property

@@ -148,6 +148,11 @@ class Steps:
             push(prepared.pulls[0], of_ids, float(rate), of_rows=of_rows)
         return logs
 
+    def build(self, data: Any) -> None:
+        """Let a model without a graph make its weights, from a batch (x, …)."""
+        tensors, _, _ = self._tensors(PREDICT, data)
+        self._build(keras.utils.unpack_x_y_sample_weight(data)[0], tensors)
+
     def _build(self, x: Any, tensors: Sequence[Any]) -> None:
         """Call a model without a graph once; one that is built while traced would be called twice."""
         if not is_built(self._model):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from oe_runtime.client import Client
+from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.job_fit import JobFit, fit_arguments
@@ -62,7 +64,14 @@ class WithTables(_Model):  # type: ignore[misc]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; the first call takes the dense weights that `load_weights` has kept for it."""
         outputs = super().__call__(*args, **kwargs)
-        if self._served is None or self._served.loaded is None or not dense.is_built(self):
+        if self._served is None:
+            return outputs
+        # Symbolic inputs leave out what a layer of a declared output shape makes.
+        if not self._served.called:
+            self._served.called = not any(
+                isinstance(one, keras.KerasTensor) for one in keras.tree.flatten((args, kwargs))
+            )
+        if self._served.loaded is None or not dense.is_built(self):
             return outputs
         import tensorflow as tf  # the only backend that keeps them
 
@@ -117,6 +126,10 @@ class WithTables(_Model):  # type: ignore[misc]
             for number, (name, spec) in zip(numbers, specs.items(), strict=True)
         }
 
+    def _make_steps(self, *, eager: bool) -> backends.Steps:
+        """Make the steps of the compiled model."""
+        raise NotImplementedError
+
     def _begin(self, tables: Mapping[str, Table], steps: backends.Steps) -> None:
         """Connect the layers of the compiled model to their tables."""
         layers = self.served.layers
@@ -130,6 +143,30 @@ class WithTables(_Model):  # type: ignore[misc]
             for layer in layers.values():
                 layer.table = None
             raise
+
+    def _rename_tables(self, names: Mapping[str, str]) -> None:
+        """Make tables of the compiled model under other names, without their rows.
+
+        Raises CheckpointError where the servers have a table of such a name, which is another model's.
+        """
+        served = self.served
+        existing = {name for server in served.client.stats()["servers"] for name in server["tables"]}
+        for old, new in names.items():
+            if new in existing - names.keys():
+                raise CheckpointError(
+                    f"the file has table '{new}', which Keras names '{old}' in this model, and the servers "
+                    "have a table of that name already: give the layers names of your own, or load into a "
+                    "model with another client"
+                )
+        specs = [replace(table.spec, name=names.get(name, name)) for name, table in served.tables().items()]
+        served.client.drop_tables(list(names))
+        numbers = make_tables(served.client, specs, False, first=served.is_first)
+        served.layers = {names.get(name, name): layer for name, layer in served.layers.items()}
+        tables = {
+            spec.name: Table(served.client, number, spec) for number, spec in zip(numbers, specs, strict=True)
+        }
+        self._begin(tables, self._make_steps(eager=bool(self.run_eagerly)))
+        self.train_function = self.test_function = self.predict_function = None
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train as Model.fit does; all pushes are done when it returns.

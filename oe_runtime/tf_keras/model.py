@@ -135,7 +135,10 @@ class Distributed(WithTables):
         optimizer = distributed_optimizer(optimizer)
         tables = self._make_tables(optimizer, table_optimizer(optimizer))
         super().compile(optimizer, *args, run_eagerly=run_eagerly, **kwargs)
-        self._begin(tables, _Steps(self.served, eager=bool(run_eagerly)))
+        self._begin(tables, self._make_steps(eager=bool(run_eagerly)))
+
+    def _make_steps(self, *, eager: bool) -> _Steps:
+        return _Steps(self.served, eager=eager)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; as in tf-keras's own steps, `if` and `while` of layers may depend on tensors."""

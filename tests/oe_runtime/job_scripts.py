@@ -60,6 +60,27 @@ data = tf.data.Dataset.from_tensor_slices((features, labels)).shuffle(500, seed=
 model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
 """
 )
+# A model that makes its weights with the first batch, and has a layer that it does not call.
+SUBCLASSED = DATASET.replace(
+    DATASET[DATASET.index("ids = ") : DATASET.index("model = embed")],
+    """
+class Model(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.rows = keras.layers.Embedding(300, 4, name="C1")
+        self.flat = keras.layers.Flatten()
+        self.hidden = keras.layers.Dense(8, activation="relu")
+        self.unused = keras.layers.Dense(3)
+        self.dropout = keras.layers.Dropout(0.2)
+        self.score = keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, ids, training=False):
+        return self.score(self.dropout(self.hidden(self.flat(self.rows(ids))), training=training))
+
+
+model = Model()
+""",
+)
 # Its batches are shuffled by fit, and its rows by itself.
 PY_DATASET = (
     KERAS

@@ -18,6 +18,7 @@ SCRIPTS = {
     "arrays": job_scripts.ARRAYS,
     "dataset": job_scripts.DATASET,
     "py_dataset": job_scripts.PY_DATASET,
+    "subclassed": job_scripts.SUBCLASSED,
     "parts": job_scripts.PARTS,
 }
 
@@ -46,6 +47,19 @@ def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
     # A run that is complete trains nothing more.
     assert run(script, run_dir, "--resume") == 0
     assert len(losses(run_dir)) == 60
+
+
+@pytest.mark.parametrize("data", ["arrays", "py_dataset", "generator"])
+def test_fit_builds_a_subclassed_model_and_trains_on_every_batch(data: str, tmp_path: Path) -> None:
+    text = job_scripts.SUBCLASSED
+    given = {
+        "arrays": "model.fit(features, labels, batch_size=50, verbose=0, callbacks=callbacks)",
+        "py_dataset": job_scripts.PY_DATASET.removeprefix(job_scripts.KERAS).replace("epochs=3", "epochs=1"),
+        "generator": "model.fit((pair for pair in data.as_numpy_iterator()), verbose=0, callbacks=callbacks)",
+    }[data]
+    script = write(tmp_path, text[: text.index("model.fit(")] + given)
+    assert run(script, tmp_path / "run") == 0
+    assert len(losses(tmp_path / "run")) == 20
 
 
 @pytest.mark.parametrize("kind", ["ENDLESS", "STEPS"])

@@ -1,0 +1,104 @@
+"""Weights of a model that is made a second time in a process, and models with layers that no call uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import oe_runtime.keras as embed
+from oe_runtime.client import Client
+from oe_runtime.errors import CheckpointError
+
+X = np.random.default_rng(0).integers(0, 128, (64, 3))
+Y = (X[:, :1] % 2).astype(np.float32)
+
+
+class Towers(keras.Model):
+    """Two towers; an optional third is made and not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = [keras.layers.Embedding(128, 4), keras.layers.Embedding(128, 4)]
+        self.towers = [keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.3)]) for _ in "ab"]
+        self.optional = keras.layers.Dense(3)
+        self.score = keras.layers.Dense(1)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        """Return a score."""
+        parts = [keras.ops.mean(rows(x), axis=1) for rows in self.rows]
+        towers = [tower(part, training=training) for tower, part in zip(self.towers, parts, strict=True)]
+        return self.score(keras.ops.concatenate(towers, axis=-1))
+
+
+def graph() -> Any:
+    ids = keras.Input((3,), dtype="int64")
+    x = keras.layers.Flatten()(keras.layers.Embedding(128, 4)(ids))
+    x = keras.layers.Dropout(0.3)(keras.layers.Dense(4)(x))
+    return keras.Model(ids, keras.layers.Dense(1)(x))
+
+
+def compiled(make: Any, client: Client | None = None) -> Any:
+    model = embed.distributed_model(make(), client or Client.in_process())
+    model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
+    return model
+
+
+@pytest.mark.parametrize("make", [graph, Towers])
+def test_a_model_that_is_made_again_goes_on_from_its_weights(make, tmp_path):
+    """Keras numbers layers by process: dense, dense_1, … are other names in the second model."""
+    first = compiled(make)
+    first.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
+    first.save_weights(tmp_path / "w")
+    second = compiled(make)
+    second.load_weights(tmp_path / "w")
+    everything = np.random.default_rng(1).integers(0, 128, (128, 3))  # untrained rows too
+    np.testing.assert_array_equal(second.predict(everything, verbose=0), first.predict(everything, verbose=0))
+    # The optimizer's state and the random state of Dropout came too.
+    ours, theirs = (m.fit(X, Y, batch_size=16, shuffle=False, verbose=0).history for m in (second, first))
+    assert ours == theirs
+    second.save_weights(tmp_path / "again")
+    third = compiled(make)
+    third.load_weights(tmp_path / "again")
+    np.testing.assert_array_equal(third.predict(X, verbose=0), second.predict(X, verbose=0))
+
+
+def test_tables_of_another_model_on_the_servers_are_left_alone(tmp_path):
+    client = Client.in_process()
+    first = compiled(graph, client)
+    first.fit(X, Y, verbose=0)
+    first.save_weights(tmp_path / "w")
+    before = first.predict(X, verbose=0)
+    second = compiled(graph, client)
+    with pytest.raises(CheckpointError, match=r"have a table of that name already"):
+        second.load_weights(tmp_path / "w")
+    np.testing.assert_array_equal(first.predict(X, verbose=0), before)
+    second.fit(X, Y, verbose=0)
+
+
+def test_layers_that_do_not_correspond_are_refused(tmp_path):
+    first = compiled(graph)
+    first.save_weights(tmp_path / "w")
+
+    def wider() -> Any:
+        ids = keras.Input((3,), dtype="int64")
+        x = keras.layers.Flatten()(keras.layers.Embedding(128, 4)(ids))
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Dense(5)(x)))
+
+    model = compiled(wider)
+    with pytest.raises(CheckpointError, match=r"dense\.npz: variable model/dense"):
+        model.load_weights(tmp_path / "w")
+
+
+def test_a_layer_that_no_call_uses_is_no_obstacle(tmp_path):
+    model = compiled(Towers)
+    with pytest.raises(RuntimeError, match="call it once"):
+        model.save_weights(tmp_path / "early")
+    model.fit(X, Y, verbose=0)
+    assert not model.optional.built
+    model.save_weights(tmp_path / "w")
+    again = compiled(Towers)
+    again.load_weights(tmp_path / "w")
+    np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
