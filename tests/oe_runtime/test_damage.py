@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -128,3 +129,17 @@ def test_two_logs_of_one_table_are_refused_and_both_are_named(tmp_path):
         client.create_table(SPEC)
         assert client.recover() == 2
         assert np.array_equal(client.pull_rows(0, KEYS), wanted)
+
+
+def test_verify_names_the_rows_of_a_log_that_cannot_be_read(tmp_path):
+    rows = tmp_path / "rows"
+    with Client.in_process(StorageSpec("dram_ssd", str(rows), cache_bytes=1 << 20)) as client:
+        table = client.create_table(SPEC)
+        push(client, table)
+        client.checkpoint(1, wait=True)
+        wanted = client.pull_rows(table, KEYS)
+    (log,) = rows.glob("oe-*.log")
+    block = log.read_bytes().index(wanted[1234].tobytes()) // 4096 * 4096
+    os.truncate(log, block)
+    first, *_ = verify(rows)
+    assert first.startswith(f"{log} is damaged: the block at byte {block} cannot be read, with rows of keys ")

@@ -73,13 +73,16 @@ class LogVerifier {
   void VerifySegment(const RowLogSuper& super, uint64_t begin, size_t segment) {
     const uint32_t extent = super.extents[segment];
     const BlockBuffer buffer(extent * kBlockBytes);
+    unread_.assign(extent, false);
     if (!Read(begin, buffer.size(), buffer.data())) {
-      return Say("is damaged: byte " + std::to_string(begin) + " and what follows cannot be read");
+      for (size_t block = 0; block < extent; ++block) {
+        unread_[block] = !Read(begin + block * kBlockBytes, kBlockBytes, buffer.data() + block * kBlockBytes);
+      }
     }
     Chunk chunk;
     for (uint32_t place = 0; place < extent; place += chunk.blocks) {
       const std::byte* const header = buffer.data() + place * kBlockBytes;
-      const uint32_t header_blocks = ChunkHeaderBlocks(header);
+      const uint32_t header_blocks = unread_[place] ? 0 : ChunkHeaderBlocks(header);
       if (header_blocks == 0 || place + header_blocks > extent || !DecodeChunk(header, &chunk) ||
           chunk.uuid != super.uuid || chunk.place != place || place + chunk.blocks > extent) {
         return Say("is damaged: the header at byte " + std::to_string(begin + place * kBlockBytes) +
@@ -90,16 +93,18 @@ class LogVerifier {
                    " is of another time than the superblock: the drive lost writes, or a part of the file is "
                    "of an older copy");
       }
-      VerifyRows(super, chunk, header, begin + place * kBlockBytes);
+      VerifyRows(super, chunk, header, begin + place * kBlockBytes, place);
     }
   }
 
-  void VerifyRows(const RowLogSuper& super, const Chunk& chunk, const std::byte* header, uint64_t offset) {
+  void VerifyRows(const RowLogSuper& super, const Chunk& chunk, const std::byte* header, uint64_t offset,
+                  uint32_t place) {
     const size_t rows = std::max<size_t>(1, kBlockBytes / super.row_bytes);   // of a block
     const size_t blocks = (super.row_bytes + kBlockBytes - 1) / kBlockBytes;  // of a row
     for (size_t block = 0; block < chunk.sums.size(); ++block) {
       const size_t at = (chunk.header_blocks + block) * kBlockBytes;
-      if (BlockChecksum(header + at) == chunk.sums[block]) continue;
+      const bool unread = unread_[place + chunk.header_blocks + block];
+      if (!unread && BlockChecksum(header + at) == chunk.sums[block]) continue;
       if (++wrong_ > kMostBlocksNamed) continue;
       std::string keys;
       const size_t first = block / blocks * rows;
@@ -108,8 +113,9 @@ class LogVerifier {
         keys += (row == first ? "" : ", ") + std::to_string(chunk.rows[row].key);
       }
       if (end > first + kMostKeysNamed) keys += ", …";
-      Say("is damaged: the checksum of the block at byte " + std::to_string(offset + at) +
-          " is wrong, with rows of keys " + keys);
+      Say("is damaged: the " + std::string(unread ? "" : "checksum of the ") + "block at byte " +
+          std::to_string(offset + at) + (unread ? " cannot be read" : " is wrong") + ", with rows of keys " +
+          keys);
     }
   }
 
@@ -117,6 +123,7 @@ class LogVerifier {
   std::vector<std::string>* const problems_;
   const File file_;
   const size_t super_bytes_ = RowLogSpec{}.super_bytes;
+  std::vector<bool> unread_;  // blocks of the segment
   size_t wrong_ = 0;
 };
 
