@@ -34,12 +34,14 @@ def check(
 ) -> int:
     """Check the inventory and list everything that is wrong with it. Contacts no host."""
     from provision.cluster.errors import InventoryError
+    from provision.inventory import stray
     from provision.jobs import readiness
 
     found: Any = None
     try:
         found = open_inventory(inventory, limit, state_dir)
         problems = [f"{inventory}: {mistake}" for mistake in readiness.mistakes(found)]
+        problems += stray.problems(inventory)
     except InventoryError as error:
         problems = error.problems
     if problems:

@@ -90,6 +90,8 @@ def explain(item: Mapping[str, Any]) -> str:
         return "unknown key"
     if kind == "json_invalid":
         return f"is not JSON: {context['error']}"
+    if kind == "string_too_long":
+        return f"found a text of {len(str(found))} letters; allowed: at most {context['max_length']}"
     text = f"found {found!r}"
     if kind in ("enum", "literal_error"):
         allowed = [word.strip().strip("'") for word in context["expected"].replace(" or ", ", ").split(",")]

@@ -40,6 +40,7 @@ class OeprovSettings(Settings):
     kind: Kind = Field(description="What the host is, which decides how its memory is reached. Required.")
     cluster: Text = Field(
         default="",
+        max_length=200,  # with more around it, it names files
         pattern=r"^[A-Za-z0-9._-]*$",
         description="Name of the cluster, the same for all hosts. Unset: the inventory's file name.",
     )

@@ -22,7 +22,7 @@ import yaml
 from provision.cluster.errors import InventoryError
 from provision.inventory import file
 from provision.inventory.file import RawHost, RawInventory
-from provision.inventory.sources import is_script
+from provision.inventory.sources import is_script, is_yaml
 from provision.inventory.vault import is_vaulted_file
 
 _SUFFIXES = ("", ".yml", ".yaml", ".json")  # of files with variables, as Ansible looks for them
@@ -92,6 +92,8 @@ def _edits(files: _Files, hosts: set[str], alike: set[str], key: str, value: str
         raise _Unclear("it is a directory of several sources")
     if is_script(files.path):
         raise _Unclear("its hosts come from a script")
+    if not is_yaml(files.path):
+        raise _Unclear("it is not a YAML file")
     if _has(_compose(files.text(files.path).old), "plugin"):
         raise _Unclear("its hosts come from a plugin")
     found = before = files.load()

@@ -144,9 +144,11 @@ def read(path: Path) -> RawInventory:
         )
     loader = DataLoader()
     vault.unlock(loader)
-    generated = path.is_dir() or sources.is_script(path)
+    generated = path.is_dir() or sources.is_script(path) or not sources.is_yaml(path)
     for file in sources.yaml_files(path) if path.is_dir() else [] if generated else [path]:
         generated |= _check_file(file, loader)
+    for file in sources.variable_files(path if path.is_dir() else path.parent):
+        sources.refuse_duplicates(file)
     try:
         with sources.strictly(path) if generated else contextlib.nullcontext():
             manager = InventoryManager(loader=loader, sources=[str(path.absolute())])
@@ -174,6 +176,7 @@ def _check_file(path: Path, loader: DataLoader) -> bool:
         inventory_loader.add_directory(str(share.root() / "plugins/inventory"))
     elif not sources.is_query(content):
         _check_structure(path, content)
+        sources.refuse_duplicates(path)
         return False
     return True
 

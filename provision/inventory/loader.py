@@ -40,6 +40,8 @@ from provision.inventory.connection import KEYS, first_login, refusals, ssh_argu
 from provision.inventory.file import RawHost, RawInventory, read
 from provision.node import drives, platforms
 
+_LONGEST = 200  # letters of the cluster's name, as in OeprovSettings
+
 
 def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oeprov")) -> Inventory:
     """The inventory at ``path``, checked as a whole, then narrowed to ``limit`` (Ansible's host patterns).
@@ -52,6 +54,7 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
     problems.check_names()
     hosts: dict[str, Host] = {}
     for raw_host in raw.hosts:
+        problems.check_words(raw_host)
         if "oeprov_kind" in raw_host.variables or {PARAMETER_SERVERS, WORKERS} & set(raw_host.groups):
             host = _host(raw_host, problems, state_dir)
             if host is not None:
@@ -60,13 +63,19 @@ def load(path: Path, limit: str | None = None, *, state_dir: Path = Path(".oepro
     _check_addresses(hosts.values(), problems)
     cluster, jobs = _job_wide(raw, problems)
     problems.raise_if_any()
+    cluster = cluster or path.stem
+    if len(cluster.encode()) > _LONGEST:
+        raise InventoryError(
+            f"{path}: the cluster has the file's name, which has more than {_LONGEST} letters: set "
+            "oeprov_cluster"
+        )
     selected = hosts.keys() if limit is None else set(raw.select(limit))
     hosts = {name: host for name, host in hosts.items() if name in selected}
     if not hosts:
         raise InventoryError(f"{path}: --limit {limit!r} selects no host of the cluster")
     return Inventory(
         path=path,
-        cluster=cluster or path.stem,
+        cluster=cluster,
         hosts=hosts,
         parameter_servers=[name for name, host in hosts.items() if host.is_parameter_server],
         workers=[name for name, host in hosts.items() if host.is_worker],
@@ -134,6 +143,22 @@ class _Problems:
                 self.add(where, f"{key}: unknown key{hint}")
             elif slip:
                 self.add(where, f"{key}: unknown key; did you mean {meant}?")
+
+    def check_words(self, host: RawHost) -> None:
+        """Refuse names, addresses and users that programs would take for an option, or for two words."""
+        words = {"": host.name, **{key: host.variables.get(key) for key in ("ansible_host", "ansible_user")}}
+        for key, found in words.items():
+            if (
+                isinstance(found, str)
+                and found
+                and (found[0] == "-" or re.search(r"[\s\x00-\x1f\x7f]", found))
+            ):
+                what = f"found {found!r}; it may not begin with - or have blanks"
+                self.add(
+                    *(self.raw.where(host, key), f"{key}: {what}")
+                    if key
+                    else (str(self.raw.path), f"host: {what}")
+                )
 
     def check_groups(self) -> None:
         for group in (PARAMETER_SERVERS, WORKERS):

@@ -9,11 +9,12 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible.errors import AnsibleError
 from ansible.inventory import manager as ansible_manager
 from ansible.plugins.loader import init_plugin_loader
@@ -39,12 +40,64 @@ def is_query(content: Any) -> bool:
     return isinstance(content, dict) and isinstance(content.get("plugin"), str)
 
 
+def is_yaml(path: Path) -> bool:
+    """Whether Ansible reads the file as YAML; with another ending, or none, it may be an INI file."""
+    if path.suffix in _YAML:
+        return True
+    with suppress(OSError):
+        lines = (line.strip() for line in path.read_text(errors="replace").splitlines())
+        first = next((line for line in lines if line and line[0] not in "#;"), "")
+        return not path.suffix and not first.startswith("[")
+    return True
+
+
 def yaml_files(directory: Path) -> list[Path]:
     """The YAML files among the sources of a directory; InventoryError when it has no source at all."""
     found = sorted(item for item in directory.iterdir() if item.is_file() and item.name[0] != ".")
     if not found:
         raise InventoryError(f"{directory}: is a directory without inventory files")
     return [item for item in found if item.suffix in _YAML and not is_script(item)]
+
+
+def variable_entries(directory: Path, folder: str) -> list[Path]:
+    """The files and directories that Ansible reads of ``group_vars`` or ``host_vars`` beside an inventory."""
+    found = sorted((directory / folder).iterdir()) if (directory / folder).is_dir() else []
+    return [item for item in found if item.name[0] != "." and (item.is_dir() or item.suffix in ("", *_YAML))]
+
+
+def variable_files(directory: Path) -> Iterator[Path]:
+    """The files of variables beside an inventory."""
+    for folder in ("group_vars", "host_vars"):
+        for entry in variable_entries(directory, folder):
+            yield from filter(Path.is_file, sorted(entry.rglob("*")) if entry.is_dir() else [entry])
+
+
+def refuse_duplicates(path: Path) -> None:
+    """Raise InventoryError for a key that stands twice in a mapping; Ansible only warns, and takes the last.
+
+    Keys that ``<<`` merges may be overridden. A file that is not YAML, or encrypted, is left to Ansible.
+    """
+    with suppress(yaml.YAMLError, OSError, UnicodeError):
+        waiting = [yaml.compose(path.read_text(encoding="utf-8"), _Loader)]
+        seen: set[int] = set()  # an alias is the node that it names
+        while waiting:
+            node = waiting.pop()
+            if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+                continue
+            seen.add(id(node))
+            if isinstance(node, yaml.SequenceNode):
+                waiting += node.value
+                continue
+            waiting += [value for _, value in node.value]
+            keys: set[str] = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in keys and key.value != "<<":
+                    where = f"{path}:{key.start_mark.line + 1}:{key.start_mark.column + 1}"
+                    raise InventoryError(f"{where}: {key.value} stands twice here; keep one of them")
+                keys.add(key.value)
+
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @contextmanager

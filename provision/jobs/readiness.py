@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,8 @@ from provision.cluster import flavor_facts, host_names
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import KernelSettings
-from provision.jobs import jobspec, placement
+from provision.jobs import jobspec, placement, script
+from provision.jobs.flavors.oe_runtime import schema_text
 from provision.jobs.request import Request
 from provision.jobs.storage import (
     MODES,
@@ -53,7 +55,7 @@ def _mode(host: Host, wanted: Request) -> str:
 
 
 def mistakes(inventory: Inventory) -> list[str]:
-    """What a launch without flags would refuse of the servers' settings, a sentence per host at most.
+    """What a launch without flags would refuse: missing files, then a sentence per host on its servers.
 
     Jobs on Kubernetes and of other flavors have rules of their own.
     """
@@ -62,6 +64,15 @@ def mistakes(inventory: Inventory) -> list[str]:
     found = []
     wanted = Request(inventory.training, storage="", storage_cache=0, servers=0, workers=0, name="")
     hosts = needed(inventory, wanted).hosts
+    training = inventory.training
+    for check in (
+        lambda: script.settled(training, "training_script"),
+        lambda: schema_text(training.schema or ""),
+    ):
+        try:
+            check()
+        except TrainingError as error:
+            found.append(re.sub("^--(?=script|schema)", "training_", str(error)))
     for name in inventory.parameter_servers:
         host = hosts[name]
         try:

@@ -240,6 +240,21 @@ def test_inventory_check_lists_servers_that_a_launch_would_refuse(run, tmp_path:
         "host f is of kind re6p with ansible_connection local: its memory is used by systemd units, so reach "
         "it over ssh (ansible_connection: ssh)",
     ]
+    files = {"training_script": "nix/train.py", "training_schema": "nix.yml"}
+    hosts = {"a": {"oeprov_kind": "cpu"}}
+    groups["parameter_servers"]["hosts"] = hosts
+    (tmp_path / "inventory.yml").write_text(yaml.safe_dump({"all": {"children": groups, "vars": files}}))
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars/ps9.yml").write_text("{}")
+    found = run("inventory", "check")
+    assert found.code == 1
+    for piece in (
+        "training_script: there is no file nix/train.py on this machine",
+        "training_schema: cannot read nix.yml: No such file",
+        "host_vars/ps9.yml: the inventory has no host ps9; rename the file, or remove it",
+    ):
+        assert piece in found.err
+    (tmp_path / "host_vars/ps9.yml").unlink()
     # Kubernetes has rules of its own.
     everywhere = {"kubernetes_server_image": "registry.example/oeprov-server:1"}
     (tmp_path / "inventory.yml").write_text(yaml.safe_dump({"all": {"children": groups, "vars": everywhere}}))

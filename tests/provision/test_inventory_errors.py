@@ -339,3 +339,38 @@ def check_limit(raw: RawInventory, pattern: str) -> None:
         return
     assert set(names) <= {"p1", "w1"}, pattern
     assert re.search("[pw1*?]|~[^]~]", pattern), pattern
+
+
+def test_a_key_that_stands_twice(tmp_path: Path) -> None:
+    host = "        p1: {ansible_host: 10.0.0.1, oeprov_kind: re6p}\n"
+    message = refused(tmp_path, GOOD.replace(host, host * 2))
+    assert message == ":6:9: p1 stands twice here; keep one of them"
+    (tmp_path / "inventory.yml").write_text(GOOD)
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars/w1.yml").write_text("kernel_version: newest\nkernel_version: keep\n")
+    with pytest.raises(InventoryError, match=r"host_vars/w1.yml:2:1: kernel_version stands twice here"):
+        load(tmp_path / "inventory.yml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "piece"),
+    [
+        ("p1:", '"p1\\nx":', r"host: found 'p1\nx'; it may not begin with - or have blanks"),
+        ("p1:", "-p1:", "host: found '-p1'; it may not begin with -"),
+        ("p1:", '"p1 x":', "host: found 'p1 x'; it may not"),
+        ("10.0.0.1", "-oProxyCommand=x", "host p1: ansible_host: found '-oProxyCommand=x'; it may not"),
+        ("10.0.0.1", '"10.0.0.1\\n"', r"host p1: ansible_host: found '10.0.0.1\n'; it may not"),
+        ("oeprov_kind: re6p", "oeprov_kind: re6p, ansible_user: -x", "ansible_user: found '-x'; it may not"),
+    ],
+)
+def test_names_that_programs_would_misread(tmp_path: Path, old: str, new: str, piece: str) -> None:
+    assert piece in refused(tmp_path, GOOD.replace(old, new, 1))
+
+
+def test_the_name_of_a_cluster_has_a_limit(tmp_path: Path) -> None:
+    message = refused(tmp_path, with_host(f"oeprov_cluster: {'c' * 300}"))
+    assert "oeprov_cluster: found a text of 300 letters; allowed: at most 200" in message
+    path = tmp_path / f"{'c' * 240}.yml"
+    path.write_text(GOOD)
+    with pytest.raises(InventoryError, match="has more than 200 letters: set oeprov_cluster"):
+        load(path)

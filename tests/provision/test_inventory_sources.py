@@ -14,7 +14,7 @@ from recorded import write_program
 from provision.cli import main as cli
 from provision.cluster import share
 from provision.cluster.errors import InventoryError
-from provision.inventory import edit
+from provision.inventory import edit, stray
 from provision.inventory.loader import load
 
 MAPPING = share.inventory("kinds-by-instance-type").read_text()
@@ -164,3 +164,51 @@ def test_such_inventories_are_not_edited(tmp_path: Path) -> None:
         edit.edits_for(path, ["a"], "pmem_mode", "none")
     with pytest.raises(InventoryError, match=r"was not edited: it is a directory of several sources"):
         edit.edits_for(tmp_path, ["a"], "pmem_mode", "none")
+
+
+INI = """\
+# hosts
+[parameter_servers]
+p1 ansible_host=10.0.0.1 oeprov_kind=re6p
+[workers]
+w1 ansible_host=10.0.0.2 oeprov_kind=cpu
+"""
+
+
+@pytest.mark.parametrize("name", ["hosts.ini", "hosts", "hosts.cfg"])
+def test_an_ini_file_is_an_inventory(tmp_path: Path, name: str) -> None:
+    """As it is in a directory of sources."""
+    (tmp_path / name).write_text(INI)
+    assert list(load(tmp_path / name).hosts) == ["p1", "w1"]
+    (tmp_path / name).write_text(INI.replace("oeprov_kind=cpu", "oeprov_kind=cpo"))
+    with pytest.raises(InventoryError, match="oeprov_kind: found 'cpo'"):
+        load(tmp_path / name)
+    (tmp_path / name).write_text(INI.replace("p1 ", 'p1 "'))
+    with pytest.raises(InventoryError, match=r"gives no inventory: .*No closing quotation"):
+        load(tmp_path / name)
+
+
+def test_an_ini_file_is_not_edited(tmp_path: Path) -> None:
+    (tmp_path / "hosts.ini").write_text(INI)
+    with pytest.raises(
+        InventoryError, match=r"was not edited: it is not a YAML file; set pmem_mode: fsdax for p1"
+    ):
+        edit.edits_for(tmp_path / "hosts.ini", ["p1"], "pmem_mode", "fsdax")
+
+
+def test_files_of_variables_that_match_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.ini"
+    path.write_text(INI)
+    for name in ("group_vars/workers.yml", "group_vars/all", "host_vars/p1.yml", "host_vars/.hidden.yml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("kernel_version: keep\n")
+    assert stray.problems(path) == []
+    (tmp_path / "group_vars/worker.yml").write_text("kernel_version: newest\n")
+    (tmp_path / "host_vars/ps9.yml").write_text("kernel_version: newest\n")
+    assert stray.problems(path) == [
+        f"{tmp_path}/group_vars/worker.yml: the inventory has no group worker; did you mean workers?; "
+        "rename the file, or remove it",
+        f"{tmp_path}/host_vars/ps9.yml: the inventory has no host ps9; rename the file, or remove it",
+    ]
+    (tmp_path / "other.ini").write_text("[worker]\nps9\n")
+    assert stray.problems(path) == [], "they are another inventory's"
