@@ -52,6 +52,7 @@ def _all(state: State, desired: Desired, plan: Plan, health: Health, skew: float
         yield from _tiering(state, desired)
     if platform.managed:
         yield from _kernel(state)
+    yield from _environments(state)
     yield from _drives(health)
     yield from _servers(health)
     if desired.parameter_server and platform.managed and health.firewall:
@@ -193,6 +194,15 @@ def _tiering(state: State, desired: Desired) -> Iterator[Finding]:
             f"`systemctl restart {tiering.UNIT_NAME}` sets it, and `journalctl -u {tiering.UNIT_NAME}` says "
             "why a boot did not; if it changes again, look for it in /etc/sysctl.d and in tuned's profile",
         )
+
+
+def _environments(state: State) -> Iterator[Finding]:
+    for item in state.runtime.old:
+        if not item.users:
+            yield Finding(
+                f"{item.path} ({human(item.bytes)}) is an earlier environment, and nothing runs from it",
+                f"the next change of {state.runtime.venv} removes it, or `rm -r {item.path}`",
+            )
 
 
 def _drives(health: Health) -> Iterator[Finding]:

@@ -15,7 +15,8 @@ from typing import Any
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs.placement import endpoint
 from provision.jobs.store import Job, ProcessSpec, ProcessState
-from provision.node import process
+from provision.node import environments, process
+from provision.node.command import System
 
 
 @dataclass
@@ -121,7 +122,8 @@ def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
             if spec.pools:
                 Path(spec.pools).parent.mkdir(mode=0o700, exist_ok=True)
             popen = subprocess.Popen(
-                argv,
+                # A link to an environment may lead to another one while the process runs.
+                [environments.resolve(System(), argv[0]), *argv[1:]],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
+from provision.node import environments
 
 LAUNCH_SECONDS = 3600.0  # a younger one may be of a launch that has not written its job yet
 
@@ -34,7 +35,7 @@ def directory(state_dir: Path) -> Path:
 
 def found(state_dir: Path) -> list[Environment]:
     """All of them here, with the jobs that name them; empty without a script that asked for packages."""
-    paths = [path for path in sorted(directory(state_dir).glob("*")) if path.is_dir()]
+    paths = [path for path in sorted(directory(state_dir).glob("*")) if path.is_dir() and path.suffix != ".d"]
     users: dict[str, list[str]] = {}
     for job in store.directories(state_dir) if paths else ():
         with suppress(TrainingError):
@@ -55,5 +56,8 @@ def remove_unused(state_dir: Path) -> list[Path]:
         except BlockingIOError:
             return []
         for path in old:
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                path.unlink()  # of one that an earlier version made, a directory
+            for made in (path, environments.folder(str(path))):
+                shutil.rmtree(made, ignore_errors=True)
     return [path for path in old if not path.exists()]

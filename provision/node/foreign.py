@@ -8,10 +8,19 @@ import re
 import shutil
 from typing import Any, Dict, List, NamedTuple
 
-from . import families, pipindex
+from . import environments, families, pipindex
 from .build import minor, wheel_file
 from .command import CommandError, System
-from .runtime import Stamp, bare, empty, interpreter, observe, remake_reason, write_stamp
+from .runtime import (
+    Stamp,
+    bare,
+    directory_in_use,
+    interpreter,
+    observe,
+    remake_reason,
+    replace,
+    write_stamp,
+)
 from .state import OsInfo, Runtime, State
 from .step import Action, Applied, Desired, Step
 
@@ -79,12 +88,15 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
             index=desired.runtime_index,
             programs=[item for item in (family.toolchain, family.mpi) if item] if family else [],
         )
+        place = f"{environments.folder(venv)}/{_name(args)}"
         steps.append(
             Step(
                 id="runtime",
                 what=f"install {wanted.title} in {venv}",
                 why=why,
-                commands=([["rm", "-rf", venv]] if create and runtime.exists else []) + _commands(args),
+                commands=([] if create else [["cp", "-al", venv, place]])
+                + _commands(dict(args, venv=place))
+                + [["ln", "-sfn", place, venv]],
                 action="install_foreign",
                 role="runtime",
                 preparing=True,
@@ -119,7 +131,8 @@ def plan(state: State, desired: Desired, wanted: Wanted) -> List[Step]:
 
 def problems(state: State, desired: Desired, wanted: Wanted) -> List[str]:
     """Why the environment or the sources cannot be installed."""
-    runtime, found = state.runtime, []
+    runtime = state.runtime
+    found = directory_in_use(runtime) if _why(runtime, desired.runtime_venv, wanted) else []
     if runtime.error and not runtime.made:
         found.append(f"runtime_venv {desired.runtime_venv}: cannot be used: {runtime.error}")
     elif not runtime.exists and not runtime.base and not state.assumed and not _comes(state, desired):
@@ -192,6 +205,10 @@ def _clone(args: Dict[str, Any]) -> List[List[str]]:
     return commands + [["git"] + there + ["checkout", args["revision"]]]
 
 
+def _name(args: Dict[str, Any]) -> str:
+    return environments.digest(args["python"], args["package"], args["pip"])
+
+
 def _install(system: System, args: Dict[str, Any]) -> Applied:
     venv = args["venv"]
     before = observe(system, venv, args["requirements"], args["python"])
@@ -200,24 +217,29 @@ def _install(system: System, args: Dict[str, Any]) -> Applied:
     if not _why(before, venv, Wanted(**{name: args[name] for name in Wanted._fields})):
         return Applied(False, f"{venv} has all that is needed")
     wheel = wheel_file(system, args["build"]) if args["build"] else ""
+    for problem in directory_in_use(before):
+        raise CommandError(problem)
+    create, home = _again(before, args["package"]), environments.home(system, venv)
+    place = environments.begin(system, home, _name(args))
+    if not create:
+        environments.copy(system, home, place)
     # Until the stamp says that all is done, and all is on the disk, the next run makes it again.
-    write_stamp(system, venv, Stamp("", True, False))
-    args = dict(args, create=_again(before, args["package"]), wheel=wheel)
-    if args["create"]:
-        empty(system, venv)
+    write_stamp(system, place, Stamp("", True, False))
+    script = args["compile"].replace(interpreter(venv), interpreter(place))
+    args = dict(args, venv=place, create=create, wheel=wheel, compile=script)
     # Builds need compilers, which may be in a directory of their own, and pip.
-    first = [system.path(os.path.join(venv, "bin"))] + args["programs"]
+    first = [system.path(os.path.join(place, "bin"))] + args["programs"]
     environment = dict(
         pipindex.environment(args["index"]), PATH=":".join(first + [os.environ.get("PATH", "")])
     )
     for argv in _commands(args):
         system.check(argv, timeout=_HOURS, environment=environment)
-    system.check([system.path(interpreter(venv))] + args["check"], timeout=600)
+    system.check([system.path(interpreter(place))] + args["check"], timeout=600)
     os.sync()
-    write_stamp(system, venv, Stamp(args["package"], True, True))
+    write_stamp(system, place, Stamp(args["package"], True, True))
     if wheel:
         shutil.rmtree(system.path(os.path.dirname(wheel)), ignore_errors=True)
-    return Applied(True, f"installed {args['title']} in {venv}")
+    return Applied(True, f"installed {args['title']} in {venv}" + replace(system, home, place))
 
 
 def _get_sources(system: System, args: Dict[str, Any]) -> Applied:

@@ -1,14 +1,11 @@
 """Users of persistent memory that a change would interrupt: training jobs, and processes with open files."""
 
-import re
 from typing import Dict, List
 
 from . import systemd
 from .command import CommandError, System
 from .state import State
 from .step import Step
-
-_JOB = re.compile(r"oeprov-(.+)-(?:server|worker)-\d+\.service")
 
 
 def observe_jobs(system: System) -> List[str]:
@@ -18,12 +15,14 @@ def observe_jobs(system: System) -> List[str]:
         units = systemd.show(system, names)
     except CommandError:
         return []
-    matches = [_JOB.match(unit.name) for unit in units.values() if unit.up or unit.ending]
-    return sorted({match.group(1) for match in matches if match})
+    return sorted({systemd.job_of(unit.name) for unit in units.values() if unit.up or unit.ending})
 
 
-def observe_users(system: System, where: str) -> List[str]:
-    """``PID NAME`` of every process with a file, a mapping or its directory below a mount point."""
+def observe_users(system: System, where: str, by_command: bool = False) -> List[str]:
+    """``PID NAME`` of every process with a file, a mapping or its directory below ``where``.
+
+    ``by_command``: also of those whose command line names a path there, such as an interpreter's.
+    """
     found = []
     below = where.rstrip("/") + "/"
     for pid in sorted((name for name in system.list("/proc") if name.isdigit()), key=int):
@@ -34,6 +33,7 @@ def observe_users(system: System, where: str) -> List[str]:
             for name in system.list(base + "/fd")  # empty if the process has just ended
         ]
         open_there = any(link == where or link.startswith(below) for link in links)
+        open_there = open_there or (by_command and below in system.read(base + "/cmdline"))
         if open_there or " " + below in system.read(base + "/maps"):
             found.append("{} {}".format(pid, system.read(base + "/comm").strip() or "?"))
     return found

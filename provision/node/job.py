@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import jobfiles, jobscript, numa, openat, port, process, systemd
+from . import environments, jobfiles, jobscript, numa, openat, port, process, systemd
 from .command import CommandError, System
 
 STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
@@ -37,12 +37,14 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     (so does the trainer's metrics.jsonl). Gives ``servers``, the ready files' content with each server's
     name, and ``workers``, their pids by name. CommandError says why not; then nothing of them is left behind.
     """
-    with _alone(system):
+    with alone(system):
         return _start(system, args)
 
 
 def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
-    directory, units = args["directory"], args["units"]
+    directory = args["directory"]
+    units = environments.pin(system, os.path.basename(directory), args["units"])
+    args = dict(args, units=units)
     _check_place(system, args)
     _end(system, [item["unit"] for item in units])
     for item in units:
@@ -77,7 +79,7 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _alone(system: System) -> Iterator[None]:
+def alone(system: System) -> Iterator[None]:
     """Run one start or stop at a time: an interrupted launch may still be starting here."""
     with contextlib.ExitStack() as held:
         try:
@@ -260,7 +262,7 @@ def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     # A start of this job that still waits for its servers ends when it finds this file.
     system.write(STOPPING, os.path.basename(args["directory"]))
     try:
-        with _alone(system):
+        with alone(system):
             return _stop(system, args)
     finally:
         system.remove(STOPPING)
@@ -290,7 +292,10 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     if args.get("keep_pools"):
         for item in items:
             item["directories"] = [path for path in item["directories"] if path.startswith(directory + "/")]
+    links = environments.of_units(system, names)
     _forget(system, directory, items, bool(args.get("keep")))
+    for path in links:
+        environments.clean(system, path)
     return {"stopped": stopped, "removed": not system.exists(directory)}
 
 
@@ -329,7 +334,7 @@ def remove_pools(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
     ``args``: ``directory`` of the job; ``servers`` with name, unit and pools. CommandError if one runs.
     """
-    with _alone(system):
+    with alone(system):
         found = systemd.show(system, [item["unit"] for item in args["servers"]])
         for item in args["servers"]:
             if found[item["unit"]].up:
@@ -346,7 +351,7 @@ def remove(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """
     directory = args["directory"]
     remove_pools(system, args)
-    with _alone(system):
+    with alone(system):
         items = jobfiles.recorded(system, directory)
         found = systemd.show(system, [item["unit"] for item in items])
         for item in items:

@@ -18,7 +18,7 @@ import time
 import zlib
 from typing import IO, Any, Callable, Dict, List
 
-from . import jobfiles, openat, pipindex, systemd
+from . import environments, jobfiles, openat, pipindex, systemd
 from .command import STOPPED, CommandError, Result, System
 
 SCRIPTS = jobfiles.HOME + "/scripts"
@@ -55,7 +55,7 @@ def deliver(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         made = make_environment(system, args["environment"], args["user"], _is_heard)
     units = "".join(system.read(systemd.path(name)) for name in systemd.ours(system))
     clean(system, SCRIPTS, lambda path: False)
-    clean(system, ENVIRONMENTS, lambda path: path + "/" in units)
+    clean(system, ENVIRONMENTS, lambda path: path + "/" in units or environments.folder(path) in units)
     return {"missing": False, "made": made}
 
 
@@ -131,7 +131,22 @@ def make_environment(
             if not is_wanted():
                 raise _stopped(wanted)
             time.sleep(_POLL)
-        return _make(system, wanted, user, is_wanted)
+        return _make_by_digest(system, wanted, user, is_wanted)
+
+
+def _make_by_digest(system: System, wanted: Dict[str, Any], user: str, is_wanted: Callable[[], bool]) -> bool:
+    """Make it where no job runs from, and the wanted path a link to it; see ``environments``."""
+    path, python = wanted["path"], environments.resolve(system, wanted["python"])
+    sites = _sites(system, python, user)
+    place = environments.place_over(system, path, python, [sites, _installed(system, sites)])
+    try:
+        made = _make(system, dict(wanted, path=place, python=python), user, is_wanted)
+        environments.switch(system, path, place)
+    except CommandError:
+        environments.forget(system, path, place)
+        raise
+    environments.clean(system, path)
+    return made
 
 
 def _locked(lock: IO[str]) -> bool:
@@ -245,11 +260,13 @@ def _installed(system: System, sites: List[str]) -> str:
 
 def clean(system: System, directory: str, is_used: Callable[[str], bool]) -> None:
     """Remove all but the newest archives or environments of a directory, and those that jobs use."""
-    paths = [os.path.join(directory, name) for name in system.list(directory) if name != ".lock"]
+    names = [name for name in system.list(directory) if name != ".lock" and not name.endswith(".d")]
+    paths = [os.path.join(directory, name) for name in names]
     for path in sorted(paths, key=lambda path: -_modified(system, path))[KEPT:]:
         if is_used(path):
             continue
-        openat.remove(system, path)
+        for item in (path, environments.folder(path)):
+            openat.remove(system, item)
 
 
 def _touch(system: System, path: str) -> None:

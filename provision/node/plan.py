@@ -10,6 +10,7 @@ from . import (
     ansible_python,
     bootloader,
     drives,
+    environments,
     families,
     flavors,
     gpu,
@@ -49,6 +50,7 @@ def make_plan(state: State, desired: Desired) -> Plan:
     else:
         steps += part.before + flavor.plan(state, desired)
     notes, problems = part.notes + flavor.notes(state, desired), list(part.problems)
+    notes += environments.notes(state.runtime.old)
     problems += packages.problems(state, desired) + flavor.problems(state, desired)
     problems += ansible_python.problems(state, desired)
     if managed:

@@ -17,6 +17,7 @@ from . import (
     daxctl,
     devices,
     drives,
+    environments,
     filesystem,
     gpucheck,
     job,
@@ -284,7 +285,10 @@ def _arguments(state: State, desired: Desired) -> Part:
 
 def _files(state: State, desired: Desired, jobs: Part, kept: bool) -> List[Step]:
     """Remove the environment, configuration, the registry and the services' user, if nothing needs them."""
-    paths = [state.runtime.venv] if state.runtime.made else []
+    venv, home = state.runtime.venv, state.runtime.home or state.runtime.venv
+    paths = list(dict.fromkeys([venv, home])) if state.runtime.made else []
+    # Last: after an interruption they count as old ones, which are oeprov's.
+    paths += [environments.folder(home)] if state.runtime.place or state.runtime.old else []
     # Ansible may use that one until the end: see ansible_python.plan_removal.
     paths += [path for path in state.remains.files if path != ansible_python.PROGRAM]
     if not kept and state.owned:

@@ -11,9 +11,10 @@ import shutil
 import sys
 from typing import Any, Dict, List, NamedTuple
 
-from . import families, pipindex, platforms
+from . import environments, families, job, pipindex, platforms
 from .build import CPU_LEVEL, WHEELS, build_of, key_of, minor, python_of, python_version, wheel_file
 from .command import CommandError, System
+from .directory import human
 from .state import Runtime, State
 from .step import Action, Applied, Desired, Step
 
@@ -80,8 +81,14 @@ def observe(system: System, venv: str, requirements: List[str], python: str = ""
     ``python`` is the interpreter that would make it; its version is observed too.
     """
     stamp = _read_stamp(system, venv)
+    home = environments.home(system, venv) if venv else ""
+    place = environments.target(system, home)
     found = Runtime(
         venv=venv,
+        home=home,
+        place=place,
+        old=environments.old(system, home) if home else [],
+        jobs=environments.jobs(system, home) if home and not place else [],
         base=_version(system, python) if python else "",
         wheel=stamp.wheel,
         made=stamp.made,
@@ -98,7 +105,13 @@ def observe(system: System, venv: str, requirements: List[str], python: str = ""
         # The usual case on servers, which needs no interpreter.
         return found._replace(**_installed(system, venv))
     probed = _probe(system, found, requirements)
-    return probed._replace(base=found.base, wheel=found.wheel, made=found.made, unfinished=found.unfinished)
+    return found._replace(
+        python=probed.python,
+        oeprov=probed.oeprov,
+        distributions=probed.distributions,
+        missing=probed.missing,
+        error=probed.error,
+    )
 
 
 def _probe(system: System, found: Runtime, requirements: List[str]) -> Runtime:
@@ -221,10 +234,14 @@ def plan(state: State, desired: Desired) -> List[Step]:
     missing = desired.runtime_requirements if create else runtime.missing
     names = [item for item in missing if _applies(item, state.os.architecture)]
     wheel = "" if local or not (create or _lacks_wheel(runtime, build)) else "<wheel of oeprov>"
-    commands = [["rm", "-rf", venv]] if create and runtime.exists else []
-    commands += [_make(python_of(state.os, desired), venv, offline)] if create else []
+    beside = create or runtime.made  # a user's own environment is changed in place
+    name = environments.digest(python_of(state.os, desired), minor(runtime.base), build, names)
+    place = f"{environments.folder(venv)}/{name}" if beside else venv
+    commands = [_make(python_of(state.os, desired), place, offline)] if create else []
+    commands += [["cp", "-al", venv, place]] if beside and not create else []
     base = runtime.base or state.os.python
-    commands += _install(venv, base, wheel, names, create, offline, desired.runtime_index)
+    commands += _install(place, base, wheel, names, create, offline, desired.runtime_index)
+    commands += [["ln", "-sfn", place, venv]] if beside else []
     if wheel and build and key_of(build) != desired.runtime_wheel_key:
         why += f"; if it was not built before, one host of {key_of(build)} builds it and gets compilers"
     return [
@@ -247,6 +264,7 @@ def plan(state: State, desired: Desired) -> List[Step]:
                     "offline": offline,
                     "build": build,
                     "requirements": names,
+                    "name": name,
                 },
                 **({"index": desired.runtime_index} if desired.runtime_index else {}),
             ),
@@ -273,6 +291,7 @@ def problems(state: State, desired: Desired) -> List[str]:
             f"its processor is x86-64-v{state.os.cpu_level}, and the runtime needs x86-64-v{CPU_LEVEL} (AVX2 "
             "and FMA): choose another type of machine, or give the virtual machine its host's processor"
         )
+    found += directory_in_use(runtime) if plan(state, desired) else []
     managed = platforms.get(desired.kind).managed
     if managed and (not runtime.exists or remake_reason(runtime)):
         found += _python_problems(state, desired)
@@ -295,6 +314,17 @@ def problems(state: State, desired: Desired) -> List[str]:
             )
         )
     return found
+
+
+def directory_in_use(runtime: Runtime) -> List[str]:
+    """Why a change of an environment that is no link by digest must wait; see ``environments``."""
+    if not runtime.jobs:
+        return []
+    names = [item.rpartition(" ")[2] for item in runtime.jobs]
+    made = "oeprov 0.2 or earlier made it" if runtime.made else "it is yours, and changed in place"
+    return [
+        f"{', '.join(runtime.jobs)} runs from {runtime.venv} ({made}): stop it first: oeprov stop {names[0]}"
+    ]
 
 
 def _python_problems(state: State, desired: Desired) -> List[str]:
@@ -335,31 +365,47 @@ def _install_runtime(system: System, args: Dict[str, Any]) -> Applied:
         return Applied(False, f"{venv} has all that is needed")
     if before.error and not before.made:
         raise CommandError(f"{venv}: cannot be used: {before.error}")
+    for problem in directory_in_use(before):
+        raise CommandError(problem)
     offline = args["offline"]
     create = not before.exists or bool(remake_reason(before)) or (offline and before.made)
     wheel = wheel_file(system, build) if build and (create or _lacks_wheel(before, build)) else ""
+    made, home = before.made or create, environments.home(system, venv)
+    place = environments.begin(system, home, args["name"]) if made else venv
     # Until the stamp says that it is finished, the next run makes it again.
-    made = before.made or create
+    if made and not create:
+        environments.copy(system, home, place)
     if build:
-        write_stamp(system, venv, Stamp(before.wheel, made, False))
+        write_stamp(system, place, Stamp(before.wheel, made, False))
     if create:
-        empty(system, venv)
-        system.check(_make(python, venv, offline), timeout=600)
+        system.check(_make(python, place, offline), timeout=600)
     index = args.get("index", "")
-    for argv in _install(venv, before.base, wheel, requirements, create, offline, index):
+    for argv in _install(place, before.base, wheel, requirements, create, offline, index):
         system.check(argv, timeout=3600, environment=pipindex.environment(index))
-    after = Runtime(venv=venv) if offline and create else _probe(system, Runtime(venv=venv), requirements)
+    after = Runtime(venv=place) if offline and create else _probe(system, Runtime(venv=place), requirements)
     if after.error or after.missing:
         raise CommandError(
             "pip succeeded, but {} {}".format(venv, after.error or "still lacks " + ", ".join(after.missing))
         )
     if build:
-        _check(system, venv)
+        _check(system, place)
         os.sync()
-        write_stamp(system, venv, Stamp(build, made, True))
+        write_stamp(system, place, Stamp(build, made, True))
         shutil.rmtree(system.path(WHEELS), ignore_errors=True)
     names = (["oeprov"] if wheel else []) + requirements
-    return Applied(True, "installed {} in {}".format(", ".join(names) or "Python", venv))
+    said = "installed {} in {}".format(", ".join(names) or "Python", venv)
+    return Applied(True, said + (replace(system, home, place) if made else ""))
+
+
+def replace(system: System, home: str, place: str) -> str:
+    """Use the environment ``place`` from now on; says how much disk it and earlier ones take."""
+    with job.alone(system):
+        environments.switch(system, home, place)
+        freed = environments.clean(system, home, unfinished=True)
+    kept = [f"{item.path} stays for {', '.join(item.users)}" for item in environments.old(system, home)]
+    words = [f"{human(environments.own_bytes(system, place))} of disk"]
+    words += [f"earlier ones freed {human(freed)}"] if freed else []
+    return " ({})".format("; ".join(words + kept))
 
 
 def _check(system: System, venv: str) -> None:

@@ -270,6 +270,14 @@ class Tools(NamedTuple):
     pip: str = ""
 
 
+class OldEnvironment(NamedTuple):
+    """An environment that another one has replaced; ``bytes`` are those that removing it would free."""
+
+    path: str
+    bytes: int = 0
+    users: List[str] = []  # what runs from it: training jobs, or else processes
+
+
 class Runtime(NamedTuple):
     """The Python environment of training; empty versions: not installed."""
 
@@ -287,6 +295,10 @@ class Runtime(NamedTuple):
     unfinished: bool = False  # an installation was interrupted
     sources: str = ""  # revision of another flavor's sources; empty: none
     image: str = ""  # why the image of its build is not available; empty: it is, or unchecked
+    home: str = ""  # where ``venv`` is, after a link of the user's own
+    place: str = ""  # the environment that ``home`` is a link to; empty: it is a directory itself
+    old: List[OldEnvironment] = []  # beside ``place``
+    jobs: List[str] = []  # that run from it, where it has no ``place``
 
 
 class Gpu(NamedTuple):
@@ -393,6 +405,7 @@ class State(NamedTuple):
             ],
             directories=[directory._replace(free=0) for directory in self.directories],
             drives=[item._replace(directory=item.directory._replace(free=0)) for item in self.drives],
+            runtime=self.runtime._replace(old=[], jobs=[]),
         )
 
     def digest(self) -> str:

@@ -130,7 +130,8 @@ def test_a_bare_host_becomes_a_parameter_server_and_what_breaks_there_is_repaire
     wheels = list((tmp_path / "state" / "wheels").rglob("*.whl"))
     assert [path.parent.parent.name for path in wheels] == [own_sources.own_key()]
     assert stamp(host)["wheel"] == f"{own_sources.own_key()}-{own_sources.digest()[:16]}"
-    assert host.run("ls /var/lib/oeprov").split() == []  # the wheel is not kept on the host
+    # The wheel is not kept on the host.
+    assert host.run("ls -A /var/lib/oeprov 2>/dev/null || true").split() == []
     serve(host)
     assert "nothing to do" in run(tmp_path, "oeprov", "bootstrap", "--yes")
     assert "changed=0" in playbook(tmp_path)
@@ -139,7 +140,14 @@ def test_a_bare_host_becomes_a_parameter_server_and_what_breaks_there_is_repaire
     other = {"wheel": f"{own_sources.own_key()}-0000000000000000", "made": True, "finished": True}
     host.run(f"printf '%s' '{json.dumps(other)}' >{VENV}/{STAMP}")
     assert "another build than the one here" in run(tmp_path, "oeprov", "plan", expect=2).replace("\n", " ")
+    first = host.run(f"readlink -f {VENV}").strip()
+    program = "import time; time.sleep(600)"
+    host.run(f"setsid -f {first}/bin/python -c '{program}' </dev/null >/dev/null 2>&1")
     assert "changed=1" in playbook(tmp_path, "--tags", "runtime")
+    # What ran from the earlier one still does, and the next change removes it.
+    assert len(host.run(f"ls {VENV}.d").split()) == 2
+    assert f"{first} (" in run(tmp_path, "oeprov", "plan").replace("\n", " ")
+    host.run("pkill -f time.sleep")
 
     # Power was cut while pip wrote, and dpkg was interrupted while a package was being removed.
     host.run("apt-get remove -y python3-numpy && : >/var/lib/dpkg/updates/0001")
@@ -147,7 +155,8 @@ def test_a_bare_host_becomes_a_parameter_server_and_what_breaks_there_is_repaire
     host.run(f"rm -rf {VENV}/lib/python3*/site-packages/pip && : >{VENV}/half")
     assert "dpkg was interrupted" in host.run("apt-get install -y hello 2>&1 || true")
     assert "changed=1" in playbook(tmp_path, "--tags", "runtime")
-    assert host.run(f"ls {VENV}").split() == ["bin", "include", "lib", "lib64", "pyvenv.cfg"]
+    assert len(host.run(f"ls {VENV}.d").split()) == 1
+    assert host.run(f"ls {VENV}/").split() == ["bin", "include", "lib", "lib64", "pyvenv.cfg"]
     serve(host)
     assert "changed=0" in playbook(tmp_path)
 

@@ -122,8 +122,9 @@ class TestInstalling:
         with pytest.raises(CommandError, match="no cmake"):
             apply.apply(step)
         (again,) = self.steps(desired)
-        assert "was interrupted" in again.why
-        assert again.commands[0] == ["rm", "-rf", desired.runtime_venv]
+        assert again == step, "nothing runs from what is not finished"
+        assert not Path(desired.runtime_venv).exists()
+        assert len(list(Path(desired.runtime_venv + ".d").glob("*/bin"))) == 1
 
     def test_what_compiles_finds_the_family_s_compilers(self, tmp_path: Path, programs: Programs) -> None:
         programs.add(
@@ -138,7 +139,8 @@ class TestInstalling:
         assert apply.apply(step).changed
         first = (tmp_path / "path").read_text().split(":")[:3]
         # gcc 4.8 of CentOS 7 is too old for it, and nothing of SCL's is on the PATH.
-        assert first == [f"{tmp_path}/env/bin", "/opt/rh/devtoolset-11/root/usr/bin", "/usr/lib64/mpich/bin"]
+        bin_ = f"{tmp_path}/{(tmp_path / 'env').readlink()}/bin"
+        assert first == [bin_, "/opt/rh/devtoolset-11/root/usr/bin", "/usr/lib64/mpich/bin"]
 
     def test_sources_of_somebody_else_are_left_alone(self, tmp_path: Path, programs: Programs) -> None:
         programs.add("git")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.node import job, jobfiles, numa, port, systemd
+from provision.node import environments, job, jobfiles, numa, port, systemd
 from provision.node.command import CommandError, Result, System
 from provision.node.systemd import Unit
 
@@ -285,6 +285,23 @@ def test_a_server_keeps_its_port_and_rows_when_it_is_started_again(
     job.stop(system, {"directory": "/var/lib/oeprov/jobs/j", "keep_pools": True})
     assert pool.exists() is not fresh
     assert not (tmp_path / "etc/systemd/system/oeprov-j-server-0.service").exists()
+
+
+def test_a_server_runs_from_the_environment_to_which_the_link_leads(tmp_path: Path, pool: Path) -> None:
+    """Also when it is started again after another one was installed."""
+    system, args = Starting(tmp_path), start_of_a_server(fresh=True)
+    for item in args["units"]:
+        item["text"] = item["text"].replace("=python", "=/opt/oeprov/venv/bin/python")
+        item["needs"] = ["/opt/oeprov/venv/bin/python"]
+    for name in ("first", "second"):
+        place = environments.begin(system, "/opt/oeprov/venv", name)
+        system.write(place + "/bin/python", "")
+        environments.switch(system, "/opt/oeprov/venv", place)
+        job.start(system, args)
+        text = (tmp_path / "etc/systemd/system/oeprov-j-server-0.service").read_text()
+        assert "ExecStart=/opt/oeprov/venv.d/first/bin/python -m" in text
+    job.stop(system, {"directory": "/var/lib/oeprov/jobs/j"})
+    assert environments.old(system, "/opt/oeprov/venv") == []
 
 
 def test_data_is_looked_at_as_the_user_of_jobs_also_on_a_host_that_never_had_one(
