@@ -60,6 +60,9 @@ class ActionModule(ActionBase):
             for key in (*settings.KNOWN, *CONNECTION)
             if key in variables
         }
+        # Ansible connects, also by plugins that `oeprov` itself has not: buildah, chroot.
+        if str(found.get("ansible_connection", "")).rpartition(".")[2] not in ("ssh", "local"):
+            found.pop("ansible_connection", None)
         try:
             host = host_of(name, variables.get("group_names", []), found, state_dir=STATE_DIR)
         except OeprovError as error:

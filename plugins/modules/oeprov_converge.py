@@ -71,6 +71,11 @@ reboot:
   description: Whether the host must be rebooted now.
   type: bool
   returned: always
+booted:
+  description: Whether the system is booted. If not, as in the build of an image, hardware, reboots and units
+    are left for the booted host.
+  type: bool
+  returned: success
 kernel_left:
   description: Whether the role kernel must run before the remaining steps.
   type: bool
@@ -125,6 +130,13 @@ def nothing():
     return {"changed": False, "steps": [], "left": [], "reboot": False, "kernel_left": False}
 
 
+def warn_of_image(module, made, state):
+    """Say what a system that is not booted leaves for the booted host."""
+    if not state.image.booted:
+        for note in made.notes[:1]:
+            module.warn(note)
+
+
 def warn_of_waiting(module, made):
     """Warn if a reboot waits for steps that another role has to carry out first."""
     others = made.steps_before_reboot()
@@ -163,6 +175,7 @@ def run(module, system, holder):
         confirmed = trial.confirm(system).message if params["rebooted"] else trial.confirm_if_pending(system)
     state = node_observe.observe(system, desired)
     made = plan.make_plan(state, desired)
+    warn_of_image(module, made, state)
     if part == "begin":
         begin(module, made, state)
     steps = made.steps if part == "all" else made.ready_steps(part, params["preparing"])
@@ -181,7 +194,13 @@ def run(module, system, holder):
             {"id": step.id, "what": step.what, "ok": True, "message": "", "seconds": 0.0} for step in steps
         ]
         module.exit_json(
-            changed=bool(steps), steps=shown, left=left, reboot=False, kernel_left=kernel_left, diff=diff
+            changed=bool(steps),
+            steps=shown,
+            left=left,
+            reboot=False,
+            kernel_left=kernel_left,
+            booted=state.image.booted,
+            diff=diff,
         )
     for step in steps:
         reason = refusal(step, params["consent"] + approved.get("consent", []))
@@ -193,7 +212,13 @@ def run(module, system, holder):
     if reboot and holder:
         lease.acquire(system, holder, desired.kernel_reboot_timeout + lease.SECONDS)
     module.exit_json(
-        changed=changed, steps=done, left=left, reboot=reboot, kernel_left=kernel_left, diff=diff
+        changed=changed,
+        steps=done,
+        left=left,
+        reboot=reboot,
+        kernel_left=kernel_left,
+        booted=state.image.booted,
+        diff=diff,
     )
 
 

@@ -97,6 +97,11 @@ def boot_id(system: System) -> str:
 
 def _check_place(system: System, args: Dict[str, Any]) -> None:
     """Check systemd, files and mounts, and that no other job uses the storage."""
+    if system.which("systemctl") and not systemd.is_booted(system):
+        raise CommandError(
+            "is not booted, as in the build of an image: a job's units start on a booted host, and its token "
+            "must not lie in an image"
+        )
     if not system.which("systemctl"):
         raise CommandError(
             "has no systemctl: processes of a job run as systemd units on hosts reached over ssh"

@@ -17,6 +17,7 @@ from . import (
     flavors,
     fstab,
     gpu,
+    image,
     inuse,
     kernel,
     modules,
@@ -86,6 +87,9 @@ def observe(system: System, desired: Desired) -> State:
     if not platform.managed:
         # Nothing else of this machine is ours to change, so nothing else is observed.
         return _with_remains(system, desired, platform.observe(system, state, desired))
+    state = state._replace(image=image.observe(system))
+    if not state.image.booted:
+        return state  # the hardware is that of the machine where the image is built
     trouble: List[str] = []
     namespaces = devices.namespaces(system)
     blocks = [item.blockdev for item in namespaces if item.blockdev]

@@ -15,6 +15,7 @@ from . import (
     flavors,
     gpu,
     gpuconflicts,
+    image,
     inuse,
     kernel,
     packages,
@@ -39,10 +40,12 @@ def make_plan(state: State, desired: Desired) -> Plan:
         notes = ["the other steps are planned once Python is there"]
         notes += packages.archive_notes(state, desired, steps)
         return Plan(desired.host, steps, state.digest(), notes, problems)
+    managed, flavor = platforms.get(desired.kind).managed, flavors.get(desired)
+    if managed and not state.image.booted:
+        return _not_booted(state, desired)
     if desired.remove:
         return _removal(state, desired)
-    part, flavor = share(state, desired), flavors.get(desired)
-    managed = platforms.get(desired.kind).managed
+    part = share(state, desired)
     steps = ansible_python.plan(state, desired)
     steps += packages.plan(_with_packages(state, steps), desired)
     if managed:
@@ -60,10 +63,27 @@ def make_plan(state: State, desired: Desired) -> Plan:
         notes += bootloader.notes(state) + gpuconflicts.notes(state, desired)
         problems += kernel.problems(state, desired) + gpuconflicts.problems(state, desired)
         problems += _trial_problems(state, desired, part) + inuse.problems(state, steps)
+        problems += image.refusals(state, steps)
         notes += ["could not be observed: " + item for item in state.trouble]
     if state.assumed:
         system = families.title(state.os)
         notes.insert(0, f"not observed: planned from a freshly installed host of this kind ({system})")
+    return Plan(
+        desired.host, steps, state.digest(), list(dict.fromkeys(notes)), list(dict.fromkeys(problems))
+    )
+
+
+def _not_booted(state: State, desired: Desired) -> Plan:
+    """Plan the build of an image: packages, the environment, and arguments for the kernel of its hosts."""
+    if desired.remove:
+        return Plan(desired.host, [], state.digest(), [], image.not_booted(state))
+    part, flavor = image.plan(state, desired), flavors.get(desired)
+    steps = ansible_python.plan(state, desired)
+    steps += packages.plan(_with_packages(state, steps), desired) + flavor.plan(state, desired) + part.before
+    notes = part.notes + flavor.notes(state, desired) + packages.notes(state, desired)
+    notes += packages.archive_notes(state, desired, steps)
+    problems = part.problems + packages.problems(state, desired) + flavor.problems(state, desired)
+    problems += ansible_python.problems(state, desired)
     return Plan(
         desired.host, steps, state.digest(), list(dict.fromkeys(notes)), list(dict.fromkeys(problems))
     )
@@ -107,6 +127,8 @@ def _change(state: State, desired: Desired, part: Part) -> bootloader.Change:
     """The kernel arguments that the mode, the GPU's driver and the inventory ask for."""
     driver = gpu.arguments(state, desired)
     add = list(dict.fromkeys(part.add_arguments + driver + desired.kernel_arguments))
+    if state.image.bootc:  # they come with the image, and no file of GRUB's has them
+        add = [word for word in add if word not in state.kernel.cmdline]
     whys = [part.arguments_why] if part.add_arguments or part.remove_arguments else []
     whys += ["nouveau must leave the GPU to NVIDIA's driver"] if driver else []
     whys += ["kernel_arguments asks for it"] if desired.kernel_arguments else []

@@ -339,6 +339,14 @@ class Remains(NamedTuple):
     user: bool = False
 
 
+class Image(NamedTuple):
+    """Whether the system is booted, and of an image."""
+
+    booted: bool = True  # False: a chroot, or the build of an image
+    bootc: bool = False  # a host of an image for bootc, or the build of one
+    arguments: str = ""  # text of ``image.KARGS``
+
+
 class State(NamedTuple):
     """Everything that one observation of a host brings."""
 
@@ -368,6 +376,7 @@ class State(NamedTuple):
     tools: Tools = Tools()
     runtime: Runtime = Runtime()
     gpu: Gpu = Gpu()
+    image: Image = Image()
     owned: List[str] = []  # the words of the registry (``owned``)
     jobs: List[str] = []  # training jobs that run here
     users: Dict[str, List[str]] = {}  # mount point that a step unmounts -> "PID NAME" of its users

@@ -123,6 +123,13 @@ def job_of(name: str) -> str:
     return match.group(1) if match else ""
 
 
+def is_booted(system: System) -> bool:
+    """Whether systemd runs this system; not so in a chroot, or in the build of a container image."""
+    if system.exists("/run/systemd/system"):
+        return True
+    return system.run(["systemctl", "is-system-running"]).out.strip() != "offline"
+
+
 def ours(system: System, job: str = "") -> List[str]:
     """Names of a job's units on this host; of all jobs if none is named."""
     owners = [(name, job_of(name)) for name in system.list(DIRECTORY)]

@@ -71,7 +71,7 @@ if [ -z "$nspawn" ]; then
         cp "$file" "meminfo-${node##*/}"
         mount --bind "meminfo-${node##*/}" "$file"
     done
-    mkdir -p root/run/sshd
+    mkdir -p root/run/sshd root/run/systemd/system # as on a booted host
 else
     prepare_systemd
 fi

@@ -288,6 +288,7 @@ def test_the_mount_points_directory_goes_with_its_line(tmp_path: Path) -> None:
 
 def test_nothing_that_bootstrap_wrote_is_forgotten(tmp_path: Path) -> None:
     system = System(str(tmp_path))
+    (tmp_path / "run/systemd/system").mkdir(parents=True)  # it is booted
     for path in (repositories.BUNDLE + "/pip/x.whl", gpucheck.CHECKED, gpucheck.UNIT):
         system.write(path, "x")
     enabled = Path(system.path(gpucheck.ENABLED))

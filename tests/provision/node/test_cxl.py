@@ -59,6 +59,7 @@ class Node(System):
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(devices, "WAIT", 0.0)
     found = Node(str(tmp_path))
+    (tmp_path / "run/systemd/system").mkdir(parents=True)  # it is booted
     found.put(BUS + "/mem0/ram/size", hex(2 * GIB))
     found.put(BUS + "/mem0/pmem/size", "0x0")
     found.put(BUS + "/mem1/ram/size", "0x0")  # persistent only
