@@ -54,5 +54,5 @@ FAMILY = Family(
         "12": Fresh("6.1.0-25-amd64", "3.11.2"),
         "13": Fresh("6.12.38+deb13-amd64", "3.13.5", CXL_OPTIONS),
     },
-    lacks={"11": ["cxl"], "12": ["tbb"], "13": ["memkind", "ipmctl", "tbb"]},
+    lacks={"11": ["cxl"], "12": ["cxl", "tbb"], "13": ["memkind", "ipmctl", "tbb"]},
 )

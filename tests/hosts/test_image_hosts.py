@@ -53,7 +53,7 @@ def test_roles_prepare_an_image_and_leave_the_rest_for_the_boot(build: BareDebia
     collection.environment["OEPROV_STATE_DIR"] = str(tmp_path / "state")
     host = {
         **build.inventory(),
-        "oeprov_kind": "cxl",
+        "oeprov_kind": "re6p",
         "pmem_mode": "tiered",
         "kernel_arguments": ["transparent_hugepage=never"],
         "kernel_reboot_ok": True,
@@ -65,7 +65,7 @@ def test_roles_prepare_an_image_and_leave_the_rest_for_the_boot(build: BareDebia
 
     said = collection.play(playbook, inventory)
     assert changes(said) == 2
-    waits = "left for the booted host: CXL memory (pmem_mode tiered)"
+    waits = "left for the booted host: persistent memory (pmem_mode tiered)"
     assert waits in " ".join(said.replace("[WARNING]:", "").split())
     wanted = json.dumps(["memhp_default_state=offline", "transparent_hugepage=never"])
     assert build.run(f"tail -n 1 {KARGS}").strip() == f"kargs = {wanted}"
