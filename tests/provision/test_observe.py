@@ -184,7 +184,7 @@ def test_over_ssh_in_one_round_trip(tmp_path: Path, server: SshServer) -> None:
     state = observing.observe(inventory(tmp_path, host(server)))["a"]
     assert isinstance(state, State)
     assert state.hostname == socket.gethostname()
-    assert state.kernel.running
+    assert state.kernel.running or not state.image.booted
     assert [command.split()[:4] for command in server.commands] == [["sh", "-c", "'for", "python"]]
 
 
