@@ -243,6 +243,7 @@ TEST_F(BlockDeviceLimitsTest, AQueueEndsWhereTheKernelTakesNoMoreReads) {
     if (!installed) return;
     std::vector<std::byte> rows(kBlocks, std::byte{0xAA});
     std::vector<BlockRead> reads;
+    reads.reserve(kBlocks);
     for (size_t at = 0; at < kBlocks; ++at) reads.push_back({at * kBlockBytes + 77, &rows[at], 1});
     for (int turn = 0; turn < 10; ++turn) {  // more than a ring has room for
       const auto queue = device->NewQueue();

@@ -76,6 +76,7 @@ void LogReads::Wait() {
 }
 
 void LogReads::Require() const {
+  if (store_ == nullptr) return;
   uint64_t damaged = 0;
   uint64_t unread = 0;
   const Entry* first = nullptr;
@@ -84,7 +85,7 @@ void LogReads::Require() const {
     ++(entry.error == EBADMSG ? damaged : unread);
     if (entry.error != EBADMSG && first == nullptr) first = &entry;
   }
-  if (unread > 0) {
+  if (first != nullptr) {
     const std::string what = unread == 1 ? "the row of key " + std::to_string(first->key)
                                          : std::to_string(unread) + " rows, the first of them of key " +
                                                std::to_string(first->key) + ",";

@@ -104,6 +104,7 @@ class LogStoreTest : public testing::Test {
   }
   std::vector<uint64_t> Blocks() const {
     std::vector<uint64_t> blocks;
+    blocks.reserve(keys_.size());
     for (const Key key : keys_) blocks.push_back(OffsetOf(key));
     std::sort(blocks.begin(), blocks.end());
     blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());

@@ -469,7 +469,7 @@ TEST(RowLogTest, ASegmentOfAnotherTimeIsRefused) {
     std::memcpy(segment.data(), from, spec.segment_bytes);
     device.Write(at, segment.data(), segment.size());
   };
-  const RowLogSuper super = *RowLog::Peek(&device, spec);
+  const RowLogSuper super = RowLog::Peek(&device, spec).value();
   int refused = 0;
   for (uint64_t i = 0; i < super.extents.size(); ++i) {
     if (super.extents[i] == 0) continue;
@@ -504,7 +504,7 @@ TEST(RowLogTest, ALogOfAnEarlierFormatIsReadAndKeepsIt) {
     for (Key key = 0; key < 3000; ++key) ASSERT_EQ(later.Read(key), 1);
     later.Checkpoint(id);
     later.ForgetLog();
-    EXPECT_EQ(RowLog::Peek(&device, spec)->format, 1U);
+    EXPECT_EQ(RowLog::Peek(&device, spec).value().format, 1U);
   }
 }
 

@@ -317,6 +317,7 @@ void ThreadRing::Reap() {
 void ThreadRing::Abandon(const UringQueue* queue) noexcept {
   for (unsigned at = *ring_.sq.khead; at != ring_.sq.sqe_tail; ++at) {
     struct io_uring_sqe* entry = &ring_.sq.sqes[at & (kReadDepth - 1)];
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): io_uring_sqe_set_data() put it there
     auto* operation = reinterpret_cast<Operation*>(entry->user_data);
     if (operation->queue != queue) continue;
     operation->queue = nullptr;
