@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from provision.cluster.errors import OeprovError, TrainingError
+from provision.cluster.errors import OeprovError, TrainingError, did_you_mean
 from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import cluster_lock
 from provision.jobs import environments, store, units
@@ -269,8 +269,12 @@ def prune(
     consent: Collection[str],
     as_json: bool,
 ) -> int:
-    """Remove the selected jobs; those whose pools hold the only rows only if ``consent`` names them."""
+    """Remove the selected jobs; those whose pools hold the only rows only if ``consent`` names them.
+
+    TrainingError for a consent that names no job.
+    """
     found = [holding(job) for job in store.directories(state_dir)]
+    _check_consent(consent, found, store.jobs_dir(state_dir))
     chosen = select(found, states=states, older_than=older_than, keep=keep)
     kept = [item for item in chosen if item.only_rows and item.job.id not in consent]
     removable = [item for item in chosen if item not in kept]
@@ -283,6 +287,7 @@ def remove(
     """Remove the named jobs. TrainingError, and nothing is removed, if one of them must stay."""
     known, place = store.directories(state_dir), store.jobs_dir(state_dir)
     chosen = [holding(job) for job in dict.fromkeys(store.choose(known, name, place) for name in names)]
+    _check_consent(consent, chosen, place)
     for item in chosen:
         if item.denied:
             raise TrainingError(item.problem)
@@ -297,6 +302,17 @@ def remove(
             f"{doomed[0].only_rows}; to lose them, add: {flags}"
         )
     return _remove(chosen, [], state_dir, yes=yes, here_only=here_only, as_json=as_json)
+
+
+def _check_consent(consent: Collection[str], jobs: Collection[Holding], place: Path) -> None:
+    ids = [item.job.id for item in jobs]
+    for name in consent:
+        if name not in ids:
+            hint = did_you_mean(name, ids)
+            raise TrainingError(
+                f"--consent {name}: it is none of these jobs of {place}: {', '.join(ids) or 'none'}{hint}; "
+                "nothing was removed"
+            )
 
 
 def _remove(

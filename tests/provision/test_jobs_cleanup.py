@@ -162,7 +162,9 @@ def test_rows_that_only_persistent_memory_has_are_named_and_stay(
     captured = capsys.readouterr()
     assert "are only in" in captured.err
     assert json.loads(captured.out)["removed"] == []
-    assert cli.run(["jobs", "prune", "--older-than", "1d", "--yes", "--consent", "j1"]) == 0, "not its id"
+    for words in (["prune", "--older-than", "1d"], ["rm", "j1"]):
+        assert cli.run(["jobs", *words, "--yes", "--consent", "j1"]) == 1, "not its id"
+        assert "--consent j1: it is none of these jobs of " in capsys.readouterr().err
     assert (pool / "rows").exists()
     job.job_file.write_text("{")
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
