@@ -70,7 +70,7 @@ def status(
             console.print(_process_table(item))
             for line in _troubles(item):
                 say(console, line)
-        for line in _advice(item, state_flag(state_dir)):
+        for line in advice(item, state_flag(state_dir)):
             say(console, line)
     return 0
 
@@ -123,7 +123,7 @@ def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item for item in reports if item["state"] in shown or _may_be_on_hosts(item)] or reports[-1:]
 
 
-def _advice(item: dict[str, Any], flag: str) -> list[str]:
+def advice(item: dict[str, Any], flag: str) -> list[str]:
     """The next commands for a job that failed or was stopped."""
     if item["state"] not in ("failed", "interrupted"):
         return []

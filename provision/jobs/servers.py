@@ -21,6 +21,7 @@ from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import jobspec, jobview, launching, placement, readiness, stopping, store, units
 from provision.jobs.background import start_detached
 from provision.jobs.request import LaunchOptions
+from provision.jobs.screen import say
 from provision.jobs.store import ACTIVE, Job, JobSpec, JobState
 
 NAME = "servers"
@@ -112,6 +113,8 @@ def _show(job: Job, state_dir: Path, *, as_json: bool) -> int:
     console = Console()
     console.print(f"{job.id}: {report['state']}" + (f": {report['message']}" if report["message"] else ""))
     if report["state"] not in ACTIVE:
+        for line in jobview.advice(report, state_flag(state_dir)):
+            say(console, line)
         return 0
     for line in jobview.process_lines(report):
         console.print(line, highlight=False, soft_wrap=True)

@@ -843,6 +843,10 @@ def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> 
     cluster.tell(one, "pkill -KILL -f '[o]e_runtime.server'")
     wait_for(lambda: cluster.report()["processes"][0]["state"] == "came back", 60)
     assert job.state().phase == "running"
+    # As a launcher that is killed before its last word leaves it.
+    job.write_state(job.state().model_copy(update={"phase": "prepared", "supervisor_pid": 0}))
+    assert servers.status(cluster.state_dir, None) == 0
+    assert f"its servers still run; stop them with: oeprov stop {job.id}" in capsys.readouterr().out
     assert servers.down(cluster.state_dir, None) == 0
     assert job.state().phase == "done"
     assert "parameter servers are down" in capsys.readouterr().out
