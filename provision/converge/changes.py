@@ -265,15 +265,18 @@ class _Change:
         bundle: Bundle | None = None,
         playbook: str = "",
         roles: tuple[str, ...] = (),
-        remarks: Callable[[ClusterSurvey], list[str]] = lambda _: [],
+        remarks: Callable[[ClusterSurvey], list[str]] | None = None,
     ) -> None:
-        """``playbook``: when not named ``name``; ``roles``: do only the steps of these (default: all)."""
+        """``playbook``: when not named ``name``; ``roles``: do only the steps of these (default: all).
+
+        ``remarks`` (default: ``_unused_consent``) makes lines from the first survey.
+        """
         self.inventory = inventory
         self.bundle = bundle
         self.playbook = playbook or name
         self.found = ClusterSurvey()  # the last survey
         self.roles = roles
-        self.remarks = remarks
+        self.remarks = remarks or self._unused_consent
         self.name = name
         self.state_dir = state_dir
         self.consent = consent
@@ -375,6 +378,14 @@ class _Change:
         path.write_text("".join(f"{name}\n" for name in left))
         flag = f"--limit {shlex.quote(f'@{path}')}"
         say(self.console, f"{len(left)} hosts are left; to go on with these alone, add: {escape(flag)}")
+
+    def _unused_consent(self, found: ClusterSurvey) -> list[str]:
+        lost = {f"{plan.host}:{item}" for plan in found.plans.values() for item in plan.destroys}
+        return [
+            f"{item} was named, but no step of this plan destroys it"
+            for item in self.consent.objects
+            if item not in lost and any(item.startswith(f"{name}:") for name in found.plans)
+        ]
 
     def _remark(self, found: ClusterSurvey) -> None:
         for line in self.remarks(found):

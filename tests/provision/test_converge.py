@@ -160,13 +160,17 @@ def test_nobody_to_ask(state_dir: Path, see: Any, monkeypatch: pytest.MonkeyPatc
     assert runs == []
 
 
-def test_data_is_lost_only_with_consent_by_name(state_dir: Path, see: Any) -> None:
+def test_data_is_lost_only_with_consent_by_name(
+    state_dir: Path, see: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = see(Plan("one", [MAKE, WIPE]), then=Plan("one"))
     for consent in (Consent(yes=True), Consent(True, ["one:/dev/pmem1"])):
         with pytest.raises(ConvergeError, match=r"data would be lost.*add: --consent one:/dev/pmem0"):
             bootstrap(state_dir, consent=consent)
     assert runs == []
+    assert "one:/dev/pmem1 was named, but no step of this plan destroys it" in capsys.readouterr().out
     assert bootstrap(state_dir, consent=Consent(True, ["one:/dev/pmem0"])) == 0
+    assert "was named, but" not in capsys.readouterr().out
     assert runs[0]["host_variables"]["one"]["oeprov_plan"]["consent"] == ["/dev/pmem0"]
 
 
