@@ -822,7 +822,8 @@ def test_packages_of_a_script_on_a_host(cluster: Cluster) -> None:
     wrong = {**environment, "files": {"requirements.txt": "oeprov-sample==2\n"}, "path": path + "2"}
     with pytest.raises(HostError, match=r"the packages of requirements.txt cannot be installed: "):
         errands.run(host, "deliver_script", {**args, "environment": wrong}, 300)
-    assert cluster.tell(two, f"ls {jobscript.ENVIRONMENTS}").split() == ["key"]
+    assert cluster.tell(two, f"ls {jobscript.ENVIRONMENTS}").split() == ["key", "key.d"]
+    assert cluster.tell(two, f"stat -c %U {path} {path}.d").split() == ["root", "root"]
     cluster.tell(two, "rm -r /var/lib/oeprov/scripts /var/lib/oeprov/environments /srv/wheels")
 
 
