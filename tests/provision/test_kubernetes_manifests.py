@@ -56,9 +56,11 @@ Document = dict[str, Any]
 
 def inventory_file(directory: Path, variables: str = "") -> Path:
     path = directory / "inventory.yml"
-    lines = yaml.safe_dump(yaml.safe_load("{" + variables + "}"), default_flow_style=False)
+    given = yaml.safe_load("{" + variables + "}")
+    lines = yaml.safe_dump(given, default_flow_style=False)
     text = "".join(f"    {line}\n" for line in lines.splitlines() if line != "{}")
-    path.write_text(INVENTORY.format(variables=text))
+    kept = [line for line in INVENTORY.splitlines() if line.strip().partition(":")[0] not in given]
+    path.write_text("\n".join([*kept, ""]).format(variables=text))
     return path
 
 
