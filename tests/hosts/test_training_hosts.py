@@ -827,6 +827,31 @@ def test_packages_of_a_script_on_a_host(cluster: Cluster) -> None:
     cluster.tell(two, "rm -r /var/lib/oeprov/scripts /var/lib/oeprov/environments /srv/wheels")
 
 
+def test_a_running_job_keeps_its_environment_when_another_controller_installs_one(cluster: Cluster) -> None:
+    """As an installation does it: made beside the one in use, then the link is moved."""
+    one, two = cluster.hosts
+    enter = "cd /opt/oeprov && "
+    for host in (one, two):
+        cluster.tell(host, enter + "mkdir venv.d && mv venv venv.d/first && ln -s venv.d/first venv")
+    try:
+        assert cluster.launch(detach=True) == 0
+        job = cluster.job()
+        until(job.run_dir / "waiting")
+        cluster.tell(one, enter + "cp -a venv.d/first venv.d/second && ln -sfn venv.d/second venv")
+        unit = f"/etc/systemd/system/oeprov-{job.id}-server-0.service"
+        assert "ExecStart=/opt/oeprov/venv.d/first/bin/python " in cluster.tell(one, f"cat {unit}")
+        assert "/opt/oeprov/venv.d/first/bin/python" in cluster.tell(
+            one, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
+        )
+        assert stopping.stop(cluster.state_dir, job.id) == 0
+        assert cluster.tell(one, enter + "ls venv.d").split() == ["second"], "the old one goes with the job"
+        assert cluster.tell(two, enter + "ls venv.d").split() == ["first"]
+        assert cluster.launch(resume="") == 0, "a resumed job takes the newest"
+    finally:
+        for host in (one, two):
+            cluster.tell(host, enter + 'new=$(readlink venv) && rm venv && mv "$new" venv && rm -r venv.d')
+
+
 def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     options = LaunchOptions(as_json=True)
     assert servers.up(cluster.inventory(), options, state_dir=cluster.state_dir) == 0
