@@ -210,6 +210,8 @@ def _replace_attributes(
         if isinstance(value, library.layers.Layer):
             if id(value) not in known:
                 replacement = replace(value)
+                if replacement is None:
+                    replacement = _inner_model(value, replace, library, known)
                 known[id(value)] = value if replacement is None else replacement
                 if replacement is None:
                     _replace_attributes(value, replace, library, known)
@@ -239,6 +241,45 @@ def _replace_attributes(
         return
     for old in [layer for layer in owner._layers if known.get(id(layer), layer) is not layer]:
         owner._tracker.untrack(old)
+
+
+def _inner_model(model: Any, replace: Callable[[Any], Any], library: Any, known: dict[int, Any]) -> Any:
+    """Return a copy of the library's own model with a graph, or of its Sequential, with layers replaced.
+
+    None for other layers, and where there is nothing to replace. Layers that it shares stay shared.
+    """
+    stock = type(model).__module__.startswith((f"{library.__name__}.", "keras."))
+    if not stock or not isinstance(model, library.Model):
+        return None
+    inner = model._flatten_layers(include_self=False)
+    for layer in inner:
+        if id(layer) not in known and (new := replace(layer)) is not None:
+            known[id(layer)] = new
+    replaced = [layer for layer in inner if known.get(id(layer), layer) is not layer]
+    if not replaced:
+        return None
+
+    def shared(layer: Any) -> Any:
+        if isinstance(layer, library.Model) and getattr(layer, "inputs", None):
+            return None  # `clone` enters it
+        if id(layer) not in known:
+            within = _inner_model(layer, replace, library, known)
+            known[id(layer)] = layer if within is None else within
+        return known[id(layer)]
+
+    if getattr(model, "inputs", None):
+        copy = library.Model(*clone(model, shared, library), name=model.name)
+    else:
+        copy = library.Sequential([shared(layer) for layer in model.layers], name=model.name)
+    if not model.trainable:
+        copy.trainable = False
+    for layer in replaced:  # the layers behind it know it by the graph of `model`
+        for name in ("_embeddings", "embeddings"):
+            vars(layer).pop(name, None)
+        for variables in ("_trainable_variables", "_non_trainable_variables", "_trainable_weights"):
+            if isinstance(kept := vars(layer).get(variables), list):
+                kept.clear()
+    return copy
 
 
 def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> Any:

@@ -60,8 +60,7 @@ class Distributed(WithTables):
         served = self.served
         for_keras = backend.check_compile(served, jit_compile=jit_compile)
         optimizer = keras.optimizers.get(optimizer)
-        rule = table_optimizer(optimizer)
-        tables = self._make_tables(optimizer, rule)
+        tables = self._make_tables(optimizer, table_optimizer)
         served.xla = jit_compile is True and not run_eagerly
         super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)
         self._begin(tables, self._make_steps(eager=run_eagerly))

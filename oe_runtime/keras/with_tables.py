@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,8 @@ class WithTables(_Model):  # type: ignore[misc]
     # None in a model that was made without distributed_model, as Keras does when it copies one.
     _served: Served | None = None
     _steps: backends.Steps | None = None
+    # Of the last compile: how a rule follows from an optimizer, the tables' rule, which tables are trained.
+    _compiled_with: tuple[Callable[[Any], dict[str, Any]], dict[str, Any], dict[str, bool]] | None = None
     _around: Callable[[Any], Any] | None = None  # a JobCallback's, around the function of fit
 
     def _bind(self, client: Client, workers: Workers | None, settings: Settings) -> None:
@@ -98,18 +101,27 @@ class WithTables(_Model):  # type: ignore[misc]
         """The tables by name. The model must be compiled."""
         return {name: table.spec for name, table in self.served.tables().items()}
 
-    def _make_tables(self, optimizer: Any, rule: dict[str, Any]) -> dict[str, Table]:
-        """Make the tables on the servers, trained by `rule`, which is the `optimizer`'s; return them by name.
+    def _make_tables(self, optimizer: Any, rule_of: Callable[[Any], dict[str, Any]]) -> dict[str, Table]:
+        """Make the tables on the servers, trained by the rule of the `optimizer`; return them by name.
 
         Raises ValueError for what they do not support, and SpecMismatch when the servers have a table of the
         same name with, say, another dim or optimizer.
         """
-        served = self.served
+        served, rule = self.served, rule_of(optimizer)
         if served.workers is not None and needs_sums(optimizer, list(served.layers.values())):
             raise ValueError(
                 "clipping gradients and embeddings_regularizer need the gradients of all workers, but those "
                 "of rows meet at the servers only: train with one worker, or without them"
             )
+        has_state = rule["name"] != "sgd" or rule["momentum"]
+        if self._compiled_with is not None and has_state and rule == self._compiled_with[1]:
+            former = getattr(self, "optimizer", None)
+            if former is not None and former is not optimizer and int(former.iterations):
+                warnings.warn(
+                    "the rows keep their optimizer's state of before this compile, while the dense weights' "
+                    "begins anew: compile with the same optimizer object to keep both",
+                    stacklevel=4,
+                )
         settings = served.settings
         specs = {
             name: layer.table_spec(name, rule, settings.seed, settings.nonfinite_gradients)
@@ -121,6 +133,7 @@ class WithTables(_Model):  # type: ignore[misc]
             served.client, list(specs.values()), served.fresh, also=also, first=served.is_first
         )
         served.fresh = False
+        self._compiled_with = rule_of, rule, {name: one.trainable for name, one in served.layers.items()}
         return {
             name: Table(served.client, number, spec)
             for number, (name, spec) in zip(numbers, specs.items(), strict=True)
@@ -201,11 +214,34 @@ class WithTables(_Model):  # type: ignore[misc]
     def make_train_function(self, force: bool = False) -> Any:
         """Return the function that `fit` calls with batches."""
         steps = self._running()
+        self._check_unchanged()
         self.served.warn_of_large_weights()
         if self.train_function is None or force or self._around is not None:
             around = self._around or (lambda function: function)
             self.train_function = around(steps.train_function())
         return self.train_function
+
+    def _check_unchanged(self) -> None:
+        """Refuse changes of the optimizer since compile that would reach the dense weights only.
+
+        Warn of changes of `trainable`, which reach no weights: some programs make them on purpose.
+        """
+        if self._compiled_with is None:
+            return
+        rule_of, rule, trained = self._compiled_with
+        for name, value in rule_of(self.optimizer).items():
+            if rule.get(name) != value:
+                raise ValueError(
+                    f"optimizer.{name} is {value} now, but the model's tables were made with "
+                    f"{rule.get(name)}: their rule does not change after compile; only the learning rate may"
+                )
+        changed = [name for name, one in self.served.layers.items() if trained.get(name) != one.trainable]
+        if changed and self.train_function is not None:
+            warnings.warn(
+                f"trainable of layer {', '.join(changed)} has changed since compile, which has no effect on "
+                "a model that was trained: compile it again",
+                stacklevel=4,
+            )
 
     def make_test_function(self, force: bool = False) -> Any:
         """Return the function that `evaluate` calls with batches."""
@@ -302,6 +338,11 @@ class WithTables(_Model):  # type: ignore[misc]
             warm_start.load(self.served, path, super().load_weights)
         else:
             saving.load_weights(self, path)
+
+    def count_params(self) -> int:
+        """Return the number of the model's parameters, with rows of tables with an input_dim."""
+        in_worker: int = super().count_params()
+        return in_worker + sum(int(layer.count_params()) for layer in self.served.layers.values())
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Print Model.summary, and after it the parameters on the servers, which its totals leave out."""

@@ -133,7 +133,7 @@ class Distributed(WithTables):
         if jit_compile:
             raise ValueError("jit_compile=True is not offered for models of tf-keras; leave it out")
         optimizer = distributed_optimizer(optimizer)
-        tables = self._make_tables(optimizer, table_optimizer(optimizer))
+        tables = self._make_tables(optimizer, table_optimizer)
         super().compile(optimizer, *args, run_eagerly=run_eagerly, **kwargs)
         self._begin(tables, self._make_steps(eager=bool(run_eagerly)))
 

@@ -102,3 +102,70 @@ def test_a_layer_that_no_call_uses_is_no_obstacle(tmp_path):
     again = compiled(Towers)
     again.load_weights(tmp_path / "w")
     np.testing.assert_array_equal(again.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+class InnerModels(keras.Model):
+    """Query and item towers as models inside the model, which share an embedding and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = keras.layers.Embedding(128, 4, name="shared")
+        self.dense = keras.layers.Dense(4, name="dense_of_both")
+        ids = keras.Input((3,), dtype="int64")
+        self.query = keras.Model(ids, self.dense(keras.layers.GlobalAveragePooling1D()(self.rows(ids))))
+        pooled = keras.Sequential([self.rows, keras.layers.GlobalAveragePooling1D()])
+        self.item = keras.Sequential([pooled, self.dense])
+        self.own = keras.Sequential([keras.layers.Embedding(128, 4, name="own"), keras.layers.Flatten()])
+        self.score = keras.layers.Dense(1, name="score")
+
+    def call(self, x: Any) -> Any:
+        """Return a score."""
+        return self.score(keras.ops.concatenate([self.query(x), self.item(x), self.own(x)], axis=-1))
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_embeddings_inside_of_inner_models_become_tables(built):
+    stock, model = InnerModels(), InnerModels()
+    stock(X[:2])
+    if built:
+        model(X[:2])
+    model = embed.distributed_model(model, Client.in_process())
+    model.compile(embed.distributed_optimizer(keras.optimizers.SGD(0.5)), "mse")
+    stock.compile(keras.optimizers.SGD(0.5), "mse")
+    assert set(model.tables) == {"shared", "own"}
+    model(X[:2])
+    for name, layer in model.served.layers.items():
+        of_stock = next(one for one in stock._flatten_layers() if one.name == name)
+        of_stock.set_weights(layer.get_weights())
+    assert len(stock.trainable_variables) == len(model.trainable_variables) + 2
+    for layer in ("dense_of_both", "score"):
+        of_stock, of_model = (
+            next(one for one in m._flatten_layers() if one.name == layer) for m in (stock, model)
+        )
+        of_stock.set_weights(of_model.get_weights())
+    ours, theirs = (m.fit(X, Y, epochs=2, shuffle=False, verbose=0).history["loss"] for m in (model, stock))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    np.testing.assert_allclose(model.predict(X, verbose=0), stock.predict(X, verbose=0), atol=1e-5)
+    assert model.count_params() == stock.count_params()
+
+
+def test_an_optimizer_that_changes_after_compile_is_refused_by_name():
+    model = compiled(graph)
+    model.fit(X, Y, verbose=0)
+    model.optimizer.learning_rate = 0.01
+    model.fit(X, Y, verbose=0)
+    model.optimizer.beta_1 = 0.5
+    with pytest.raises(ValueError, match=r"optimizer\.beta_1 is 0\.5 now, .* made with 0\.9"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_what_a_second_compile_keeps_and_what_needs_one_are_told():
+    model = compiled(graph)
+    model.fit(X, Y, verbose=0)
+    next(iter(model.served.layers.values())).trainable = False
+    with pytest.warns(UserWarning, match="trainable of layer embedding.* compile it again"):
+        model.fit(X, Y, verbose=0)
+    before = model.predict(X, verbose=0)
+    with pytest.warns(UserWarning, match="rows keep their optimizer's state"):
+        model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
+    np.testing.assert_array_equal(model.predict(X, verbose=0), before)
