@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -37,7 +39,8 @@ class Flags:
     have met before, when this package was imported.
 
     `config`: YAML or JSON for tables in this process, {"server": {"pmem_pool_root_path": DIR, "cache_size":
-    MB}}. OpenEmbedding's other entries, for its server's threads and messages, have no counterpart.
+    MB}}. Tables that the directory has go on from their newest checkpoint. OpenEmbedding's other entries, for
+    its server's threads and messages, have no counterpart.
 
     `bind_ip`: for OpenEmbedding's own servers; here, see `python -m oe_runtime.server --host`.
 
@@ -156,4 +159,12 @@ def _storage() -> StorageSpec:
         ) from error
     if not path:
         return StorageSpec()
-    return StorageSpec("dram_pmem" if cache else "pmem_libpmem", path, cache_bytes=cache << 20)
+    kind = "dram_pmem" if cache else "pmem_libpmem"
+    # A script that runs again loads the checkpoint of its last run (`restore_server_model`).
+    if next(Path(path).glob("oe-*-super.pool"), None) is not None:
+        warnings.warn(
+            f"{path} has tables of an earlier run: their rows go on from their newest checkpoint; "
+            "call load_weights to go back to a saved one, or name an empty directory to begin anew",
+            stacklevel=2,
+        )
+    return StorageSpec(kind, path, recover=True, cache_bytes=cache << 20)
