@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_processes import Server
+from server_processes import Relay, Server
 
 from oe_runtime import Client, ServerLost, StorageError, TableSpec, TornError
 
@@ -112,6 +112,43 @@ def test_reconnecting_does_not_mend_a_torn_job(servers: list[Server], tmp_path: 
         np.testing.assert_array_equal(client.pull_rows(0, SOME), -1)
         push(client)
         client.checkpoint(2, wait=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "change"),
+    [
+        (20, lambda client: client.assign(0, SOME, np.full((len(SOME), SPEC.dim), 2, np.float32))),
+        (21, lambda client: client.erase(0, SOME)),
+    ],
+    ids=["assign", "erase"],
+)
+def test_a_change_by_key_that_one_server_never_got_tears_the_job(
+    servers: list[Server], tmp_path: Path, op: int, change: Callable[[Client], object]
+) -> None:
+    broken = [op]
+
+    def on_request(asked: int) -> None:
+        if asked in broken:
+            broken.clear()
+            raise ConnectionResetError
+
+    relay = Relay(servers[1].endpoint, on_request)
+    with Client([servers[0].endpoint, relay.endpoint], share_memory=False) as client:
+        client.create_table(SPEC)
+        client.create_table(HUGE)
+        push(client)
+        client.checkpoint(1, wait=True)
+        with pytest.raises(ServerLost):
+            change(client)
+        client.reconnect()
+        assert_torn(client, tmp_path / "saved")
+        with connect(servers) as other:
+            assert_torn(other, tmp_path / "saved")
+        assert client.recover() == 1
+        np.testing.assert_array_equal(client.pull_rows(0, SOME), -1)
+        change(client)
+        client.checkpoint(2, wait=True)
+    relay.close()
 
 
 CLIENT = """

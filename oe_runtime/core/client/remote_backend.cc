@@ -618,7 +618,7 @@ class RemoteBackend : public Backend {
         calls[s].body.push_back(asio::buffer(part.states->data(), part.states->size()));
       }
     }
-    Run(op, &calls, patience_);
+    RunChange(op == Op::kErase ? "an erase" : "an assignment", op, &calls, patience_, true);
     RaiseErrors(calls, "these rows were changed by");
     std::vector<std::pair<size_t, Call>> replies;
     for (size_t s = 0; s < calls.size(); ++s) {
