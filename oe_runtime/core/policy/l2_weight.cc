@@ -12,10 +12,13 @@ class L2Weight final : public SweepRule {
   static void Check(const CheckedParams& params) { params.Positive(kField); }
 
   L2Weight(const EvictionSpec& spec, const RowShape& rows)
-      : threshold_(static_cast<float>(spec.params.at(kField))), dtype_(rows.dtype), dim_(rows.dim) {}
+      : threshold_(rows.dtype == Dtype::kFloat64 ? spec.params.at(kField)
+                                                 : static_cast<float>(spec.params.at(kField))),
+        dtype_(rows.dtype),
+        dim_(rows.dim) {}
 
   bool Evicts(const std::byte* row, uint32_t /*step*/, TtlClock::Reading /*time*/) const noexcept override {
-    return 0.5 * SquaresOf(row) < static_cast<double>(threshold_);
+    return 0.5 * SquaresOf(row) < threshold_;
   }
 
  private:
@@ -39,7 +42,7 @@ class L2Weight final : public SweepRule {
     return sum(0.0F, [row](uint32_t d) { return reinterpret_cast<const float*>(row)[d]; });
   }
 
-  const float threshold_;
+  const double threshold_;  // in the arithmetic of the table
   const Dtype dtype_;
   const uint32_t dim_;
 };

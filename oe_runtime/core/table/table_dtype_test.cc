@@ -356,6 +356,20 @@ TEST_P(TableDtypeTest, TheL2NormIsThatOfTheWeights) {
   EXPECT_EQ(table->rows(), 2U);
 }
 
+// The threshold is as exact as the weights: this one is no float32.
+TEST(L2WeightTest, TheL2ThresholdHasThePrecisionOfTheTable) {
+  for (const char* dtype : {"float64", "float32"}) {
+    TableSpec spec = Spec(dtype, "sgd", 1);
+    spec.initializer = {"constant", {{"value", 2}}, 0};
+    spec.eviction = {{"l2_weight", {{"threshold", 2 + 1e-9}}, ""}};
+    const auto table = Table::Create(spec, StorageSpec{});
+    const Key key = 4;
+    const double zero = 0;  // of either type
+    table->Push(&key, 1, &zero, 0.5);
+    EXPECT_EQ(table->Evict(), spec.dtype == "float64" ? 1U : 0U) << dtype;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, TableDtypeTest,
                          testing::Combine(testing::ValuesIn(kStorageTypes), testing::ValuesIn(kDtypes)),
                          [](const auto& test) {
