@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import shutil
+import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ from oe_runtime.keras import dense
 from oe_runtime.keras.matrices import snapshot
 from oe_runtime.keras.served import Served
 from oe_runtime.model_tables import rows_on_servers
+from oe_runtime.spec import TableSpec
+from oe_runtime.support import job_hooks
 
 _MODEL_FILES = (".h5", ".hdf5", ".keras", ".weights.json")
 
@@ -61,6 +66,51 @@ def assign(served: Served) -> None:
             layer.bound().assign(layer.first_rows)
             layer.bringing_rows = False
         layer.first_rows = None  # not before: where that failed, the next compile() does it
+
+
+@contextlib.contextmanager
+def keeping_rows(
+    served: Served, specs: Mapping[str, TableSpec]
+) -> Iterator[Callable[[Mapping[str, int]], None]]:
+    """Drop the model's tables that a new compile trains by another optimizer; yield what brings rows back.
+
+    The rows lie in a temporary directory (TMPDIR) meanwhile, without the former optimizer's state, and stay
+    there if they cannot be brought back. That takes a number for each new table. Nothing is dropped in a job,
+    whose checkpoints have the former tables, and with several workers: the servers refuse the optimizer then.
+    """
+    client = served.client
+    tables = {name: layer.table for name, layer in served.layers.items() if layer.table is not None}
+    other = [name for name, table in tables.items() if table.spec.optimizer != specs[name].optimizer]
+    if not other or served.workers is not None or client is job_hooks.client():
+        yield lambda _numbers: None
+        return
+    directory = Path(tempfile.mkdtemp(prefix="oe-rows-"))
+    files = {name: directory / f"{number}.parquet" for number, name in enumerate(other)}
+    dropped = False
+
+    def bring(numbers: Mapping[str, int]) -> None:
+        for name, file in files.items():
+            client.import_rows(numbers[name], file, slots=False)
+
+    try:
+        for name, file in files.items():
+            client.export(tables[name].number, file)
+        client.drop_tables(other)
+        dropped = True
+        for name in other:
+            served.layers[name].table = None
+        yield bring
+    except BaseException:
+        if not dropped:
+            shutil.rmtree(directory)
+        else:
+            warnings.warn(
+                f"the rows of table {', '.join(other)} could not be brought back: they are in {directory}, "
+                "which Client.import_rows reads",
+                stacklevel=5,
+            )
+        raise
+    shutil.rmtree(directory)
 
 
 def is_stock(path: Path) -> bool:

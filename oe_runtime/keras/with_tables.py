@@ -129,9 +129,11 @@ class WithTables(_Model):  # type: ignore[misc]
         }
         warm_start.choose_rows(served)
         also = getattr(served.workers, "tables", ())
-        numbers = make_tables(
-            served.client, list(specs.values()), served.fresh, also=also, first=served.is_first
-        )
+        with warm_start.keeping_rows(served, specs) as bring:
+            numbers = make_tables(
+                served.client, list(specs.values()), served.fresh, also=also, first=served.is_first
+            )
+            bring(dict(zip(specs, numbers, strict=True)))
         served.fresh = False
         self._compiled_with = rule_of, rule, {name: one.trainable for name, one in served.layers.items()}
         return {

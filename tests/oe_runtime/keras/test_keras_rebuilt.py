@@ -169,3 +169,51 @@ def test_what_a_second_compile_keeps_and_what_needs_one_are_told():
     with pytest.warns(UserWarning, match="rows keep their optimizer's state"):
         model.compile(embed.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
     np.testing.assert_array_equal(model.predict(X, verbose=0), before)
+
+
+@pytest.mark.parametrize("after", ["adam", "adagrad"])
+def test_a_model_goes_on_with_another_optimizer(after):
+    """As in Keras: the weights stay, frozen ones too, and the optimizer's state begins anew."""
+    stock = graph()
+    model = embed.distributed_model(stock, Client.in_process())
+    model.compile("sgd", "mse")
+    (layer,) = model.served.layers.values()
+    stock.get_layer(layer.name).set_weights(layer.get_weights())
+    x, y = np.arange(126).reshape(-1, 3), np.ones((42, 1), np.float32)  # an id once in each batch
+    stock.compile("sgd", "mse")
+    losses = []
+    for one in (model, stock):
+        one.get_layer(find(one, "dropout")).rate = 0.0
+        history = one.fit(x, y, batch_size=42, epochs=3, verbose=0).history["loss"]
+        one.get_layer(layer.name).trainable = False
+        one.compile(after, "mse")
+        history += one.fit(x, y, batch_size=42, epochs=2, verbose=0).history["loss"]
+        one.get_layer(layer.name).trainable = True
+        one.compile("rmsprop", "mse")
+        history += one.fit(x, y, batch_size=42, epochs=2, verbose=0).history["loss"]
+        losses.append(history)
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-5)
+
+
+def find(model: Any, kind: str) -> str:
+    return next(layer.name for layer in model.layers if layer.name.startswith(kind))
+
+
+def test_rows_that_do_not_come_back_are_kept_in_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    model = compiled(graph)
+    model.fit(X, Y, verbose=0)
+    (layer,) = model.served.layers.values()
+    before = layer.get_weights()[0]
+
+    def fail(*_args, **_kwargs):
+        raise OSError("no more")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Client, "import_rows", fail)
+        with pytest.warns(UserWarning, match="not be brought back"), pytest.raises(OSError, match="no more"):
+            model.compile("sgd", "mse")
+    (file,) = tmp_path.glob("oe-rows-*/0.parquet")
+    model.compile("sgd", "mse")
+    model.client.import_rows(layer.table.number, file, slots=False)
+    np.testing.assert_array_equal(layer.get_weights()[0], before)
