@@ -1,6 +1,7 @@
 """Training with parameter servers on hosts: real SSH and Ansible, stand-ins for systemd and the runtime."""
 
 import base64
+import gc
 import hashlib
 import json
 import os
@@ -539,6 +540,7 @@ def launch_apart(cluster: Cluster) -> int:
     pid = os.fork()
     if pid == 0:
         code = 3
+        gc.disable()  # it would free objects of threads that this process lacks
         try:
             os.setpgid(0, 0)
             code = cluster.launch()

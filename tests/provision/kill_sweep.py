@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -38,6 +39,7 @@ def run_apart(command: Callable[[], int], directory: Path, *, at: int | None = N
     pid = os.fork()
     if pid == 0:
         code = 3
+        gc.disable()  # it would free objects of threads that this process lacks
         try:
             os.close(reading)
             os.setpgid(0, 0)
