@@ -48,9 +48,9 @@ class TestSettings:
         """A setting that is added must be said to be one or the other."""
         assert len(OF_THE_SCRIPT) == len(set(OF_THE_SCRIPT))
         assert set(TrainingSettings.model_fields) - set(OF_THE_SCRIPT) == {
-            "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "keep_checkpoints",
-            "checkpoint_rows", "export_checkpoints", "checkpoint_increments", "server_wait", "worker_wait",
-            "on_worker_lost", "restarts", "upload_to", "upload_bandwidth",
+            "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "checkpoint_minutes",
+            "keep_checkpoints", "checkpoint_rows", "export_checkpoints", "checkpoint_increments",
+            "server_wait", "worker_wait", "on_worker_lost", "restarts", "upload_to", "upload_bandwidth",
         }  # fmt: skip
         assert set(OF_THE_SCRIPT) < set(TrainingSettings.model_fields)
 
