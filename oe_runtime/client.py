@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import oe_runtime._core as _core
 from oe_runtime._core import Group, Pulled
-from oe_runtime.errors import OeError, SpecError
+from oe_runtime.errors import GradientError, OeError, SpecError
 from oe_runtime.rows import Assigned, Pairs, Rows, warn_of_cap
 from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
 
@@ -300,13 +300,14 @@ class Client:
         *,
         summed: bool = False,
         of_rows: Sequence[NDArray[Any] | None] = (),
+        cause: Callable[[], str] = str,
     ) -> None:
         """Push in another thread, after its last push. Every other request waits for it.
 
         The next request, or the next push, raises its errors.
         """
         self.settle()
-        self._pending = thread.submit(self._push, pulled, gradients, learning_rate, summed, of_rows)
+        self._pending = thread.submit(self._push, pulled, gradients, learning_rate, summed, of_rows, cause)
 
     def settle(self) -> None:
         """Wait for ``push_later`` and raise its errors."""
@@ -326,6 +327,7 @@ class Client:
         *,
         summed: bool = False,
         of_rows: Sequence[NDArray[Any] | None] = (),
+        cause: Callable[[], str] = str,
     ) -> None:
         """Apply the optimizers: ``gradients[i]`` has shape ``(len(groups[i].inverse), dim)``.
 
@@ -342,9 +344,12 @@ class Client:
         errors that all servers share; nothing has changed then. After any other error some tables or servers
         may have applied the push. Pulls go on, but every push, save, checkpoint and eviction of this job
         raises ``TornError`` until ``recover`` or ``restore``.
+
+        ``cause`` is called for a ``GradientError``, whose message then names the cause that it returns, with
+        what to do, if any.
         """
         self.settle()
-        self._push(pulled, gradients, learning_rate, summed, of_rows)
+        self._push(pulled, gradients, learning_rate, summed, of_rows, cause)
 
     def _push(
         self,
@@ -353,6 +358,7 @@ class Client:
         learning_rate: float | Sequence[float],
         summed: bool,
         of_rows: Sequence[NDArray[Any] | None],
+        cause: Callable[[], str],
     ) -> None:
         if summed:
             gradients, of_rows = [None] * len(gradients), gradients
@@ -361,7 +367,14 @@ class Client:
             [None if part is None else np.ascontiguousarray(part) for part in parts]
             for parts in (gradients, of_rows)
         )
-        self._core.push(pulled, of_ids, of_rows, rates)
+        try:
+            self._core.push(pulled, of_ids, of_rows, rates)
+        except GradientError as error:
+            found = cause()
+            if not found:
+                raise
+            what, _, advice = str(error).rpartition("; ")
+            raise GradientError(f"{what}; {found}; otherwise {advice}") from None
 
     def pull_rows(self, table: int, keys: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows ``(n, dim)`` of ``n`` keys of one table, in their order, duplicates included.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from oe_runtime.keras.arrays import to_numpy
-from oe_runtime.keras.feed import dependent_ids_error, feeding
+from oe_runtime.keras.feed import dependent_ids_error, feeding, to_keys
 from oe_runtime.keras.supply import Collect
 
 # Operations that keep the order of the elements; so do widening integer casts.
@@ -46,6 +46,7 @@ class LookupPlan:
         self.layers: list[Any] = collect.layers
         self.sources: list[int] = []
         self._direct: list[int | None] = []  # per distinct ids: the index of their input, if they are one
+        self._named: list[str] = []  # per distinct ids: the first layer that looks them up
         computed: list[int] = []  # a lookup for each of the others
         numbers: dict[Any, int] = {}
         for lookup, ids in enumerate(collect.ids):
@@ -57,6 +58,7 @@ class LookupPlan:
                 numbers[key] = len(self._direct)
                 direct = positions.get(tensor.op.name)
                 self._direct.append(direct)
+                self._named.append(layer)
                 if direct is None:
                     computed.append(lookup)
             self.sources.append(numbers[key])
@@ -66,7 +68,7 @@ class LookupPlan:
         """Return the distinct ids of a batch, flat. `inputs` are the flat inputs as tensors."""
         values = iter(self._compute(*inputs)) if self._compute is not None else iter(())
         tensors = [next(values) if direct is None else inputs[direct] for direct in self._direct]
-        return [np.ascontiguousarray(to_numpy(t), dtype=np.int64).reshape(-1) for t in tensors]
+        return [to_keys(to_numpy(t), layer) for t, layer in zip(tensors, self._named, strict=True)]
 
 
 def _ids_function(
@@ -76,7 +78,7 @@ def _ids_function(
         collect = Collect()
         with feeding(collect):
             model(keras.tree.pack_sequence_as(structure, list(flat)), training=False)
-        return [tf.cast(collect.ids[i], tf.int64) for i in lookups]
+        return [collect.ids[i] for i in lookups]
 
     function: Callable[..., Any] = tf.function(trace, autograph=False).get_concrete_function(*specs)
     return function

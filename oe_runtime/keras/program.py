@@ -13,6 +13,7 @@ from oe_runtime.client import Client, Pairs, Pulled
 from oe_runtime.keras import by_row
 from oe_runtime.keras.arrays import to_tensor
 from oe_runtime.keras.bodies import TRAIN, Body
+from oe_runtime.keras.feed import padding_cause
 from oe_runtime.keras.gradients import RowGroup
 from oe_runtime.keras.plan import LookupPlan
 from oe_runtime.keras.served import Served
@@ -91,6 +92,12 @@ class Program:
             return []
         ids = self._plan.ids(tensors[: self._inputs])
         return [client.plan(ids, tables) for tables in self._tables]
+
+    def padding_cause(self, tensors: Sequence[Any], batch: str) -> str:
+        """See `feed.padding_cause`; `tensors` are those of the batch."""
+        ids = self._plan.ids(tensors[: self._inputs])
+        of_lookups = [ids[source] for source in self._plan.sources]
+        return padding_cause(self._plan.layers, of_lookups, int(tensors[0].shape[0]), batch)
 
     def pairs(self, client: Client, pulls: Sequence[Pulled]) -> list[list[Any]]:
         """Return the pairs of all groups that need them (`by_row`)."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.keras import dense
+from oe_runtime.keras.feed import to_keys
 from oe_runtime.keras.in_worker import warn_of_weights
 from oe_runtime.model_tables import assign_all
 from oe_runtime.spec import TableSpec
@@ -48,9 +49,10 @@ class Table:
     spec: TableSpec
 
     def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows of ids of any shape: ids.shape + (dim,)."""
-        keys = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
-        return self.client.pull_rows(self.number, keys).reshape(*ids.shape, self.spec.dim)
+        """Return the rows of ids of any shape: ids.shape + (dim,). Floats: see `to_keys`."""
+        return self.client.pull_rows(self.number, to_keys(ids, self.spec.name)).reshape(
+            *ids.shape, self.spec.dim
+        )
 
     def assign(self, matrix: Any) -> None:
         """Assign the row of every id of a table with an input_dim; the optimizer's state stays."""
@@ -86,6 +88,7 @@ class Served:
         # Dense weights of load_weights for a model that makes its variables with the first batch.
         self.loaded: tuple[Path, dict[str, NDArray[Any]]] | None = None
         self.called = False  # the model, with a batch
+        self.ends_on_nan = False  # whether fit has the callback TerminateOnNaN
         self._warned = False  # of large weights
 
     @property
@@ -125,6 +128,15 @@ class Served:
             loss = loss + ops.cast(term, loss.dtype)
         model._loss_tracker.update_state(loss, sample_weight=ops.shape(keras.tree.flatten(x)[0])[0])
         return loss
+
+    def ends_with(self, logs: Mapping[str, Any]) -> bool:
+        """Whether TerminateOnNaN is to end fit after the step of these logs, whose push is left out then.
+
+        Several workers push together: there the push raises its error.
+        """
+        if not self.ends_on_nan or self.workers is not None or logs.get("loss") is None:
+            return False
+        return not np.isfinite(float(ops.convert_to_numpy(logs["loss"])))
 
     def learning_rate(self) -> Any:
         """In a step, before the optimizer's update: the learning rate of this step."""

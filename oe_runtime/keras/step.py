@@ -14,7 +14,7 @@ import tensorflow as tf
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.bodies import PREDICT, TEST, TRAIN, Body
 from oe_runtime.keras.dense import build_optimizer, is_built
-from oe_runtime.keras.feed import skeleton
+from oe_runtime.keras.feed import NanCauses, skeleton
 from oe_runtime.keras.program import Prepared, Program
 from oe_runtime.keras.served import Served
 from oe_runtime.keras.workers import broadcast_weights
@@ -36,6 +36,7 @@ class Steps:
         self._eager = eager
         self._programs: dict[Any, Program] = {}
         self._begun = False
+        self._causes = NanCauses()
         self.examples = 0  # of the last training step
 
     def measure_losses(self) -> Any:
@@ -142,10 +143,11 @@ class Steps:
             return result
         logs, rate, *gradients = result
         self.examples = int(prepared.tensors[0].shape[0])
-        if gradients[0]:
+        cause = self._causes.of(partial(program.padding_cause, prepared.tensors))
+        if gradients[0] and not self._served.ends_with(logs):
             of_ids, of_rows = ([None if g is None else to_numpy(g) for g in part] for part in gradients)
             push = self._client.push if thread is None else partial(self._client.push_later, thread)
-            push(prepared.pulls[0], of_ids, float(rate), of_rows=of_rows)
+            push(prepared.pulls[0], of_ids, float(rate), of_rows=of_rows, cause=cause)
         return logs
 
     def build(self, data: Any) -> None:

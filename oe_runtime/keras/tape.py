@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from oe_runtime.keras import feed
 from oe_runtime.keras.backends import tensorflow as backend
-from oe_runtime.keras.feed import feeding
+from oe_runtime.keras.feed import feeding, to_keys
 from oe_runtime.keras.supply import Plain
 from oe_runtime.keras.translate import clips
 from oe_runtime.keras.with_tables import WithTables
@@ -131,10 +131,13 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
     def _push(self, gradients: Sequence[Any]) -> None:
         client = self._served.client
         tables = [(lookup.table.number, i) for i, lookup in enumerate(self._lookups)]
-        n = len(tables)
+        lookups, n = list(self._lookups), len(tables)
 
         def push(rate: Any, *arrays: Any) -> None:
-            ids = [np.ascontiguousarray(array, np.int64).reshape(-1) for array in arrays[:n]]
+            ids = [
+                to_keys(array, lookup.table.spec.name)
+                for array, lookup in zip(arrays[:n], lookups, strict=True)
+            ]
             pulled = client.plan(ids, tables)
             parts = [
                 np.concatenate([arrays[n + i].reshape(-1, group.dim) for i in group.lookups])

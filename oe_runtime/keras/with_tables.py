@@ -190,6 +190,9 @@ class WithTables(_Model):  # type: ignore[misc]
         they are written to a temporary directory (TMPDIR), which needs as much disk as a checkpoint. Raises
         ValueError for it with several workers.
 
+        With TerminateOnNaN, the push of the step whose loss is not finite is left out, and the callback ends
+        training; several workers get the GradientError of their push.
+
         A JobCallback among the callbacks resumes it at the epoch and the batch of the job's checkpoint.
         """
         if "callbacks" not in kwargs and len(args) > _CALLBACKS:
@@ -208,8 +211,13 @@ class WithTables(_Model):  # type: ignore[misc]
             served = self.served
             workers = 1 if served.workers is None else served.workers.count
             given = kwargs.pop("callbacks")
+            flat = given.callbacks if isinstance(given, served.library.callbacks.CallbackList) else flat
+            served.ends_on_nan = any(isinstance(one, served.library.callbacks.TerminateOnNaN) for one in flat)
             with best_rows.keeping_best_rows(given, workers=workers, library=served.library) as callbacks:
-                history = super().fit(*args, callbacks=callbacks, **kwargs)
+                try:
+                    history = super().fit(*args, callbacks=callbacks, **kwargs)
+                finally:
+                    served.ends_on_nan = False
         self.client.settle()
         return history
 

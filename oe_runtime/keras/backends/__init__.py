@@ -48,7 +48,10 @@ class Backend(Protocol):
         """Return the steps of a compiled model."""
 
     def integer_ids(self, ids: Any, layer: str) -> Any:
-        """Return a layer's input as a tensor of int32 or int64; uint64 by its bits."""
+        """Return a layer's input as a tensor of int32 or int64; uint64 by its bits.
+
+        Floats stay as they are where they have no values yet: `feed.to_keys` checks and converts those.
+        """
 
     def pull(self, layer: Any, ids: Any) -> Any:
         """Pull the rows of ids now, outside of a step.

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from oe_runtime.client import Client
 from oe_runtime.keras.backends import one_by_one
 from oe_runtime.keras.backends.one_by_one import Collect, Layout, Rows, Supply
-from oe_runtime.keras.feed import dependent_ids_error, feeding, skeleton
+from oe_runtime.keras.feed import (
+    NanCauses,
+    dependent_ids_error,
+    feeding,
+    padding_cause,
+    skeleton,
+    to_keys,
+)
 from oe_runtime.keras.served import Served
 
 _INT32 = 2**31
@@ -112,7 +119,10 @@ class _Lookups:
             if key not in numbers:
                 numbers[key] = len(ids)
                 ids.append(
-                    one_by_one.flat_ids(np.asarray(next(computed) if direct is None else flat[direct]))
+                    to_keys(
+                        np.asarray(next(computed) if direct is None else flat[direct]),
+                        self.layers[lookup].name,
+                    )
                 )
             sources.append(numbers[key])
         return ids, sources
@@ -140,6 +150,7 @@ class Steps:
     def __init__(self, model: Any, client: Client, *, compiled: bool) -> None:
         self._model = model
         self._client = client
+        self._causes = NanCauses()
         self._lookups: dict[Any, _Lookups] = {}
 
         def function(step: Any) -> Any:
@@ -159,7 +170,11 @@ class Steps:
             data, rows, layout = self._pull(state, data)
             numbers = [table.numbers for table in rows.tables]
             logs, state, rate, gradients = self._train(state, layout, rows.arrays, rows.once, numbers, data)
-            one_by_one.push(self._client, rows, [np.asarray(g) for g in gradients], float(rate))
+            examples = int(np.shape(keras.tree.flatten(data[0])[0])[0])
+            cause = self._causes.of(partial(padding_cause, rows.layers, rows.ids, examples))
+            if not self._model.served.ends_with(logs):
+                parts = [np.asarray(g) for g in gradients]
+                one_by_one.push(self._client, rows, parts, float(rate), cause)
             return logs, state
 
         return self._over_batches(step, lambda logs: logs[-1])
@@ -308,7 +323,7 @@ def integer_ids(ids: Any, layer: str) -> Any:
     ids = keras.ops.convert_to_tensor(ids)
     if ids.dtype == jnp.uint64:
         return jax.lax.bitcast_convert_type(ids, jnp.int64)
-    return ids if jnp.issubdtype(ids.dtype, jnp.integer) else ids.astype(int)
+    return ids.astype(int) if ids.dtype == bool else ids
 
 
 def pull(layer: Any, ids: Any) -> Any:

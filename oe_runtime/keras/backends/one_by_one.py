@@ -6,7 +6,7 @@ follows from the batch's shape. Gradients come out in the same shape, and the cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,7 @@ class Rows:
     arrays: Sequence[NDArray[Any]]  # of each group: (ids, dim)
     once: Sequence[NDArray[Any]]  # of each trained group, if a layer is regularized: see `regularization`
     tables: Sequence[TableIds]  # if gradients are clipped
+    ids: Sequence[NDArray[np.int64]]  # of the lookups, flat
 
 
 def pull(client: Client, optimizer: Any, layers: Sequence[Any], ids: Any, sources: Sequence[int]) -> Rows:
@@ -132,6 +133,7 @@ def pull(client: Client, optimizer: Any, layers: Sequence[Any], ids: Any, source
         [table for g, group in enumerate(groups) for table in _tables(g, group, layers, layout[g])]
         if optimizer is not None and clips(optimizer)
         else [],
+        [ids[source] for source in sources],
     )
 
 
@@ -204,20 +206,24 @@ def clip(
     return clip_tables(optimizer, dense, sums)
 
 
-def push(client: Client, rows: Rows, gradients: Sequence[NDArray[Any]], rate: float) -> None:
-    """Push a step's gradients: one array per trained group, or per table if they were clipped."""
+def push(
+    client: Client,
+    rows: Rows,
+    gradients: Sequence[NDArray[Any]],
+    rate: float,
+    cause: Callable[[], str],
+) -> None:
+    """Push the gradients of a step: one array per trained group, or per table if they were clipped.
+
+    `cause` is that of `Client.push`.
+    """
     if not rows.trained:
         return
     pulled = rows.pulls[0]
     if not rows.tables:
-        client.push(pulled, gradients, rate)
+        client.push(pulled, gradients, rate, cause=cause)
         return
     sums = [np.zeros_like(group.rows) for group in pulled.groups]
     for table, part in zip(rows.tables, gradients, strict=True):
         sums[table.group][table.rows] = part[: len(table.rows)]
-    client.push(pulled, sums, rate, summed=True)
-
-
-def flat_ids(ids: Any) -> NDArray[np.int64]:
-    """Return an array of integers as the client takes it."""
-    return np.ascontiguousarray(ids).astype(np.int64, copy=False).reshape(-1)
+    client.push(pulled, sums, rate, summed=True, cause=cause)

@@ -102,7 +102,7 @@ def integer_ids(ids: Any, layer: str) -> Any:
     ids = tf.convert_to_tensor(ids)
     if ids.dtype == tf.uint64:
         return tf.bitcast(ids, tf.int64)
-    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+    return ids if ids.dtype in (tf.int32, tf.int64) or ids.dtype.is_floating else tf.cast(ids, tf.int64)
 
 
 def pull(layer: Any, ids: Any) -> Any:

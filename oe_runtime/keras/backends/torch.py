@@ -13,7 +13,15 @@ from keras import ops
 
 from oe_runtime.keras.backends import one_by_one
 from oe_runtime.keras.backends.one_by_one import Collect, Rows, Supply
-from oe_runtime.keras.feed import dependent_ids_error, feeding, skeleton
+from oe_runtime.keras.feed import (
+    NanCauses,
+    check_exact,
+    dependent_ids_error,
+    feeding,
+    padding_cause,
+    skeleton,
+    to_keys,
+)
 from oe_runtime.keras.served import Served
 
 
@@ -49,6 +57,7 @@ class Steps:
     def __init__(self, served: Served) -> None:
         self._model = served.model
         self._client = served.client
+        self._causes = NanCauses()
         self._counts: dict[Any, int] = {}  # lookups of a call, by the structure of its inputs
 
     def announce(self, data: Any, after: Any) -> None:
@@ -98,7 +107,10 @@ class Steps:
             # The rate of this step: applying the gradients moves the schedule on.
             rate = float(optimizer.learning_rate)
             # Before the dense weights change: if the servers refuse it, those stay as they were.
-            one_by_one.push(self._client, rows, [g.cpu().numpy() for g in gradients], rate)
+            examples = int(keras.tree.flatten(x)[0].shape[0])
+            cause = self._causes.of(partial(padding_cause, rows.layers, rows.ids, examples))
+            if not model.served.ends_with({"loss": loss.detach()}):
+                one_by_one.push(self._client, rows, [g.cpu().numpy() for g in gradients], rate, cause)
             if variables:
                 optimizer.apply(dense, variables)
             else:
@@ -159,12 +171,12 @@ class Steps:
         numbers: dict[Any, int] = {}
         ids: list[Any] = []
         sources: list[int] = []
-        for tensor in collect.ids:
+        for layer, tensor in zip(collect.layers, collect.ids, strict=True):
             # Lookups of the same tensor share their ids.
             same = (tensor.data_ptr(), tensor.dtype, tensor.numel()) if tensor.is_contiguous() else id(tensor)
             if same not in numbers:
                 numbers[same] = len(ids)
-                ids.append(one_by_one.flat_ids(tensor.cpu().numpy()))
+                ids.append(to_keys(tensor.cpu().numpy(), layer.name))
             sources.append(numbers[same])
         return one_by_one.pull(self._client, self._model.optimizer, collect.layers, ids, sources)
 
@@ -178,10 +190,13 @@ def _tensors(data: Any) -> tuple[Any, Any, Any]:
 
 def integer_ids(ids: Any, layer: str) -> Any:
     """See Backend."""
-    del layer
     ids = ops.convert_to_tensor(ids)
     if ids.dtype == torch.uint64:
         return ids.view(torch.int64)
+    if ids.is_floating_point() and not ids.is_meta:
+        # Float64, because NumPy has no bfloat16.
+        values = ids.detach().cpu().double().numpy().reshape(-1)
+        check_exact(values, keras.backend.standardize_dtype(ids.dtype), layer)
     return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
 
 

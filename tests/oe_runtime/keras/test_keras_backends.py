@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -18,7 +19,7 @@ from keras_models import OPTIMIZERS, ROWS, array, copy_rows, pair, permutations,
 
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
-from oe_runtime.errors import GradientError
+from oe_runtime.errors import GradientError, KeyRangeError
 
 BACKEND = keras.backend.backend()
 
@@ -318,6 +319,131 @@ def test_a_refused_push_says_why():
     factors[2] = 0
     if BACKEND != "tensorflow":  # dense weights are not changed before the push there
         assert np.isfinite(model.evaluate([ids, factors], y, verbose=0))
+
+
+FIRST_SHARED = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
+
+
+def _looked_up(dtype):
+    """Ids of a float type, looked up as they are and cut out of the input."""
+    x = keras.Input((2,), dtype=dtype, name="ids")
+    both = embed.Embedding(-1, 2, "ones", name="both")(x)
+    first = embed.Embedding(-1, 2, "ones", name="first")(x[:, :1])
+    pooled = keras.layers.GlobalAveragePooling1D()
+    model = embed.distributed_model(keras.Model(x, keras.layers.Dense(1)(pooled(both) + pooled(first))))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("dtype", FIRST_SHARED)
+def test_ids_that_floats_cannot_tell_apart_are_refused(any_id, dtype):
+    limit = FIRST_SHARED[dtype]
+    model = _looked_up(dtype)
+    ids = np.array([[3, limit - 1], [1 - limit, 3], [7, 8]])
+    model.fit(ids, np.ones((3, 1)), verbose=0)
+    rows = model.get_layer("both").table.rows(ids)
+    assert (rows != 1).all()  # the rows of these very ids were trained
+    advice = r'came as \w+, in which ids from \d+ on .*; give .*keras.Input\(shape, dtype="int64"\)'
+    for bad in (limit, limit + 1, -limit):  # limit + 1 is rounded to limit before it gets here
+        ids[1, 1] = bad
+        found = f"Embedding 'both': id {bad if bad < 0 else limit}.* {advice}"
+        for use in (
+            lambda: model.fit(ids, np.ones((3, 1)), verbose=0),
+            lambda: model.train_on_batch(ids, np.ones((3, 1))),
+            lambda: model.evaluate(ids, np.ones((3, 1)), verbose=0),
+            lambda: model.predict(ids, verbose=0),
+            lambda: model(keras.ops.cast(keras.ops.convert_to_tensor(ids), dtype)),
+        ):
+            with pytest.raises(KeyRangeError, match=found):
+                use()
+    ids[:] = [[limit, 1]] * 3  # also where they are computed from the input
+    with pytest.raises(KeyRangeError, match=r"'(both|first)'"):
+        model.predict(ids, verbose=0)
+    ids = np.full((3, 2), np.nan)
+    with pytest.raises(KeyRangeError, match=f"'(both|first)': id nan came as {dtype}"):
+        model.predict(ids, verbose=0)
+    np.testing.assert_array_equal(model.get_layer("both").table.rows(np.array([limit])), 1)
+
+
+def test_floats_lose_their_fraction_as_in_keras(any_id):
+    model = _looked_up("float32")
+    whole, parts = np.array([[3.0, 5.0]]), np.array([[3.9, 5.2]])
+    model.fit(whole, np.ones((1, 1)), verbose=0)
+    np.testing.assert_array_equal(model.predict(parts, verbose=0), model.predict(whole, verbose=0))
+
+
+def _pooled():
+    """The mean over the unmasked ids of an example."""
+    x = keras.Input((3,), dtype="int64")
+    words = embed.Embedding(20, 2, mask_zero=True, name="words")(x)
+    model = embed.distributed_model(
+        keras.Model(x, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(words)))
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize("together", [False, True])  # in another thread on TensorFlow
+def test_an_example_of_padding_alone_is_named(together):
+    """Keras masks the rows' gradients, but the dense weights and with them the next step are NaN."""
+    ids = np.arange(1, 37).reshape(-1, 3) % 19 + 1
+    ids[6] = 0
+    model = _pooled()
+    if not together:
+        for begin in (0, 4):
+            model.train_on_batch(ids[begin : begin + 4], np.ones((4, 1)))
+        ids = ids[8:]
+    with pytest.raises(GradientError) as error:
+        model.fit(ids, np.ones((len(ids), 1)), batch_size=4, shuffle=False, verbose=0)
+    assert re.fullmatch(
+        r"table 'words': the gradient of key \d+ is not finite \(12 of 12 keys\); example 2 of the batch "
+        r"before has only padding \(id 0\) in Embedding 'words', and a mean over .* masked is 0/0: .* give "
+        r"such examples an id of their own; otherwise try a smaller learning rate, or set .*",
+        str(error.value),
+    )
+
+
+def test_a_mean_over_padding_alone_that_reaches_its_rows_is_named():
+    x = keras.Input((3,), dtype="int64")
+    words = embed.Embedding(20, 2, mask_zero=True, name="words")(x)
+    there = keras.ops.cast(x != 0, "float32")
+    mean = keras.ops.sum(words * there[..., None], axis=1) / keras.ops.sum(there, axis=1, keepdims=True)
+    model = embed.distributed_model(keras.Model(x, keras.layers.Dense(1)(mean)))
+    model.compile("sgd", "mse")
+    with pytest.raises(
+        GradientError, match=r"key 0 is not finite .*; example 1 of the batch has only padding"
+    ):
+        model.train_on_batch(np.array([[1, 2, 0], [0, 0, 0]]), np.ones((2, 1)))
+    assert np.isfinite(model.get_layer("words").table.rows(np.arange(20))).all()
+
+
+@pytest.mark.parametrize("bad", [2, 4])  # the batch, of 0 to 4
+@pytest.mark.parametrize("given", ["one", "a list", "Keras's list"])
+def test_terminate_on_nan_ends_training_as_in_keras(given, bad):
+    x, y = random_ids(100)
+    y[20 * bad] = np.nan
+    model, _ = pair()
+    losses = []
+
+    class Noting(keras.callbacks.TerminateOnNaN):
+        def on_batch_end(self, batch, logs=None):
+            losses.append(logs["loss"])
+            super().on_batch_end(batch, logs)
+
+    callbacks = {
+        "one": Noting,
+        "a list": lambda: [Noting()],
+        "Keras's list": lambda: keras.callbacks.CallbackList([Noting()], add_history=True, model=model),
+    }[given]()
+    options = {"batch_size": 20, "epochs": 3, "shuffle": False, "verbose": 0}
+    model.fit(x, y, callbacks=callbacks, **options)
+    # On JAX, Keras calls callbacks in another thread and may begin one more batch.
+    assert np.isfinite(losses[:bad]).all()
+    assert not np.isfinite(losses[bad:]).any()
+    assert 1 <= len(losses) - bad <= 2
+    assert np.isfinite(model.get_layer("table_a").table.rows(np.arange(ROWS))).all()
+    with pytest.raises(GradientError):  # in a fit without it
+        model.fit(x, y, **options)
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="all of it is offered there")
