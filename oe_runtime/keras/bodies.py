@@ -97,7 +97,15 @@ def _forward(served: Served) -> Any:
     """
 
     def call(x: Any) -> Any:
-        return served.model(x, training=True)
+        outputs = served.model(x, training=True)
+        if served.xla:
+            for layer in served.model._flatten_layers():
+                if layer._losses:  # tensors of this function, which the loss is computed outside of
+                    raise ValueError(
+                        f"layer '{layer.name}' adds a loss in its call (activity_regularizer or add_loss), "
+                        "which does not work with jit_compile=True; compile without it"
+                    )
+        return outputs
 
     return tf.function(call, jit_compile=True, autograph=False) if served.xla else call
 

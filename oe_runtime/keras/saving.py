@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ _PREFIX = Path("variables/variables")  # of the weights in a SavedModel, which O
 def save_weights(model: Any, filepath: _Path, overwrite: bool = True, include_optimizer: bool = True) -> None:
     """See `WithTables.save_weights`."""
     model.served.finish_loading()
+    if Path(filepath).suffix == ".keras":
+        # Keras opens it as a file, before it comes to config.json. No path here: Python then says it once.
+        warnings.warn(
+            "the name of the save ends in .keras, but a model with tables is a directory, which "
+            "keras.models.load_model cannot open under such a name: read it with model.load_weights",
+            stacklevel=3,
+        )
     arrays = dense.values(model)
     if not include_optimizer:
         arrays = {name: value for name, value in arrays.items() if not name.startswith("optimizer/")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,42 @@ from keras_models import random_ids, two_fields
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
 from oe_runtime.errors import KeyRangeError, SpecMismatch
+
+
+class _AddsLoss(keras.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(keras.ops.sum(inputs))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [keras.layers.Dense(1, activity_regularizer="l2", name="adds"), _AddsLoss(name="adds")],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_jit_compile_with_a_loss_of_a_layer(layer):
+    x = keras.Input((1,), dtype="int64")
+    rows = keras.layers.Flatten()(embed.Embedding(5, 3, name="t")(x))
+    model = embed.distributed_model(keras.Model(x, layer(rows)))
+    model.compile("sgd", "mse", jit_compile=True)
+    data = np.array([[1], [2]]), np.zeros((2, layer(np.zeros((1, 3), np.float32)).shape[-1]))
+    with pytest.raises(
+        ValueError, match=r"^layer 'adds' adds a loss .* with jit_compile=True; compile without"
+    ):
+        model.fit(*data, verbose=0)
+    model.compile("sgd", "mse")
+    model.fit(*data, verbose=0)
+
+
+def test_a_directory_that_is_named_like_a_keras_file(tmp_path):
+    model = embed.distributed_model(two_fields())
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match=r"ends in \.keras, but .* is a directory.*model\.load_weights"):
+        model.save(tmp_path / "best.keras")
+    model.load_weights(tmp_path / "best.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.save(tmp_path / "best")
 
 
 @pytest.mark.parametrize(
