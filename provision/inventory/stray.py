@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from provision.cluster.errors import did_you_mean
@@ -34,7 +35,9 @@ def problems(path: Path) -> list[str]:
 
 def _texts(directory: Path, path: Path) -> str:
     """The texts of the other files beside the inventory, which may be inventories too."""
-    files = (
-        item for item in sorted(directory.iterdir()) if item.is_file() and item.resolve() != path.resolve()
-    )
-    return "\n".join(item.read_text(errors="replace") for item in files if item.stat().st_size < 1_000_000)
+    texts = []
+    for item in sorted(directory.iterdir()):
+        with suppress(OSError):  # it may be nobody's but root's
+            if item.is_file() and item.stat().st_size < 1_000_000 and item.resolve() != path.resolve():
+                texts.append(item.read_text(errors="replace"))
+    return "\n".join(texts)

@@ -12,7 +12,9 @@ _LEAST = 3  # source, mount point, type; without options the defaults hold
 
 def unescape(text: str) -> str:
     """Undo the escapes of a path in /etc/fstab or /proc/mounts."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
+    # Each escape is a byte; a letter of UTF-8 may have several.
+    undone = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8) & 0xFF]), text.encode())
+    return undone.decode("utf-8", "replace")
 
 
 def escape(text: str) -> str:

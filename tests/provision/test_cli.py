@@ -246,6 +246,7 @@ def test_inventory_check_lists_servers_that_a_launch_would_refuse(run, tmp_path:
     (tmp_path / "inventory.yml").write_text(yaml.safe_dump({"all": {"children": groups, "vars": files}}))
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "host_vars/ps9.yml").write_text("{}")
+    (tmp_path / "beside").symlink_to("/proc/self/mem")  # a file that root cannot read either
     found = run("inventory", "check")
     assert found.code == 1
     for piece in (

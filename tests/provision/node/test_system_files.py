@@ -187,7 +187,16 @@ FIELDS = st.builds(
     st.sampled_from(["/dev/pmem0", "UUID=1-2", "LABEL=a\\040b", "none"]),
     st.sampled_from([" ", "\t ", ""]),
     st.sampled_from(
-        ["/mnt/pmem0", "/mnt/pmem0/", "//mnt/pmem0", "/mnt/pm\\145m0", "/home", "/a\\040b", "/h\\043"]
+        [
+            "/mnt/pmem0",
+            "/mnt/pmem0/",
+            "//mnt/pmem0",
+            "/mnt/pm\\145m0",
+            "/home",
+            "/a\\040b",
+            "/h\\043",
+            "/\\303\\251",
+        ]
     ),
     st.sampled_from(
         [" ext4", " ext4 ", "\text4\tdax,nofail", " ext4 defaults 0", " ext4 defaults 0 2", "", " ext4 a x"]
@@ -199,6 +208,7 @@ FIELDS = st.builds(
 @pytest.mark.skipif(not shutil.which("findmnt"), reason="there is no findmnt")
 @READS
 @given(lines=st.lists(FIELDS, max_size=5), end=st.sampled_from(["\n", ""]))
+@example(lines=["/dev/pmem0 /mnt/caf\\303\\251 ext4", "/dev/pmem1 /mnt/pmem0 ext4"], end="\n")
 @example(lines=["/dev/pmem0 /mnt/pmem0 ext4", "UUID=q /home ext4 defaults 0 2"], end="\n")
 def test_fstab_is_edited_as_findmnt_reads_it(tmp_path: Path, lines: list[str], end: str) -> None:
     text = "\n".join(lines) + end if lines else ""
