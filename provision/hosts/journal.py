@@ -197,7 +197,7 @@ def private_files(state_dir: Path, cluster: str) -> Path:
 
     They belong to the holder of the cluster's lock.
     """
-    return state_dir.absolute() / "ansible" / cluster
+    return state_dir.absolute() / "ansible" / f"of-{cluster}"  # a cluster may be named ".."
 
 
 def remove_private_files(state_dir: Path, cluster: str) -> None:

@@ -9,7 +9,7 @@ from typing import TextIO
 import pytest
 
 from provision.cluster.errors import ConvergeError
-from provision.hosts.journal import Journal, cluster_lock
+from provision.hosts.journal import Journal, cluster_lock, private_files
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -138,3 +138,15 @@ def test_a_lock_whose_file_its_holder_removes_is_taken_anew(
         assert f"pid {os.getpid()}" in (tmp_path / "lock-local").read_text()
         with pytest.raises(ConvergeError), cluster_lock(tmp_path, "local"):
             pytest.fail("the lock was given twice")
+
+
+@pytest.mark.parametrize("cluster", ["..", ".", ""])  # `-i ..` and `-i .` name clusters so
+def test_a_lock_removes_nothing_but_its_cluster_s_private_files(tmp_path: Path, cluster: str) -> None:
+    state_dir = tmp_path / "state"
+    others = state_dir / "jobs/1/job.json", private_files(state_dir, "another") / "env"
+    for path in others:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    with cluster_lock(state_dir, cluster):
+        pass
+    assert all(path.exists() for path in others)
