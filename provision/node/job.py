@@ -118,16 +118,15 @@ def _check_place(system: System, args: Dict[str, Any]) -> None:
         if job == mine:
             continue
         others = [
-            item
+            (item, mount)
             for item in jobfiles.recorded(system, os.path.join(jobs, job))
-            if mounts.intersection(_mount_of(system, path) for path in item["directories"])
+            for mount in sorted(mounts.intersection(_mount_of(system, path) for path in item["directories"]))
         ]
-        found = systemd.show(system, [item["unit"] for item in others])
-        for item in others:
+        found = systemd.show(system, [item["unit"] for item, _ in others])
+        for item, mount in others:
             if found[item["unit"]].up:
                 raise CommandError(
-                    f"job {job} runs on {item['mount']} already ({item['name']}); stop it first: oeprov stop "
-                    f"{job}"
+                    f"job {job} runs on {mount} already ({item['name']}); stop it first: oeprov stop {job}"
                 )
 
 

@@ -385,7 +385,7 @@ def test_an_environment_is_made_without_its_users_links(host: Host) -> None:
 
     def run(argv: list[str], timeout: float = 60, environment: dict[str, str] | None = None) -> Result:
         def links() -> None:
-            made = host.top / place[1:]
+            made = host.top / argv[-1].lstrip("/")
             own = made / "lib/python3.11/site-packages"
             own.mkdir(parents=True)
             (own / "oeprov-runtime.pth").symlink_to(victim / "oeprov-runtime.pth")
