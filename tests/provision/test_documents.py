@@ -158,6 +158,7 @@ def test_files_of_the_walks_exist() -> None:
 def test_variables_that_are_named_are_known() -> None:
     prefixes = "|".join(prefix for prefix in settings.PREFIXES if prefix != "oeprov_")
     others = {"pmem_libpmem", "pmem_memkind", "training_"}
+    others.add("pmem_pool_root_path")  # of OpenEmbedding's flags.config
     others.add("pmem_consent")  # of the roles used alone; `oeprov` has --consent
     for document in DOCUMENTS:
         spans = [
