@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,19 +261,13 @@ def _first_batch(given: dict[str, Any]) -> Any:
     data = given["x"]
     if isinstance(data, Iterator):
         batch = next(data)
-        given["x"] = _chain([batch], data)
+        given["x"] = (one for one in itertools.chain([batch], data))  # Keras asks for a generator
         return batch
     if _is_py_dataset(data):
         return data[0]
     if isinstance(data, tf.data.Dataset):
         return next(iter(data))
     return (tf.nest.map_structure(lambda array: array[:1], data),)
-
-
-def _chain(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:
-    """Return a generator, which Keras asks for, over both."""
-    yield from first
-    yield from rest
 
 
 def _taken(losses: Any) -> tuple[float, int]:
