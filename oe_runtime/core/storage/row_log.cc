@@ -18,10 +18,11 @@ constexpr uint64_t kLeastSegments = 8;      // that the log has at least, if the
 // Without that, a recovery would bring the row back.
 constexpr const char* kNoTombstone =
     "the log has no room to note that a row is gone; save the table to a file and restore it";
-constexpr uint64_t kMostGrowth = 256;  // segments at once
-constexpr size_t kMostUnwritten = 16;  // full chunks, beyond which Reserve() writes them
-constexpr int kMostAttempts = 64;      // to make room
-constexpr int kMostInVain = 2;         // cleanings in turn, beyond which the log takes more space
+constexpr uint64_t kMostGrowth = 256;    // segments at once
+constexpr size_t kMostUnwritten = 16;    // full chunks, beyond which Reserve() writes them
+constexpr int kMostAttempts = 64;        // to make room
+constexpr uint64_t kReserveWindow = 16;  // segments that are begun; see IsLow()
+constexpr int kMostInVain = 2;           // cleanings in turn, beyond which the log takes more space
 
 // Of `most` segments, those that only write-backs and cleaning may fill; for new rows, with those for
 // updates.
@@ -375,6 +376,10 @@ RowLog::Pending* RowLog::OpenChunk(Stream* stream, bool row) {
     segment = Segment{};
     segment.use = ++last_use_;
     segment.state = State::kOpen;
+    if (segment.use % kReserveWindow == 0) {
+      most_reserved_before_ = most_reserved_;
+      most_reserved_ = reserved_;
+    }
   }
   const Segment& segment = segments_[stream->segment];
   auto open = std::make_unique<Pending>();
@@ -624,9 +629,12 @@ void RowLog::WriteChunks() {
   }
 }
 
-// Whether cleaning should begin before somebody waits for it.
+// Whether cleaning should begin before somebody waits for it: whether few segments are free, and not twice as
+// many as the largest of the latest reservations takes. Older ones are forgotten: a single large call must
+// not have the log cleaned early for good.
 bool RowLog::IsLow() const {
-  const uint64_t wanted = (most_reserved_ + segment_rows_ - 1) / segment_rows_;
+  const uint64_t rows = std::max(most_reserved_, most_reserved_before_);
+  const uint64_t wanted = (rows + segment_rows_ - 1) / segment_rows_;
   return free_.size() < kCleanerSegments + 3 + 2 * wanted;
 }
 

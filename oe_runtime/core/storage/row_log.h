@@ -350,12 +350,13 @@ class RowLog {
   std::map<uint32_t, Pending*> resident_;                   // by the first block of their rows
   std::map<uint64_t, std::unique_ptr<Pending>> unwritten_;  // by ticket
   uint64_t tickets_ = 0;
-  uint64_t number_ = 0;         // of the last entry
-  uint64_t last_use_ = 0;       // of segments
-  uint64_t reserved_ = 0;       // rows
-  uint64_t most_reserved_ = 0;  // at once
-  uint64_t changed_now_ = 0;    // rows of earlier epochs that the open one superseded
-  uint64_t most_changed_ = 0;   // of an epoch; older ones count less and less
+  uint64_t number_ = 0;                // of the last entry
+  uint64_t last_use_ = 0;              // of segments
+  uint64_t reserved_ = 0;              // rows
+  uint64_t most_reserved_ = 0;         // at once, since the last kReserveWindow segments began,
+  uint64_t most_reserved_before_ = 0;  // and while those before them did
+  uint64_t changed_now_ = 0;           // rows of earlier epochs that the open one superseded
+  uint64_t most_changed_ = 0;          // of an epoch; older ones count less and less
   uint64_t appended_ = 0;
   uint64_t moved_ = 0;
   uint64_t written_bytes_ = 0;

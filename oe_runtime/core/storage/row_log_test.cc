@@ -262,6 +262,37 @@ TEST(RowLogTest, CleaningMovesLittleAtTheTargetSize) {
   }
 }
 
+// A large call must not let the log be cleaned early for good.
+TEST(RowLogTest, OneLargeReservationCostsLittleLater) {
+  for (const bool checkpoints : {true, false}) {
+    SimulatedBlockDevice device(6);
+    Owner owner(&device, SmallSpec(512));
+    owner.Create();
+    std::mt19937_64 random(7);
+    uint64_t id = 0;
+    for (Key key = 0; key < Owner::kKeys; ++key) owner.Write(key);
+    const auto bytes_per_row = [&](size_t turns) {
+      const RowLogStats before = owner.log().stats();
+      for (size_t i = 0; i < turns * Owner::kKeys; ++i) {
+        owner.Write(random() % Owner::kKeys);
+        if (i % 100 == 0 && owner.log().WantsTending()) owner.log().Tend();
+        if (checkpoints && i % (Owner::kKeys / 10) == 0) owner.Checkpoint(++id);
+      }
+      const RowLogStats after = owner.log().stats();
+      return static_cast<double>(after.written_bytes - before.written_bytes) /
+             static_cast<double>(after.appended - before.appended);
+    };
+    (void)bytes_per_row(2);
+    const double before = bytes_per_row(5);
+    (void)owner.log().Reserve(2 * Owner::kKeys, Need::kWriteBack);
+    (void)bytes_per_row(2);
+    const double after = bytes_per_row(5);
+    std::printf("%s checkpoints: %.0f bytes written per row of 512 bytes, later %.0f\n",
+                checkpoints ? "with" : "without", before, after);
+    EXPECT_LT(after, 1.1 * before);
+  }
+}
+
 TEST(RowLogTest, AFullDeviceRefusesNewRowsFirst) {
   SimulatedBlockDevice device(4);
   RowLogSpec spec = SmallSpec(512);
