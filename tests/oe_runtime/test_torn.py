@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def servers(tmp_path: Path) -> Iterator[list[Server]]:
         pool = tmp_path / f"pool-{index}"
         flags = ["--storage", "pmem_libpmem", "--storage-path", str(pool), "--storage-recover"]
         flags += ["--storage-size", str(1536 << 10)] if index == 0 else []
+        flags += ["--checkpoint-dir", str(tmp_path / f"scratch-{index}")]
         made.append(Server(tmp_path / f"server-{index}", *flags, index=index, count=2))
     yield made
     for server in made:
@@ -149,6 +151,95 @@ def test_a_change_by_key_that_one_server_never_got_tears_the_job(
         change(client)
         client.checkpoint(2, wait=True)
     relay.close()
+
+
+def breaks_once(op: int, armed: list[int]) -> Callable[[int], None]:
+    """End the connection at a request for `op`, once `armed` has it."""
+
+    def on_request(asked: int) -> None:
+        if asked == op and asked in armed:
+            armed.clear()
+            raise ConnectionResetError
+
+    return on_request
+
+
+@pytest.mark.parametrize(
+    ("op", "transfer"),
+    [(16, "shared"), (6, "shared"), (6, "wire")],
+    ids=["recover", "restore", "restore-wire"],
+)
+def test_another_client_after_half_a_recovery(
+    servers: list[Server], tmp_path: Path, op: int, transfer: str
+) -> None:
+    """Both servers went back before, and neither has been pushed to since: their pushes tell nothing."""
+    armed: list[int] = []
+    relay = Relay(servers[1].endpoint, breaks_once(op, armed))
+    endpoints = [servers[0].endpoint, relay.endpoint]
+    with Client(endpoints, share_memory=False, checkpoint_transfer=transfer) as client:
+        client.create_table(SPEC)
+        client.create_table(HUGE)
+
+        def keep(number: int) -> None:
+            push(client)
+            if op == 16:
+                client.checkpoint(number, wait=True)
+            else:
+                (tmp_path / f"save-{number}").mkdir()
+                client.save(tmp_path / f"save-{number}")
+
+        def go_back(number: int) -> None:
+            if op == 16:
+                client.recover(number)
+            else:
+                client.restore(tmp_path / f"save-{number}")
+
+        keep(1)
+        keep(2)
+        go_back(2)
+        armed.append(op)
+        with pytest.raises(ServerLost):
+            go_back(1)
+    with connect(servers) as client:
+        deadline = time.monotonic() + 60
+        while len(np.unique(client.pull_rows(0, SOME))) == 1:  # the first server is still at it
+            assert time.monotonic() < deadline
+        push(client)
+        two = ("checkpoint 2", "checkpoint 1") if op == 16 else ("save-2", "save-1")
+        sentence = f"table '(t|huge)' started from .*{two[0]} on server .*, from .*{two[1]} on server"
+        with pytest.raises(TornError, match=sentence):
+            client.save(tmp_path)
+        assert_torn(client, tmp_path / "saved")
+        if op == 16:
+            client.recover(1)
+        else:
+            client.restore(tmp_path / "save-1")
+        np.testing.assert_array_equal(client.pull_rows(0, SOME), -1)
+        push(client)
+        client.save(tmp_path / "saved")
+    relay.close()
+
+
+def test_a_server_that_came_back_where_the_others_are_tears_nothing(
+    servers: list[Server], tmp_path: Path
+) -> None:
+    """One began with the checkpoint that the other made after it had begun with an earlier one."""
+    with connect(servers) as client:
+        push(client)
+        client.checkpoint(1, wait=True)
+        assert client.recover() == 1
+        push(client)
+        client.checkpoint(2, wait=True)
+    port = servers[1].endpoint.rpartition(":")[2]
+    servers[1].end()
+    servers[1].ready_file.unlink()
+    flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool-1"), "--storage-recover"]
+    servers[1] = Server(tmp_path / "server-1", *flags, "--port", port, index=1, count=2)
+    servers[1].ready()
+    with connect(servers) as client:
+        client.save(tmp_path)
+        push(client)
+        client.checkpoint(3, wait=True)
 
 
 CLIENT = """

@@ -70,6 +70,16 @@ std::vector<std::string> Newest(const std::vector<TableChain>& chains) {
   return files;
 }
 
+std::string NameOfSave(uint64_t checksums, const std::string& directory) {
+  return "the save " + HexText(checksums) + " in " + directory;
+}
+
+uint64_t SumOfChecksums(const std::vector<TableFileInfo>& files) {
+  uint64_t sum = 0;
+  for (const TableFileInfo& file : files) sum += file.checksum;
+  return sum;
+}
+
 void CheckFollows(const TableFileInfo& info, const TableSpec& spec, size_t row_bytes, const ShardInfo& shard,
                   uint64_t base) {
   CheckSpec(info, spec, row_bytes);

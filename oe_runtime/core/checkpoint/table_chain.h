@@ -24,6 +24,10 @@ std::vector<std::string> Newest(const std::vector<TableChain>& chains);
 std::vector<TableFileInfo> CheckChains(const TableSpec& spec, size_t row_bytes,
                                        const std::vector<TableChain>& chains);
 
+// Names a save, of whose newest files `checksums` is the sum, and tells it from others in the same place.
+std::string NameOfSave(uint64_t checksums, const std::string& directory);
+uint64_t SumOfChecksums(const std::vector<TableFileInfo>& files);
+
 // Checks that the file of `info` is an increment on that with the checksum `base`, of the same server and of
 // a table like this. Throws CheckpointError naming the file and the field with both values.
 void CheckFollows(const TableFileInfo& info, const TableSpec& spec, size_t row_bytes, const ShardInfo& shard,

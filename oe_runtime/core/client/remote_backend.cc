@@ -171,23 +171,26 @@ class RemoteBackend : public Backend {
 
   void RequireSamePushes() override {
     RequireIntact();
-    // Asynchronous workers push while others save.
-    if (peers_.size() == 1 || (worker_.takes_part() && !worker_.synchronous)) return;
+    if (peers_.size() == 1) return;
     for (const auto& peer : peers_) {
       if (peer->version < kVersion6) return;
     }
+    // Asynchronous workers push while others save.
+    const bool pushes = !worker_.takes_part() || worker_.synchronous;
     using Clock = std::chrono::steady_clock;
     std::vector<json> before;
     Clock::time_point still = Clock::now();  // since when nothing has moved
     for (;;) {
       std::vector<json> now = AskAll(Op::kVersions, "", patience_);
-      const std::string difference = DifferenceOf(now);
+      std::string difference = DifferenceOfOrigins(now);
+      const bool origins = !difference.empty();
+      if (!origins && pushes) difference = DifferenceOfPushes(now);
       if (difference.empty()) return;
       bool pushing = false;
       for (size_t i = 0; i < now.size(); ++i) {
         pushing = pushing || now[i].value("pushing", 0) > 0;
         // Somebody else pushes: a server may just not have the latest yet.
-        if (!before.empty() && now[i]["tables"] != before[i]["tables"]) return;
+        if (!origins && !before.empty() && now[i]["tables"] != before[i]["tables"]) return;
       }
       if (pushing) still = Clock::now();
       if (Clock::now() - still >= kSettle) {
@@ -520,10 +523,38 @@ class RemoteBackend : public Backend {
     torn_.clear();
   }
 
+  // Which table started from something else on one server than on another; empty if none. A server that came
+  // back with a checkpoint and one that made it have that in common.
+  std::string DifferenceOfOrigins(const std::vector<json>& all) const {
+    const auto origins = [](const json& one, const std::string& table) {
+      const json& of_table = one.at("tables").at(table);
+      return of_table.size() > 2 ? of_table.at(2) : json();  // 0.2.0 has none
+    };
+    try {
+      for (const auto& [table, ignored] : all.front().at("tables").items()) {
+        const json first = origins(all.front(), table);
+        for (size_t i = 1; i < all.size(); ++i) {
+          const json other = origins(all[i], table);
+          if (first.is_null() || other.is_null()) continue;
+          const bool common = std::any_of(first.begin(), first.end(), [&](const json& origin) {
+            return std::find(other.begin(), other.end(), origin) != other.end();
+          });
+          if (common) continue;
+          return "table '" + table + "' started from " + other.at(0).get<std::string>() + " on server " +
+                 peers_[i]->endpoint + ", from " + first.at(0).get<std::string>() + " on server " +
+                 peers_.front()->endpoint;
+        }
+      }
+    } catch (const json::exception&) {
+      return "";  // a table that another client is just making is not everywhere
+    }
+    return "";
+  }
+
   // Which table has other pushes on one server than on another; empty if none. Counted from when the job last
   // went back, if it has everywhere: a checkpoint of asynchronous workers may have other versions on each
   // server.
-  std::string DifferenceOf(const std::vector<json>& all) const {
+  std::string DifferenceOfPushes(const std::vector<json>& all) const {
     try {
       for (const auto& [table, first] : all.front().at("tables").items()) {
         bool based = true;

@@ -148,6 +148,7 @@ struct Source {
   std::vector<uint64_t> rows;      // for each server that shall have them
   // For each server, the file with its keys' counts of the filter; nothing where none were saved.
   std::vector<std::string> filters;
+  uint64_t checksums = 0;  // SumOfChecksums of all chains
 };
 
 // The part of one table that one server gets, as a file. Whole chunks of it are sent, and the rest at its
@@ -231,7 +232,9 @@ Source Open(const TableSpec& spec, const std::vector<std::string>& directories, 
   Source source;
   source.chains = FindTableChains(directories, spec.name);
   const size_t row_bytes = ReadTableFileInfo(source.chains.front().back()).row_bytes;
-  source.info = CheckChains(spec, row_bytes, source.chains).front();
+  const std::vector<TableFileInfo> infos = CheckChains(spec, row_bytes, source.chains);
+  source.info = infos.front();
+  source.checksums = SumOfChecksums(infos);
   source.rows.resize(servers);
   std::vector<std::vector<uint64_t>> counts(source.chains.size(), std::vector<uint64_t>(servers));
   pool->ParallelFor(source.chains.size(), [&](size_t i) { AddRowsByServer(source.chains[i], &counts[i]); });
@@ -255,7 +258,11 @@ std::vector<std::string> OpenFilters(const TableSpec& spec, const Source& source
   return filters;
 }
 
-void Announce(const std::vector<Source>& sources, uint32_t servers, const Ask& ask) {
+void Announce(const std::vector<Source>& sources, const std::string& directory, uint32_t servers,
+              const Ask& ask) {
+  uint64_t checksums = 0;
+  for (const Source& source : sources) checksums += source.checksums;
+  const std::string save = NameOfSave(checksums, directory);
   std::vector<std::string> bodies(servers);
   std::vector<Call> calls(servers);
   for (uint32_t server = 0; server < servers; ++server) {
@@ -267,7 +274,8 @@ void Announce(const std::vector<Source>& sources, uint32_t servers, const Ask& a
       files.push_back({{"file", FilterFileName(TableFileName(source.info.spec.name, {0, 1}))},
                        {"bytes", source.filters[server].size()}});
     }
-    bodies[server] = json{{"files", std::move(files)}}.dump();
+    bodies[server] = json{{"files", std::move(files)}, {"save", save}}.dump(-1, ' ', false,
+                                                                            json::error_handler_t::replace);
     calls[server].body = {asio::buffer(bodies[server])};
   }
   ask(Op::kReceive, &calls);
@@ -369,7 +377,7 @@ void SendTables(const std::map<std::string, TableSpec>& tables, const std::vecto
     sources.push_back(Open(spec, directories, servers, pool));
     sources.back().filters = OpenFilters(spec, sources.back(), servers);
   }
-  Announce(sources, servers, ask);
+  Announce(sources, directories.back(), servers, ask);
   for (const Source& source : sources) {
     SendTable(source, servers, ask);
     SendFilters(source, servers, ask);

@@ -163,7 +163,7 @@ void Scratch::Read(uint64_t client, const FileChunk& chunk, uint8_t* data) {
   if (chunk.offset + chunk.size == entry->bytes) entry->file = File();
 }
 
-void Scratch::Receive(uint64_t client, const json& files, const Store& store) {
+void Scratch::Receive(uint64_t client, const json& files, const std::string& save, const Store& store) {
   std::map<std::string, Entry> wanted;
   uint64_t total = 0;
   if (!files.is_array()) throw ProtocolError("the request lists no files");
@@ -200,6 +200,7 @@ void Scratch::Receive(uint64_t client, const json& files, const Store& store) {
     throw;
   }
   transfer->files = std::move(wanted);
+  transfer->save = save;
   transfer->state = State::kReceiving;
 }
 
@@ -263,7 +264,7 @@ void Scratch::Restore(uint64_t client, Store* store) {
     }
   }
   try {
-    store->Restore({transfer->path});
+    store->Restore({transfer->path}, transfer->save);
   } catch (...) {
     Drop(client);
     throw;

@@ -33,8 +33,8 @@ class Scratch {
   void Read(uint64_t client, const FileChunk& chunk, uint8_t* data);
 
   // Begins anew and awaits `files`, [{"file", "bytes"}]: of each table one file that stands for all servers',
-  // and maybe its filter's.
-  void Receive(uint64_t client, const nlohmann::json& files, const Store& store);
+  // and maybe its filter's. `save` names that of which they are a part (Store::Restore).
+  void Receive(uint64_t client, const nlohmann::json& files, const std::string& save, const Store& store);
   void Write(uint64_t client, const FileChunk& chunk, Bytes data);
   // Restores from what came, all of which must be there; removes it in any case.
   void Restore(uint64_t client, Store* store);
@@ -55,6 +55,7 @@ class Scratch {
     File directory;
     State state = State::kEmpty;
     std::map<std::string, Entry> files;
+    std::string save;      // that comes
     uint64_t awaited = 0;  // bytes of files that are still to come; with mutex_
   };
 

@@ -359,8 +359,12 @@ void ServeDropTables(Session* session, Bytes body, Buffer* reply) {
 }
 
 void ServeReceive(const Session& session, Bytes body, Buffer* reply) {
+  constexpr size_t kMostName = 1000;
   const json request = ObjectOf(body);
-  ScratchOf(session)->Receive(session.client, request.value("files", json()), session.job->store);
+  const json save = request.value("save", json(""));
+  if (!save.is_string()) throw ProtocolError("the name of the save is not a text");
+  ScratchOf(session)->Receive(session.client, request.value("files", json()),
+                              save.get<std::string>().substr(0, kMostName), session.job->store);
   Put("{}", reply);
 }
 

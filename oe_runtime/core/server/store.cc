@@ -80,6 +80,8 @@ std::optional<uint64_t> ParseHex(const std::string& text) {
   return value;
 }
 
+std::string OriginOf(uint64_t checkpoint) { return "checkpoint " + std::to_string(checkpoint); }
+
 // Only what the table has.
 void AddPolicies(const Table& table, nlohmann::json* stats) {
   const TableSpec& spec = table.spec();
@@ -151,10 +153,12 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   }
   // It may have rows to recover: those that use other tables meanwhile do not wait.
   std::unique_ptr<Table> table = Table::Create(wanted, storage_, shard_, job_);
+  const std::vector<CheckpointInfo> recovered = table->Checkpoints();
   const std::lock_guard<std::shared_mutex> lock(mutex_);
   tables_.push_back({wanted.name, std::move(table)});
   const std::lock_guard<std::mutex> torn_lock(torn_mutex_);
-  base_.erase(tables_.back().table.get());  // where another one was
+  histories_[tables_.back().table.get()] = {
+      std::nullopt, recovered.empty() ? "an empty table" : OriginOf(recovered.back().id), {}};
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
@@ -208,7 +212,7 @@ uint64_t Store::Drop(const std::optional<std::string>& name) {
   }
   {
     const std::lock_guard<std::mutex> lock(torn_mutex_);
-    for (const auto& table : dropped) base_.erase(table.get());
+    for (const auto& table : dropped) histories_.erase(table.get());
   }
   if (Tables().empty()) Mend();  // nothing is left that could be torn
   for (const auto& table : dropped) table->Drop();
@@ -292,9 +296,16 @@ nlohmann::json Store::Versions() const {
   for (const auto& table : all) versions.push_back(table->version());
   const std::lock_guard<std::mutex> lock(torn_mutex_);
   for (size_t i = 0; i < all.size(); ++i) {
-    const auto base = base_.find(all[i].get());
-    tables[all[i]->spec().name] = {versions[i],
-                                   base == base_.end() ? nlohmann::json() : nlohmann::json(base->second)};
+    const auto history = histories_.find(all[i].get());
+    if (history == histories_.end()) continue;  // dropped meanwhile
+    const std::optional<uint64_t>& base = history->second.base;
+    nlohmann::json origins;
+    if (!history->second.start.empty()) {
+      origins.push_back(history->second.start);
+      for (const uint64_t id : history->second.checkpoints) origins.push_back(OriginOf(id));
+    }
+    tables[all[i]->spec().name] = {versions[i], base ? nlohmann::json(*base) : nlohmann::json(),
+                                   std::move(origins)};
   }
   return {{"torn", is_torn_ ? nlohmann::json(torn_) : nlohmann::json()},
           {"pushing", pushing},
@@ -302,7 +313,7 @@ nlohmann::json Store::Versions() const {
 }
 
 void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
-                    const std::function<void(size_t)>& put) {
+                    const std::string& origin, const std::function<void(size_t)>& put) {
   std::vector<uint64_t> versions;
   for (size_t i = 0; i < tables.size(); ++i) {
     const uint64_t before = tables[i]->version();
@@ -320,7 +331,10 @@ void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const cha
   }
   Mend();
   const std::lock_guard<std::mutex> lock(torn_mutex_);
-  for (size_t i = 0; i < tables.size(); ++i) base_[tables[i].get()] = versions[i];
+  for (size_t i = 0; i < tables.size(); ++i) {
+    const auto history = histories_.find(tables[i].get());
+    if (history != histories_.end()) history->second = {versions[i], origin, {}};
+  }
 }
 
 uint64_t Store::Evict() {
@@ -518,13 +532,16 @@ nlohmann::json Store::Save(const std::string& directory, const nlohmann::json& s
   return saved;
 }
 
-void Store::Restore(const std::vector<std::string>& directories) {
+void Store::Restore(const std::vector<std::string>& directories, const std::optional<std::string>& save) {
+  const Pushing changing = CountPush();
   const std::vector<std::shared_ptr<Table>> tables = Tables();
   std::vector<std::vector<TableChain>> chains;
+  uint64_t checksums = 0;
   for (const auto& table : tables) {
     const TableSpec& spec = table->spec();
     chains.push_back(FindTableChains(directories, spec.name));
     const auto infos = CheckChains(spec, table->row_bytes(), chains.back());
+    checksums += SumOfChecksums(infos);
     if (spec.admission.name.empty()) continue;
     LoadFilters(Newest(chains.back()), spec, infos.front().version);
   }
@@ -537,7 +554,9 @@ void Store::Restore(const std::vector<std::string>& directories) {
     }
   }
   pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
-  PutBack(tables, "a restore", [&](size_t i) { tables[i]->RestoreChains(chains[i], pool_); });
+  const std::string newest = directories.empty() ? "" : directories.back();
+  PutBack(tables, "a restore", save ? *save : NameOfSave(checksums, newest),
+          [&](size_t i) { tables[i]->RestoreChains(chains[i], pool_); });
 }
 
 void Store::ApplyIncrement(const std::string& directory) {
@@ -559,8 +578,21 @@ void Store::ApplyIncrement(const std::string& directory) {
 void Store::Checkpoint(uint64_t id, bool wait) {
   RequireIntact();
   const std::vector<std::shared_ptr<Table>> tables = Tables();
-  for (const auto& table : tables) table->Checkpoint(id);
+  for (const auto& table : tables) {
+    table->Checkpoint(id);
+    NoteCheckpoint(*table, id);
+  }
   if (wait) WaitDurable();
+}
+
+void Store::NoteCheckpoint(const Table& table, uint64_t id) {
+  const std::vector<CheckpointInfo> durable = table.Checkpoints();
+  const std::lock_guard<std::mutex> lock(torn_mutex_);
+  const auto history = histories_.find(&table);
+  if (history == histories_.end()) return;  // dropped meanwhile
+  std::set<uint64_t>& ids = history->second.checkpoints;
+  if (!durable.empty()) ids.erase(ids.begin(), ids.lower_bound(durable.front().id));
+  ids.insert(id);
 }
 
 void Store::WaitDurable() const {
@@ -584,6 +616,7 @@ std::vector<uint64_t> Store::Checkpoints() const {
 }
 
 void Store::Recover(uint64_t id) {
+  const Pushing changing = CountPush();
   const std::vector<std::shared_ptr<Table>> tables = Tables();
   for (const auto& table : tables) {
     std::string ids;
@@ -598,7 +631,7 @@ void Store::Recover(uint64_t id) {
                           (ids.empty() ? "; it has none" : "; it has " + ids));
   }
   // Each is read by several threads; the memory of one at a time.
-  PutBack(tables, "a recovery", [&](size_t i) { tables[i]->Recover(id); });
+  PutBack(tables, "a recovery", OriginOf(id), [&](size_t i) { tables[i]->Recover(id); });
 }
 
 nlohmann::json Store::Stats() const {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -93,9 +94,11 @@ class Store {
     pushing_.fetch_add(1);
     return Pushing(&pushing_);
   }
-  // {"torn": the reason or null, "pushing": how many pushes are under way, "tables": {name: [version, the one
-  // that Restore or Recover last put back, or null]}}: what tells several servers of one job whether they
-  // have the same pushes.
+  // {"torn": the reason or null, "pushing": how many pushes are under way, or recoveries and restores,
+  // "tables": {name: [version, the one that Restore or Recover last put back, or null, origins]}}: what tells
+  // several servers of one job whether they have the same rows. The origins of a table are texts, oldest
+  // first: what it started from (nothing, a checkpoint, a save) and its checkpoints since then; null if that
+  // is unknown. Servers that have none in common have rows of different moments.
   nlohmann::json Versions() const;
   // See Table. Keys are unique.
   Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
@@ -122,8 +125,9 @@ class Store {
   // the file is an increment where it can be (Table::Save); its entry has {base, tombstones} too.
   nlohmann::json Save(const std::string& directory, const nlohmann::json& since) const;
   // Loads every table from the files that Save of any number of servers wrote: a full one and its increments,
-  // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError.
-  void Restore(const std::vector<std::string>& directories);
+  // in order. Verifies all files of all tables before the first table changes. Throws CheckpointError. `save`
+  // names what is restored (NameOfSave) where these files are only this server's part of it; "" is unknown.
+  void Restore(const std::vector<std::string>& directories, const std::optional<std::string>& save = {});
 
   // Brings every table from the state of the last restore, or of the last call of this, to that of a save
   // with `since` of as many servers. Verifies all files before the first table changes. Throws
@@ -155,6 +159,11 @@ class Store {
     std::string name;
     std::shared_ptr<Table> table;  // nullptr: it was dropped
   };
+  struct History {
+    std::optional<uint64_t> base;    // the version that was last put back
+    std::string start;               // what the table started from; empty: unknown
+    std::set<uint64_t> checkpoints;  // since then, but those that no server can come back with any more
+  };
 
   std::shared_ptr<Table> Get(uint32_t id) const;
   void CheckKeptCheckpoints(const std::string& table) const;
@@ -167,9 +176,11 @@ class Store {
   ThreadPool* const pool_;
   const std::string job_;
 
-  // Restores every table, one after the other, by restore(i); if one fails after others, the store is torn.
-  void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
+  // Restores every table from `origin`, one after the other, by put(i); if one fails after others, the store
+  // is torn.
+  void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what, const std::string& origin,
                const std::function<void(size_t)>& put);
+  void NoteCheckpoint(const Table& table, uint64_t id);
 
   std::mutex create_mutex_;          // held to make or drop tables, which may take long; before the other
   mutable std::shared_mutex mutex_;  // guards the vector, not the tables
@@ -178,8 +189,8 @@ class Store {
   std::atomic<bool> is_torn_{false};
   std::atomic<uint64_t> pushing_{0};
   mutable std::mutex torn_mutex_;
-  std::string torn_;                       // why
-  std::map<const Table*, uint64_t> base_;  // the versions that were last put back
+  std::string torn_;  // why
+  std::map<const Table*, History> histories_;
 
   std::atomic<uint64_t> pulls_{0};
   std::atomic<uint64_t> pulled_keys_{0};

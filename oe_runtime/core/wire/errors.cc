@@ -19,7 +19,7 @@ ErrorCode CodeOf(const std::exception& error) {
 }
 
 std::string TornText(const std::string& reason) {
-  return "a push may be in some tables or servers only: " + reason +
+  return "a change may be in some tables or servers only: " + reason +
          "; go back to a checkpoint by recover or restore";
 }
 

@@ -115,8 +115,8 @@ RowsRequest ParseRowsRequest(Bytes body);
 // it the server uses its own (ServerOptions::checkpoint_dir), to and from which the client moves the files:
 //
 //   save     kSave {}, then kReadFile until every file of the reply is here, then kDrop
-//   restore  kReceive {"files": [{"file": name, "bytes": size}]}, one file of each table the server has and
-//            those of their admission filters, then
+//   restore  kReceive {"files": [{"file": name, "bytes": size}], "save": NameOfSave}, one file of each table
+//            the server has and those of their admission filters, then
 //            kWriteFile, the chunks of a file in order, then kRestore {}
 //
 // Every connection has files of its own: another kSave or kReceive of the same one begins anew, and they go
