@@ -83,6 +83,8 @@ float Log1p(uint64_t value, const std::array<float, 4096>& logs) {
 struct Integer {
   uint64_t size;  // up to 2^63 - 1
   bool negative;
+
+  double value() const { return negative ? -static_cast<double>(size) : static_cast<double>(size); }
 };
 
 // False if the text is none. "7.0" is one: pandas writes integers so in columns that miss some.
@@ -145,29 +147,6 @@ std::optional<bool> BooleanOf(std::string_view text) {
 
 bool IsWhole(double value) { return value == std::trunc(value) && std::abs(value) < 0x1p63; }
 
-// Apart from the common case, integers of kLog1p. False also for what is infinite as float32.
-[[gnu::noinline]] bool ParseOther(std::string_view text, const NumberColumn& column, float* out) {
-  Integer integer;
-  if (column.whole && ParseInteger(text, &integer)) {
-    const auto size = static_cast<double>(integer.size);
-    *out = Scaled(integer.negative ? -size : size, column);
-  } else {
-    const std::optional<double> value = NumberOf(text);
-    if (!value || (column.whole && !IsWhole(*value))) return false;
-    *out = Scaled(*value, column);
-  }
-  return std::isfinite(*out);
-}
-
-bool ParseNumber(std::string_view text, const NumberColumn& column, const std::array<float, 4096>& logs,
-                 float* out) {
-  Integer integer;
-  if (column.scale != Scale::kLog1p || !ParseInteger(text, &integer)) return ParseOther(text, column, out);
-  const float size = Log1p(integer.size, logs);
-  *out = integer.negative ? -size : size;
-  return true;
-}
-
 bool ParseWeight(std::string_view text, float* out) {
   double weight;
   if (!ParseDouble(text, &weight) || weight < 0) return false;
@@ -175,10 +154,16 @@ bool ParseWeight(std::string_view text, float* out) {
   return std::isfinite(*out);
 }
 
+bool Contains(const std::vector<double>& numbers, double value) {
+  return std::find(numbers.begin(), numbers.end(), value) != numbers.end();
+}
+
 inline int64_t Hashed(std::string_view value, uint64_t cardinality) {
   return 1 + static_cast<int64_t>(XXH3_64bits(value.data(), value.size()) % cardinality);
 }
 
+// kHasMissing: some words count as missing. Most layouts have none, and then no field is compared with any.
+template <bool kHasMissing>
 class Parser {
  public:
   Parser(const TextLayout& layout, const TextRows& rows, std::vector<BrokenLine>* broken)
@@ -186,12 +171,21 @@ class Parser {
         rows_(rows),
         broken_(broken),
         logs_(SmallLogs()),
-        has_missing_(!layout.missing.empty()),
         positive_(NumberOf(layout.positive)),
         whole_ids_(layout.missing),
         ends_(layout.columns) {
     for (const std::string& word : layout.missing) {
+      missing_sizes_ |= uint64_t{1} << std::min<size_t>(word.size(), 63);
       if (const auto number = NumberOf(word)) missing_numbers_.push_back(*number);
+    }
+    int64_t* ids = rows.ids;
+    for (const CategoryColumn& column : layout.categories) {
+      if (column.separator == '\0' && !column.whole) {
+        texts_.push_back({column.place, column.cardinality, ids});
+      } else {
+        others_.emplace_back(&column, ids);
+      }
+      ids += column.length * rows.capacity;
     }
   }
 
@@ -286,10 +280,9 @@ class Parser {
   std::string Row(const Field& field) {
     const std::string_view label = field(layout_.label);
     if (!layout_.positive.empty()) {
-      if (Present(label).empty() || IsMissingNumber(label)) {
+      if (!ParsePositive(label, &rows_.labels[row_])) {
         return "the label is '" + Shown(label) + "', which is no value";
       }
-      rows_.labels[row_] = label == layout_.positive || (positive_ && NumberOf(label) == positive_) ? 1 : 0;
     } else if (label.size() == 1 && (label[0] == '0' || label[0] == '1')) {
       rows_.labels[row_] = static_cast<float>(label[0] - '0');
     } else if (const auto number = NumberOf(label); number == 0 || number == 1) {
@@ -300,9 +293,9 @@ class Parser {
     float* dense = rows_.dense + row_ * layout_.numbers.size();
     for (const NumberColumn& column : layout_.numbers) {
       const std::string_view value = Present(field(column.place));
-      if (value.empty() || IsMissingNumber(value)) {
+      if (value.empty()) {
         *dense = column.missing;
-      } else if (!ParseNumber(value, column, logs_, dense)) {
+      } else if (!ParseNumber(value, column, dense)) {
         return NumberProblem(value, column);
       }
       ++dense;
@@ -310,42 +303,63 @@ class Parser {
     if (layout_.weight && !ParseWeight(field(*layout_.weight), &rows_.weights[row_])) {
       return "the weight is '" + Shown(field(*layout_.weight)) + "', expected a number from 0";
     }
-    const size_t capacity = rows_.capacity;
-    int64_t* id = rows_.ids + row_;
-    for (const CategoryColumn& column : layout_.categories) {
-      const std::string_view value = Present(field(column.place));
-      if (column.separator == '\0') {
-        *id = value.empty() ? 0 : IdOf(value, column);
-        if (*id < 0) return CategoryProblem(value, column);
-        id += capacity;
-      } else {
-        if (const auto odd = Values(value, column, id)) return CategoryProblem(*odd, column);
-        id += column.length * capacity;
-      }
+    for (const auto& [place, cardinality, ids] : texts_) {
+      const std::string_view value = Present(field(place));
+      ids[row_] = value.empty() ? 0 : Hashed(value, cardinality);
+    }
+    for (const auto& [column, ids] : others_) {
+      const std::string_view value = Present(field(column->place));
+      if (const auto odd = Values(value, *column, ids + row_)) return CategoryProblem(*odd, *column);
     }
     return {};
   }
 
   // The value of a field; empty where it counts as missing.
   std::string_view Present(std::string_view value) const {
-    return has_missing_ && IsMissing(value) ? std::string_view() : value;
+    const bool may_be = kHasMissing && (missing_sizes_ >> std::min<size_t>(value.size(), 63) & 1) != 0;
+    return may_be && IsMissing(value) ? std::string_view() : value;
   }
 
   [[gnu::noinline]] bool IsMissing(std::string_view value) const {
     return std::find(layout_.missing.begin(), layout_.missing.end(), value) != layout_.missing.end();
   }
 
-  // Negative if the value is no integer and must be.
-  int64_t IdOf(std::string_view value, const CategoryColumn& column) {
-    return column.whole ? whole_ids_.IdOf(value, column.cardinality) : Hashed(value, column.cardinality);
+  // The label where `positive` is set. False if it is missing.
+  [[gnu::noinline]] bool ParsePositive(std::string_view label, float* out) const {
+    if (Present(label).empty()) return false;
+    const std::optional<double> number = NumberOf(label);
+    if (number && IsMissingNumber(*number)) return false;
+    *out = label == layout_.positive || (number && number == positive_) ? 1 : 0;
+    return true;
   }
 
-  bool IsMissingNumber(std::string_view value) const { return has_missing_ && IsAmongMissing(value); }
+  bool IsMissingNumber(double value) const { return kHasMissing && Contains(missing_numbers_, value); }
 
-  [[gnu::noinline]] bool IsAmongMissing(std::string_view value) const {
-    const std::optional<double> number = NumberOf(value);
-    return number &&
-           std::find(missing_numbers_.begin(), missing_numbers_.end(), *number) != missing_numbers_.end();
+  bool ParseNumber(std::string_view text, const NumberColumn& column, float* out) const {
+    Integer integer;
+    if (column.scale != Scale::kLog1p || !ParseInteger(text, &integer)) return ParseOther(text, column, out);
+    if (IsMissingNumber(integer.value())) {
+      *out = column.missing;
+      return true;
+    }
+    const float size = Log1p(integer.size, logs_);
+    *out = integer.negative ? -size : size;
+    return true;
+  }
+
+  // Apart from the common case, integers of kLog1p. False also for what is infinite as float32.
+  [[gnu::noinline]] bool ParseOther(std::string_view text, const NumberColumn& column, float* out) const {
+    Integer integer;
+    const bool is_integer = column.whole && ParseInteger(text, &integer);
+    const std::optional<double> value = is_integer ? integer.value() : NumberOf(text);
+    if (!value) return false;
+    if (IsMissingNumber(*value)) {
+      *out = column.missing;
+      return true;
+    }
+    if (column.whole && !IsWhole(*value)) return false;
+    *out = Scaled(*value, column);
+    return std::isfinite(*out);
   }
 
   [[gnu::noinline]] static std::string CategoryProblem(std::string_view value, const CategoryColumn& column) {
@@ -357,14 +371,20 @@ class Parser {
            (column.whole ? "an integer" : "a number") + " or nothing";
   }
 
-  // Writes the ids of a field with several values; returns one that is no integer and must be.
+  // Writes the ids of a field of integers or several values; returns a value that is no integer and must be.
   [[gnu::noinline]] std::optional<std::string_view> Values(std::string_view text,
                                                            const CategoryColumn& column, int64_t* id) {
+    if (column.separator == '\0') {
+      *id = whole_ids_.IdOf(text, column.cardinality);
+      return *id < 0 ? std::optional(text) : std::nullopt;
+    }
     values_.clear();
     for (size_t at = 0; at < text.size();) {
       const size_t end = std::min(text.find(column.separator, at), text.size());
       const std::string_view value = Present(text.substr(at, end - at));
-      const int64_t found = value.empty() ? 0 : IdOf(value, column);
+      const int64_t found = value.empty()  ? 0
+                            : column.whole ? whole_ids_.IdOf(value, column.cardinality)
+                                           : Hashed(value, column.cardinality);
       if (found < 0) return value;
       if (found != 0) values_.push_back(found);
       at = end + 1;
@@ -383,7 +403,15 @@ class Parser {
   const TextRows& rows_;
   std::vector<BrokenLine>* broken_;
   const std::array<float, 4096>& logs_;
-  const bool has_missing_;
+  // Categories of one value that is hashed as it stands, and the others; ids are those of the first row.
+  struct Text {
+    size_t place;
+    uint64_t cardinality;
+    int64_t* ids;
+  };
+  std::vector<Text> texts_;
+  std::vector<std::pair<const CategoryColumn*, int64_t*>> others_;
+  uint64_t missing_sizes_ = 0;  // bit n: a word has n bytes; bit 63: 63 or more
   std::vector<double> missing_numbers_;
   const std::optional<double> positive_;
   WholeIds whole_ids_;
@@ -458,7 +486,8 @@ size_t CountLines(std::string_view text) {
 
 size_t ParseRows(std::string_view text, const TextLayout& layout, const TextRows& rows,
                  std::vector<BrokenLine>* broken) {
-  return Parser(layout, rows, broken).Parse(text);
+  return layout.missing.empty() ? Parser<false>(layout, rows, broken).Parse(text)
+                                : Parser<true>(layout, rows, broken).Parse(text);
 }
 
 bool SplitLine(std::string_view line, const TextLayout& layout, std::vector<std::string_view>* fields,

@@ -311,5 +311,45 @@ TEST(TextRowsTest, BooleansAndWholeFloatsAreNumbersAndLabels) {
   EXPECT_EQ(parsed.broken[2].problem, "n is '0.5', expected an integer or nothing");
 }
 
+TEST(TextRowsTest, MissingNumbersOfEveryScale) {
+  TextLayout layout;
+  layout.columns = 4;
+  layout.missing = {"NA", "-1", "0.5"};
+  layout.positive = "2";
+  layout.numbers = {{1, "log", false, Scale::kLog1p, 0, 1, 7},
+                    {2, "whole", true, Scale::kLog1p, 0, 1, 8},
+                    {3, "linear", false, Scale::kLinear, 1, 2, 9}};
+  const Parsed parsed("2\t-1\t-1\t-1\n2.0\t-1.0\t-1.0\t-1.0\n1\tNA\t0.5\t0.50\n0\t1\t1\t1\n-1.0\t1\t1\t1\n",
+                      layout);
+  ASSERT_EQ(parsed.rows, 4);
+  EXPECT_EQ(std::vector<float>(parsed.labels.begin(), parsed.labels.begin() + 4),
+            (std::vector<float>{1, 1, 0, 0}));
+  const auto log = static_cast<float>(std::log1p(1.0));
+  EXPECT_EQ(std::vector<float>(parsed.dense.begin(), parsed.dense.begin() + 12),
+            (std::vector<float>{7, 8, 9, 7, 8, 9, 7, 8, 9, log, log, 0}));
+  ASSERT_EQ(parsed.broken.size(), 1);
+  EXPECT_EQ(parsed.broken[0].problem, "the label is '-1.0', which is no value");
+}
+
+TEST(TextRowsTest, CategoriesOfEveryKindKeepTheirPlaces) {
+  TextLayout layout;
+  layout.columns = 5;
+  layout.categories.resize(4);
+  for (size_t i = 0; i < 4; ++i) layout.categories[i].place = i + 1;
+  layout.categories[0].whole = true;
+  layout.categories[1].separator = '|';
+  layout.categories[1].length = 2;
+  layout.categories[3].whole = true;
+  layout.categories[3].separator = '|';
+  const Parsed parsed("0\t7.0\ta|b\t7.0\t7.0|8\n", layout);
+  const auto id = [](std::string_view text) {
+    return 1 + static_cast<int64_t>(XXH3_64bits(text.data(), text.size()) % kMostIds);
+  };
+  ASSERT_EQ(parsed.rows, 1);
+  EXPECT_EQ((std::vector<int64_t>{parsed.id(0, 0), parsed.id(0, 1), parsed.id(0, 2), parsed.id(0, 3),
+                                  parsed.id(0, 4)}),
+            (std::vector<int64_t>{id("7"), id("a"), id("b"), id("7.0"), id("7")}));
+}
+
 }  // namespace
 }  // namespace oe
