@@ -405,6 +405,8 @@ class Client:
         Raises ``SpecError`` for wrong shapes and dtypes, duplicate keys, NaN or infinity (unless
         ``TableSpec.nonfinite_gradients`` is ``"pass"``) and more rows than the cap, and ``KeyRangeError``;
         nothing has changed then. After a ``StorageError`` some rows may have been written; it says how many.
+        If one server refused its rows and another wrote its own, later calls raise ``TornError`` until the job
+        goes back.
         """
         core, table = self._settled(), self._id(table)
         state = None if slots is None else self._state(table, slots)
@@ -479,7 +481,7 @@ class Client:
         """Remove the rows of these keys; return how many had one.
 
         A key without a row reads as its initial value. Raises ``KeyRangeError``, and ``StorageError`` where
-        the storage has no room for the tombstones.
+        the storage has no room for the tombstones; as for ``assign``, rows of some servers only tear the job.
         """
         return self._settled().erase(self._id(table), _keys(keys, "keys"))
 

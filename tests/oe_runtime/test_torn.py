@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from server_processes import Relay, Server
 
-from oe_runtime import Client, ServerLost, StorageError, TableSpec, TornError
+from oe_runtime import Client, ServerLost, StorageError, StorageFull, StorageSpec, TableSpec, TornError
 
 pytestmark = pytest.mark.process
 
@@ -151,6 +151,66 @@ def test_a_change_by_key_that_one_server_never_got_tears_the_job(
         change(client)
         client.checkpoint(2, wait=True)
     relay.close()
+
+
+@pytest.mark.parametrize("where", ["servers", "one process"])
+def test_an_assignment_that_one_full_server_refused_tears_the_job(
+    request: pytest.FixtureRequest, tmp_path: Path, where: str
+) -> None:
+    # Key k is server k % 2's.
+    spec = TableSpec(
+        "a", 64, index="array", input_dim=24_000, optimizer=SPEC.optimizer, initializer=SPEC.initializer
+    )
+    if where == "servers":
+        made = request.getfixturevalue("servers")
+        full, clients = 0, [connect(made), connect(made)]
+    else:
+        storage = StorageSpec("pmem_libpmem", path=str(tmp_path / "pool"), capacity_bytes=3 << 20)
+        with pytest.warns(UserWarning, match="is not persistent memory"):
+            full, clients = 1, [Client.in_process(storage, servers=2)]
+        clients[0].create_table(SPEC)
+    client = clients[0]
+    for one in clients:
+        table = one.create_table(spec)
+    push(client)
+    client.checkpoint(1, wait=True)
+    many, few = np.arange(full, 24_000, 2), np.arange(1 - full, 20, 2)
+    keys = np.concatenate([few, many])
+    with pytest.raises(StorageFull):
+        client.assign(table, keys, np.full((len(keys), spec.dim), 2, np.float32))
+    np.testing.assert_array_equal(client.pull_rows(table, few), 2)
+    np.testing.assert_array_equal(client.pull_rows(table, many), 0)
+    for one in clients:
+        assert_torn(one, tmp_path / "saved")
+        with pytest.raises(TornError):
+            one.assign(table, few, np.zeros((len(few), spec.dim), np.float32))
+        with pytest.raises(TornError):
+            one.erase(table, few)
+    assert client.recover() == 1
+    np.testing.assert_array_equal(client.pull_rows(0, SOME), -1)
+    np.testing.assert_array_equal(client.pull_rows(table, keys), 0)
+    for one in clients:
+        push(one)
+    client.checkpoint(2, wait=True)
+    for one in clients:
+        one.close()
+
+
+def test_a_change_by_key_that_all_servers_refused_tears_nothing(
+    servers: list[Server], tmp_path: Path
+) -> None:
+    with connect(servers) as client:
+        push(client)
+        refused = 0
+        for key in SOME[:8]:
+            try:
+                client.assign(1, np.array([key]), np.ones((1, HUGE.dim)))
+            except StorageFull:
+                refused += 1
+        assert 0 < refused < 8
+        push(client)
+        client.checkpoint(1, wait=True)
+        client.save(tmp_path)
 
 
 def breaks_once(op: int, armed: list[int]) -> Callable[[int], None]:

@@ -66,7 +66,7 @@ class LocalBackend : public Backend {
   Table::AssignCounts Assign(const std::vector<ServerRows>& parts) override {
     CheckOpen();
     Table::AssignCounts sum;
-    for (size_t i = 0; i < stores_.size(); ++i) {
+    ForAll("an assignment", true, [&](size_t i) {
       const ServerRows& part = parts[i];
       const Table::AssignCounts counts =
           stores_[i]->Assign(part.table, part.keys.data(), part.keys.size(), part.weights.data(),
@@ -74,16 +74,18 @@ class LocalBackend : public Backend {
       sum.created += counts.created;
       sum.evicted += counts.evicted;
       sum.no_room += counts.no_room;
-    }
+      return !part.keys.empty();
+    });
     return sum;
   }
 
   uint64_t Erase(const std::vector<ServerRows>& parts) override {
     CheckOpen();
     uint64_t erased = 0;
-    for (size_t i = 0; i < stores_.size(); ++i) {
+    ForAll("an erase", true, [&](size_t i) {
       erased += stores_[i]->Erase(parts[i].table, parts[i].keys.data(), parts[i].keys.size());
-    }
+      return !parts[i].keys.empty();
+    });
     return erased;
   }
 

@@ -649,7 +649,12 @@ class RemoteBackend : public Backend {
         calls[s].body.push_back(asio::buffer(part.states->data(), part.states->size()));
       }
     }
-    RunChange(op == Op::kErase ? "an erase" : "an assignment", op, &calls, patience_, true);
+    const std::string what = op == Op::kErase ? "an erase" : "an assignment";
+    RunChange(what, op, &calls, patience_, true);
+    // One that all have refused has changed no rows (Table::Assign), or those that its error speaks of.
+    const bool done =
+        std::any_of(calls.begin(), calls.end(), [](const Call& call) { return !call.skip && !call.failed; });
+    if (done) TearIfTorn(what, calls, false);
     RaiseErrors(calls, "these rows were changed by");
     std::vector<std::pair<size_t, Call>> replies;
     for (size_t s = 0; s < calls.size(); ++s) {
