@@ -405,8 +405,8 @@ class Client:
         Raises ``SpecError`` for wrong shapes and dtypes, duplicate keys, NaN or infinity (unless
         ``TableSpec.nonfinite_gradients`` is ``"pass"``) and more rows than the cap, and ``KeyRangeError``;
         nothing has changed then. After a ``StorageError`` some rows may have been written; it says how many.
-        If one server refused its rows and another wrote its own, later calls raise ``TornError`` until the job
-        goes back.
+        If one server refused its rows and another wrote its own, later calls raise ``TornError`` until the
+        job goes back.
         """
         core, table = self._settled(), self._id(table)
         state = None if slots is None else self._state(table, slots)
