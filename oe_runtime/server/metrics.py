@@ -13,7 +13,7 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
     storage_recovers    --storage-recover
     storage_bytes       memory of all rows, pool headers included
     memory.dram, .pmem  memory of rows: DRAM, with caches; pools, memkind's memory or drives
-    memory.index        memory of the indexes, always DRAM
+    memory.index        memory of the indexes and of logs' tables of their rows, always DRAM
     memory.rss          resident set of the process, mapped persistent memory included
     tables[]            name, job (Client(job=…), --job; usually empty), dim, rows, bytes (of rows),
                         index_bytes, version (pushes so far), pushes_at_risk (pushes in no file and no durable

@@ -37,7 +37,7 @@ _INDEX = 21  # bytes of DRAM per row: an index has 18 to 23 (docs/design/decisio
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
 _LOG_INDEX = 12  # with many rows on drives (docs/design/decisions/compact-index.md)
 _LOG_CHECKSUM = 4  # bytes of DRAM per block of a log
-_LOG_VERSION = 40  # the same per row that only a kept checkpoint needs (RowLog::retired_)
+_LOG_BITS = 3  # of DRAM per place in a log, and one more for each kept checkpoint and the next
 _SLOT = 16  # bytes of a pool's metadata per row
 _BLOCK = 4096  # of a drive
 _ENTRY = 20  # bytes beside a row in a log: its key, its version and its share of the block's checksum
@@ -180,7 +180,7 @@ def choices(model: Model, prices: Prices, hours: float) -> list[Choice]:
         elif way.storage == "dram_ssd":
             ssd = math.ceil(slots(model) * log_bytes(row) * _LOG_ROOM)
             dram = model.rows * _LOG_INDEX + math.ceil(ssd / _BLOCK) * _LOG_CHECKSUM
-            dram += changed(model) * (model.kept + 1) * _LOG_VERSION
+            dram += math.ceil(ssd / log_bytes(row) * (_LOG_BITS + model.kept + 1) / 8)
         else:
             dram = model.rows * _POOL_INDEX
             pmem = math.ceil(slots(model) * pool_bytes(row))

@@ -106,8 +106,8 @@ def test_drives_have_room_for_the_cleaner_and_a_wear(
     assert cli.run([*words, "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["choices"]
     assert found["row_bytes"] == 512
-    # The index, and a checksum per block.
-    assert found["dram"] == pytest.approx(10**9 * 12 + found["ssd"] / 4096 * 4)
+    # The index, a checksum per block, and five bits per place.
+    assert found["dram"] == pytest.approx(10**9 * 12 + found["ssd"] / 4096 * 4 + found["ssd"] / 532 * 5 / 8)
     model = Model(10**9, 64, "adagrad", "float32", changed=0, kept=1)
     assert found["ssd"] == pytest.approx(cost.slots(model) * 532 * 1.45)
     assert found["servers"] == 1

@@ -34,6 +34,8 @@ class EpochMarks {
     if (groups > groups_.capacity()) groups_.reserve(groups + groups / 2);
     if (groups > groups_.size()) groups_.resize(groups);
   }
+  // Of memory held.
+  size_t bytes() const noexcept { return groups_.capacity() * sizeof(Group); }
   static constexpr size_t BytesOf(size_t numbers) { return (numbers + kGroup - 1) / kGroup * sizeof(Group); }
 
  private:

@@ -62,6 +62,7 @@ void RowLog::SetLayout() {
     segment_rows_ += static_cast<uint32_t>(RowsIn(blocks));
     used += HeaderFor(blocks) + blocks;
   }
+  retired_ = RetiredSlots(segment_blocks_ * block_rows_);
 }
 
 // Blocks of the header of a chunk that has room for so many blocks of rows: for their entries and, beside
@@ -495,7 +496,7 @@ void RowLog::Supersede(uint32_t slot) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (appended_now_.Has(slot, static_cast<uint32_t>(epoch_))) return Kill(slot);
   try {
-    retired_[slot] = epoch_;
+    retired_.Add(slot, epoch_);
   } catch (const std::bad_alloc&) {
     return;  // it stays live, and its place used, until the log is opened again
   }
@@ -691,14 +692,7 @@ void RowLog::CommitLocked(const std::optional<KeptCheckpoint>& checkpoint) {
     }
     // Nothing dies here that the superblock before needs: its segment stays until this one is durable.
     const uint64_t oldest = next.kept.empty() ? 0 : next.kept.front().epoch;
-    for (auto at = retired_.begin(); at != retired_.end();) {
-      if (at->second > oldest) {
-        ++at;
-        continue;
-      }
-      Kill(at->first);
-      at = retired_.erase(at);
-    }
+    retired_.ForgetUpTo(oldest, [this](uint32_t slot) { Kill(slot); });
     for (Stream& stream : streams_) Seal(&stream);
     for (auto& [lsn, tombstone] : tombstones_) {
       if (tombstone.epoch <= oldest) tombstone.barrier = std::min(tombstone.barrier, last_use_);
@@ -766,6 +760,12 @@ RowLogStats RowLog::stats() const {
   stats.moved = moved_;
   stats.written_bytes = written_bytes_;
   stats.segment_rows = segment_rows_;
+  // A node of a map has a pointer and, before it, what malloc needs.
+  constexpr size_t kNode = sizeof(decltype(tombstones_)::value_type) + 2 * sizeof(void*);
+  stats.memory_bytes = segments_.capacity() * sizeof(Segment) + sums_.capacity() * sizeof(uint32_t) +
+                       live_.capacity() * sizeof(uint64_t) + facts_.capacity() * sizeof(uint32_t) +
+                       appended_now_.bytes() + retired_.bytes() + tombstones_.size() * kNode +
+                       tombstones_.bucket_count() * sizeof(void*);
   return stats;
 }
 

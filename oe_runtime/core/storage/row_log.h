@@ -19,6 +19,7 @@
 #include "oe_runtime/core/storage/block_device.h"
 #include "oe_runtime/core/storage/damage.h"
 #include "oe_runtime/core/storage/epoch_marks.h"
+#include "oe_runtime/core/storage/retired_slots.h"
 #include "oe_runtime/core/storage/row_log_format.h"
 #include "oe_runtime/core/storage/row_log_walk.h"
 #include "oe_runtime/core/storage/storage.h"
@@ -79,6 +80,7 @@ struct RowLogStats {
   uint64_t moved = 0;     // and by the cleaner
   uint64_t written_bytes = 0;
   uint64_t segment_rows = 0;  // that a segment has room for
+  uint64_t memory_bytes = 0;  // of DRAM for what is known of slots, versions and tombstones
 };
 
 // The rows of one table on a block device, as a log: rows are appended to segments of MiBs in chunks, one
@@ -343,8 +345,8 @@ class RowLog {
   std::vector<uint64_t> live_;   // a bit per slot
   std::vector<uint32_t> facts_;  // fact_words per slot
   uint64_t rows_live_ = 0;
-  EpochMarks appended_now_;                                 // slots of the open epoch
-  std::unordered_map<uint32_t, uint64_t> retired_;          // slot → epoch in which it was superseded
+  EpochMarks appended_now_;  // slots of the open epoch
+  RetiredSlots retired_;
   std::unordered_map<uint64_t, Tombstone> tombstones_;      // by LSN
   std::array<Stream, 2> streams_;                           // of the owner and of the cleaner
   std::map<uint32_t, Pending*> resident_;                   // by the first block of their rows

@@ -153,21 +153,17 @@ uint32_t RowLog::Move(uint32_t slot, const LogEntry& entry, const std::byte* row
   uint32_t moved = kNoRow;
   try {
     moved = AppendTo(&streams_[kCleaner], entry.key, entry.lsn, row);
+    if (moved == kNoRow) return kNoRow;
+    retired_.Move(slot, moved);
   } catch (const std::bad_alloc&) {
+    if (moved != kNoRow) Kill(moved);  // a second copy of an entry that stays
     return kNoRow;
   }
-  if (moved == kNoRow) return kNoRow;
   ++moved_;
   if (appended_now_.Has(slot, static_cast<uint32_t>(epoch_))) {
     appended_now_.Set(moved, static_cast<uint32_t>(epoch_));
   } else {
     appended_now_.Clear(moved);
-  }
-  const auto retired = retired_.find(slot);
-  if (retired != retired_.end()) {
-    const uint64_t epoch = retired->second;
-    retired_.erase(retired);
-    retired_[moved] = epoch;
   }
   Kill(slot);
   return moved;

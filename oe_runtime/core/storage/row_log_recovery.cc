@@ -249,7 +249,7 @@ void RowLog::Reset() {
   facts_.clear();
   rows_live_ = 0;
   appended_now_ = EpochMarks();
-  retired_.clear();
+  retired_ = RetiredSlots(segment_blocks_ * block_rows_);
   tombstones_.clear();
   for (Stream& stream : streams_) stream = Stream();
   resident_.clear();
@@ -336,10 +336,10 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
   // Live are the slots of the rows, and those that an older checkpoint may need.
   const uint64_t oldest = next.kept.empty() ? 0 : next.kept.front().epoch;
   uint64_t latest = 0;
-  std::unordered_map<uint32_t, uint64_t> retired;
+  RetiredSlots retired(segment_blocks_ * block_rows_);
   for (const Scan::Loser& loser : scan.losers) {
     if (loser.epoch > oldest) {
-      retired[loser.slot] = loser.epoch;
+      retired.Add(loser.slot, loser.epoch);
       latest = std::max(latest, loser.epoch);
     } else {
       scan.lsns[loser.slot] = 0;

@@ -641,6 +641,7 @@ uint64_t Table::index_bytes() const {
     const std::shared_lock<FairSharedMutex> lock(map->mutex());
     bytes += map->index_bytes();
   }
+  if (content_->log) bytes += content_->log->stats().log.memory_bytes;
   return bytes;
 }
 

@@ -177,7 +177,7 @@ class Table {
   uint64_t nonfinite_gradients() const;
   uint64_t rows() const;         // keys with a row
   uint64_t bytes() const;        // of storage
-  uint64_t index_bytes() const;  // of DRAM for the index
+  uint64_t index_bytes() const;  // of DRAM for the index, and for what a log knows of its rows
   bool is_pmem() const;
   CacheStats cache() const;  // of dram_pmem and dram_ssd; otherwise all 0
   // How full the pool or log of its rows is; nullopt without one.

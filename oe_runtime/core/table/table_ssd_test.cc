@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -541,6 +542,40 @@ TEST_F(TableSsdFileTest, TheRoomSaysHowManyRowsFit) {
   keys = {0, 1, 2};
   Push(ssd.get(), keys);
   EXPECT_EQ(ssd->room()->refused, 1U) << "no new row was asked for";
+}
+
+// What malloc gives is in a statistic, and old versions and erased rows take little of it.
+TEST_F(TableSsdFileTest, TheIndexBytesCountVersionsThatCheckpointsNeed) {
+  constexpr Key kRows = 200'000;
+  const auto ssd = Table::Create(Spec(4, "sgd"), Storage());
+  std::vector<Key> keys(20'000);
+  const auto for_all = [&](const std::function<void()>& work) {
+    for (Key begin = 0; begin < kRows; begin += keys.size()) {
+      for (size_t i = 0; i < keys.size(); ++i) keys[i] = begin + i;
+      work();
+    }
+    ssd->Upkeep();
+  };
+  uint64_t id = 0;
+  // By how much what malloc gives and index_bytes() differ, per row.
+  const auto uncounted = [&] {
+    ssd->Checkpoint(++id);
+    ssd->WaitDurable();
+    return (static_cast<double>(mallinfo2().uordblks) - static_cast<double>(ssd->index_bytes())) / kRows;
+  };
+  for_all([&] { Push(ssd.get(), keys); });
+  for_all([&] { Push(ssd.get(), keys); });
+  const double before = uncounted();
+  const uint64_t bytes = ssd->index_bytes();
+  for (int turn = 0; turn < 2; ++turn) {
+    for_all([&] { Push(ssd.get(), keys); });
+    EXPECT_GE(ssd->drive()->log.retired, (1 + turn) * kRows);
+    EXPECT_LT(uncounted(), before + 2) << turn;
+  }
+  EXPECT_LT(static_cast<double>(ssd->index_bytes() - bytes), 3.0 * kRows);
+  for_all([&] { (void)ssd->Erase(keys.data(), keys.size()); });
+  EXPECT_GT(ssd->drive()->log.tombstones, kRows / 2);
+  EXPECT_LT(uncounted(), before + 2);
 }
 
 // A superblock names so many segments only, so those of a large drive are larger.
