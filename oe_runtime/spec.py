@@ -143,12 +143,13 @@ class StorageSpec:
     ``"pmem_memkind"``: persistent or CXL memory as NUMA nodes, or an unnamed file in ``path``; neither
     outlives the process.
 
-    ``capacity_bytes`` caps the rows of all tables of a server; 0 means no cap. For ``"pmem_libpmem"``,
-    ``"dram_pmem"`` and ``"dram_ssd"``, ``recover`` opens the tables in the directory (otherwise they are
-    removed and all start empty), and ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server)
-    of ``Client.checkpoint`` are kept. A row that changes between two checkpoints takes one more slot for each
-    kept checkpoint and for the next. Where a storage lacks these slots, it refuses new rows
-    (``StorageFull``); updates and evictions go on.
+    ``capacity_bytes`` caps the rows of all tables of a server; 0 means no cap.
+
+    For ``"pmem_libpmem"``, ``"dram_pmem"`` and ``"dram_ssd"``, ``recover`` opens the tables in the directory
+    and ``fresh`` removes them. With neither, a directory with a checkpoint is refused (``StorageError``).
+    ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server) of ``Client.checkpoint`` are kept.
+    A row that changes between two checkpoints takes one more slot for each kept checkpoint and for the next.
+    Where a storage lacks these slots, it refuses new rows (``StorageFull``); updates and evictions go on.
 
     ``weights_only`` leaves out the state of optimizers and policies: for tables that are restored from files
     and only read. They refuse pushes, saves and checkpoints.
@@ -161,6 +162,7 @@ class StorageSpec:
     kept_checkpoints: int = 2
     cache_bytes: int = 0
     weights_only: bool = False
+    fresh: bool = False
 
     def to_json(self) -> str:
         """Return the storage as a JSON object; ``SpecError`` if a value has no JSON form."""

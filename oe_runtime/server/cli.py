@@ -78,11 +78,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="maximum bytes of rows; 0 (default): no limit",
     )
-    parser.add_argument(
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument(
         "--storage-recover",
         action="store_true",
-        help="open the tables in the directory of pmem_libpmem, dram_pmem or dram_ssd; otherwise they are "
-        "removed",
+        help="open the tables in the directory of pmem_libpmem, dram_pmem or dram_ssd. Without this and "
+        "--storage-fresh, a directory with a checkpoint is refused",
+    )
+    kept.add_argument(
+        "--storage-fresh", action="store_true", help="remove the tables in that directory and start empty"
     )
     parser.add_argument(
         "--storage-checkpoints",
@@ -162,6 +166,7 @@ def _run(options: argparse.Namespace) -> int:
         options.storage_path,
         options.storage_size,
         recover=options.storage_recover,
+        fresh=options.storage_fresh,
         kept_checkpoints=options.storage_checkpoints,
         cache_bytes=options.storage_cache,
     )

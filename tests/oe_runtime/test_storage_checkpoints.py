@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -94,11 +96,129 @@ def test_killed_servers_go_on_from_the_newest_checkpoint(tmp_path, kind):
         client.checkpoint(5)
         with pytest.raises(SpecError, match="checkpoint 5 is not after the last one, 5"):
             client.checkpoint(5)
-    # Without being asked to recover, servers start empty.
-    with running(tmp_path, kind) as (_, client):
+    with running(tmp_path, kind, "--storage-fresh") as (_, client):
         table = client.create_table(SPEC)
         assert client.checkpoints() == []
         assert count(client, table) == 0
+
+
+# Ends of a process: as it was asked to, killed, and of a script whose servers are in it.
+IN_PROCESS = """
+import sys, numpy
+from oe_runtime import Client, StorageSpec, TableSpec
+kind, path, cache, wanted = sys.argv[1:]
+storage = StorageSpec(kind, path, cache_bytes=int(cache), **({wanted: True} if wanted else {}))
+client = Client.in_process(storage)
+table = client.create_table(TableSpec("t", 4, optimizer={"name": "sgd"}, initializer={"name": "zeros"}))
+keys = numpy.arange(500)
+pulled = client.pull([keys], [(table, 0)])
+client.push(pulled, [numpy.full((500, 4), -1, numpy.float32)], 1.0)
+client.checkpoint(client.checkpoints()[-1] + 1 if client.checkpoints() else 1, wait=True)
+print(client.pull_rows(table, keys).min())
+"""
+
+
+def run_in_process(kind: str, path: Path, wanted: str = "") -> str:
+    """A push and a checkpoint by a process whose servers are in it; what the rows are then, or its error."""
+    command = [sys.executable, "-c", IN_PROCESS, kind, str(path), str(CACHES.get(kind, 0)), wanted]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+
+
+def refusal(path: Path, *tables: str) -> str:
+    return (
+        f"the storage directory {path} has checkpoints of table{'' if len(tables) == 1 else 's'} "
+        f"{', '.join(tables)}: start with recovery (--storage-recover) to go on from them, or fresh "
+        "(--storage-fresh) to remove them"
+    )
+
+
+def files_in(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in path.rglob("oe-*")}
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_start_that_says_nothing_of_rows_there_removes_none(tmp_path, kind, end):
+    pool = tmp_path / "pool-0"
+    servers = Servers(tmp_path, 1, storage=kind)
+    try:
+        with Client(servers.endpoints) as client:
+            push(client, client.create_table(SPEC))
+            client.create_table(TableSpec("u", 2))
+            client.checkpoint(1, wait=True)
+        with Client(servers.endpoints, job="daily") as client:
+            client.create_table(SPEC)
+            client.checkpoint(1, wait=True)
+        servers.servers[0].process.send_signal(end)
+        assert servers.servers[0].process.wait(60) == (0 if end == signal.SIGTERM else -signal.SIGKILL)
+    finally:
+        servers.end()
+    before = files_in(pool)
+
+    again = Servers(tmp_path, 1, storage=kind)
+    status, errors = again.servers[0].wait()
+    again.end()
+    assert status == 1
+    assert refusal(pool, "'t'", "'t' of job 'daily'", "'u'") in errors
+    assert "Traceback" not in errors
+    assert files_in(pool) == before
+
+    servers.servers[0].ready_file.unlink(missing_ok=True)
+    again = Servers(tmp_path, 1, "--storage-recover", storage=kind)
+    try:
+        with Client(again.endpoints) as client:
+            table = client.create_table(SPEC)
+            assert client.recover() == 1
+            assert count(client, table) == 1
+    finally:
+        again.end()
+
+
+def test_a_process_with_servers_in_it_goes_on_or_begins_anew_as_it_is_told(tmp_path, kind):
+    path = tmp_path / "rows"
+    assert run_in_process(kind, path) == "1.0"
+    before = files_in(path)
+    assert (
+        run_in_process(kind, path)
+        == f"oe_runtime.errors.StorageError: {refusal(path, chr(39) + 't' + chr(39))}"
+    )
+    assert files_in(path) == before
+    assert run_in_process(kind, path, "recover") == "2.0"
+    assert run_in_process(kind, path, "fresh") == "1.0"
+
+
+def test_rows_without_a_checkpoint_are_of_no_use_to_a_new_process(tmp_path, kind):
+    with running(tmp_path, kind) as (_, client):
+        push(client, client.create_table(SPEC))
+    with running(tmp_path, kind) as (_, client):
+        assert count(client, client.create_table(SPEC)) == 0
+
+
+def test_a_start_on_files_that_cannot_be_read_removes_none(tmp_path, kind):
+    with Client.in_process(storage_of(kind, tmp_path)) as client:
+        push(client, client.create_table(SPEC))
+        client.checkpoint(1, wait=True)
+    (file,) = [*tmp_path.glob("oe-*-super.pool"), *tmp_path.glob("oe-*.log")]
+    content = bytearray(file.read_bytes())
+    step = 4096  # the headers, and both copies of the list of checkpoints
+    for at in range(0, min(len(content), 1 << 20), step):
+        content[at + 24 : at + 64] = b"x" * 40
+    file.write_bytes(content)
+    before = files_in(tmp_path)
+    with pytest.raises(StorageError, match=f"{file} is damaged: .*start fresh"):
+        Client.in_process(storage_of(kind, tmp_path))
+    assert files_in(tmp_path) == before
+    with Client.in_process(storage_of(kind, tmp_path, fresh=True)) as client:
+        assert count(client, client.create_table(SPEC)) == 0
+
+
+def test_recovery_and_a_fresh_start_exclude_each_other(tmp_path, kind):
+    with pytest.raises(SpecError, match=r"'recover' .* and 'fresh' .*; give one of the two"):
+        Client.in_process(storage_of(kind, tmp_path, recover=True, fresh=True))
+    with Client.in_process(storage_of(kind, tmp_path)) as client:
+        push(client, client.create_table(SPEC))
+        with pytest.raises(StorageError, match="is open in this process, so its tables are not removed"):
+            Client.in_process(storage_of(kind, tmp_path, fresh=True))
 
 
 def test_checkpoints_that_follow_each_other_leave_one_that_all_servers_have(tmp_path, kind):

@@ -175,7 +175,7 @@ class FileDevice final : public BlockDevice {
     }
     throw StorageError("the storage file " + path_ + (found ? " is another file now" : " is gone") +
                        ", and what its table holds ends with this process; save the tables to files, then "
-                       "start without recovery and restore from these");
+                       "start fresh (--storage-fresh) and restore from these");
   }
 
   std::string description() const override {

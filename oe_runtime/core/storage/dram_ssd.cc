@@ -87,7 +87,9 @@ class DramSsd final : public Storage {
  public:
   DramSsd(const StorageSpec& spec, const fs::path& directory)
       : Storage(spec), cache_(spec.cache_bytes), directory_(directory), lock_(directory.string()) {
-    for (const std::string& name : List()) {
+    const std::vector<std::string> names = List();
+    if (!spec.recover && !spec.fresh) RefuseToRemove(directory.string(), WithCheckpoints(names));
+    for (const std::string& name : names) {
       if (!spec.recover || !IsWhole(name)) RemoveFile(name);
     }
     std::error_code error;
@@ -185,6 +187,7 @@ class DramSsd final : public Storage {
     if (!counts_) {
       StorageSpec pools{"pmem_libpmem", PathOf(kCountsDirectory), spec().capacity_bytes};
       pools.recover = spec().recover;
+      pools.fresh = !spec().recover;  // without their tables, which are gone, they are of no use
       pools.kept_checkpoints = spec().kept_checkpoints;
       counts_ = OpenPools(pools);
     }
@@ -252,6 +255,25 @@ class DramSsd final : public Storage {
     return device->size() > 2 * spec.super_bytes || RowLog::Peek(device.get(), spec).has_value();
   }
 
+  // The descriptions of the tables that have checkpoints. A log that cannot be read may have some: it is
+  // refused.
+  std::vector<std::string> WithCheckpoints(const std::vector<std::string>& names) const {
+    std::vector<std::string> texts;
+    for (const std::string& name : names) {
+      const auto device = Open(name);
+      const std::optional<RowLogSuper> super = RowLog::Peek(device.get(), LogSpec({}, name, ""));
+      if (!super && IsWhole(name)) RefuseUnreadable(name);
+      if (super && !super->kept.empty()) texts.push_back(super->identity);
+    }
+    return texts;
+  }
+
+  [[noreturn]] void RefuseUnreadable(const std::string& name) const {
+    throw StorageError(PathOf(name) +
+                       " is damaged: both copies of its superblock are gone; move it away, or start fresh "
+                       "(--storage-fresh), and restore from a checkpoint");
+  }
+
   // The log of the same rows, or else one of the same table, which is going to be refused; "": there is none.
   std::string FindLog(const PoolSpec& wanted) const {
     const json identity = json::parse(wanted.identity);
@@ -261,11 +283,7 @@ class DramSsd final : public Storage {
       if (InUse(name)) continue;
       const auto device = Open(name);
       const std::optional<RowLogSuper> super = RowLog::Peek(device.get(), LogSpec(wanted, name, ""));
-      if (!super) {
-        throw StorageError(PathOf(name) +
-                           " is damaged: both copies of its superblock are gone; move it away, or start "
-                           "without recovery, and restore from a checkpoint");
-      }
+      if (!super) RefuseUnreadable(name);
       const json there = json::parse(super->identity, nullptr, false);
       if (!there.is_object()) continue;
       if (there.value("table", json::object()).value("name", "") != wanted.table) continue;
@@ -308,33 +326,13 @@ class DramSsd final : public Storage {
   std::set<std::string> in_use_;  // files of tables that are open
 };
 
-std::mutex open_mutex;
-std::map<std::string, std::weak_ptr<Storage>> open_directories;
+OpenDirectories open_directories;
 
 }  // namespace
 
 std::shared_ptr<Storage> OpenSsd(const StorageSpec& spec) {
-  if (spec.path.empty()) throw SpecError("storage dram_ssd needs a path, the directory for its files");
-  if (spec.kept_checkpoints < 1 || spec.kept_checkpoints > kMostKeptCheckpoints) {
-    throw SpecError("storage: 'kept_checkpoints' must be between 1 and " +
-                    std::to_string(kMostKeptCheckpoints) + ", not " + std::to_string(spec.kept_checkpoints));
-  }
-  const fs::path directory = UseDirectory(spec.path);
-  const std::lock_guard<std::mutex> lock(open_mutex);
-  std::weak_ptr<Storage>& known = open_directories[directory.string()];
-  if (auto storage = known.lock()) {
-    const auto same = [&](const char* what, uint64_t there, uint64_t wanted) {
-      if (there == wanted) return;
-      throw StorageError("the storage directory " + spec.path + " is open in this process with a " + what +
-                         " of " + std::to_string(there) + " bytes, not " + std::to_string(wanted));
-    };
-    same("size", storage->spec().capacity_bytes, spec.capacity_bytes);
-    same("cache", storage->spec().cache_bytes, spec.cache_bytes);
-    return storage;
-  }
-  auto storage = std::make_shared<DramSsd>(spec, directory);
-  known = storage;
-  return storage;
+  return open_directories.Open(
+      spec, [&](const std::string& directory) { return std::make_shared<DramSsd>(spec, directory); });
 }
 
 }  // namespace oe

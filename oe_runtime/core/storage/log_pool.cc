@@ -175,9 +175,10 @@ CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<In
   const auto index_of = [&](Key key) {
     const uint32_t shard = spec_.shard_of(key);
     if (shard < indexes.size()) return indexes[shard];
-    throw StorageError(log_->spec().where + " is damaged: key " + std::to_string(key) +
-                       " is of another server; move it away, or start without recovery, and restore from a "
-                       "checkpoint");
+    throw StorageError(
+        log_->spec().where + " is damaged: key " + std::to_string(key) +
+        " is of another server; move it away, or start fresh (--storage-fresh), and restore from a "
+        "checkpoint");
   };
   KeptCheckpoint kept;
   try {

@@ -70,7 +70,7 @@ void OnBus(int number, siginfo_t* info, void* /*context*/) {
                  ? " (SIGBUS): the file was cut short, or its device fails; see the kernel's log"
                  : " (SIGBUS): the memory there is bad; `ndctl list --media-errors` and the kernel's log "
                    "name it")
-         << ". Move the pool away, or start without recovery, and restore from a checkpoint\n";
+         << ". Move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint\n";
   }
   line.Write();
   (void)::signal(number, SIG_DFL);  // the load is tried again, and ends the process

@@ -117,13 +117,14 @@ class PmemLibpmem final : public Storage, public Medium {
         cache_(spec.cache_bytes == 0 ? nullptr : std::make_unique<CacheMemory>(spec.cache_bytes)),
         directory_(directory),
         lock_(directory.string()) {
-    if (spec.recover) {
-      RemoveOrphans();
-    } else {
-      RemovePools();
-    }
+    if (spec.recover) RemoveOrphans();
+    if (spec.fresh) RemovePools();
     SyncDirectory();
     Probe();
+    if (!spec.recover && !spec.fresh) {
+      RefuseToRemove(directory.string(), WithCheckpoints());
+      RemovePools();
+    }
   }
 
   bool is_pmem() const override { return is_pmem_; }
@@ -204,8 +205,9 @@ class PmemLibpmem final : public Storage, public Medium {
     if (region.data == nullptr) {
       const int error = errno;
       if (SizeOf(name) == 0) {
-        throw StorageError(region.path + " is damaged: it is truncated, 'bytes' are 0" +
-                           "; move the pool away, or start without recovery, and restore from a checkpoint");
+        throw StorageError(
+            region.path + " is damaged: it is truncated, 'bytes' are 0" +
+            "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
       }
       throw StorageError("cannot open the pool file " + region.path, error);
     }
@@ -220,7 +222,7 @@ class PmemLibpmem final : public Storage, public Medium {
     if (found && there.st_dev == region.device && there.st_ino == region.inode) return;
     throw StorageError("the pool file " + region.path + (found ? " is another file now" : " is gone") +
                        ", and what its table holds ends with this process; save the tables to files, then "
-                       "start without recovery and restore from these");
+                       "start fresh (--storage-fresh) and restore from these");
   }
 
   // On an ordinary file system a page fault reads as much around it as the device's read_ahead_kb says, often
@@ -389,12 +391,44 @@ class PmemLibpmem final : public Storage, public Medium {
     for (const char* field : {"server", "servers"}) {
       if (there.value(field, json()) != identity.value(field, json())) return 1;
     }
+    return HasCheckpoint(region).value_or(false) ? 3 : 2;
+  }
+
+  // Nothing if neither copy of the list of checkpoints can be read.
+  static std::optional<bool> HasCheckpoint(const Region& region) {
+    std::optional<bool> has;
     for (size_t copy = 0; copy < 2; ++copy) {
       SuperCopy decoded;
       if (!DecodeSuperCopy(region.data + kSuperTextBytes + copy * kPoolPage, &decoded)) continue;
-      if (!decoded.kept.empty()) return 3;
+      has = has.value_or(false) || !decoded.kept.empty();
     }
-    return 2;
+    return has;
+  }
+
+  // The descriptions of the tables that have checkpoints, or may have: what cannot be read is refused.
+  std::vector<std::string> WithCheckpoints() {
+    std::vector<std::string> texts;
+    for (const std::string& name : List()) {
+      uint64_t uuid = 0;
+      bool super = false;
+      if (!ParsePoolName(name, &uuid, &super) || !super) continue;
+      CheckOurs(name);
+      if (SizeOf(name) == 0) continue;  // never finished
+      const Region region = Open(name);
+      try {
+        std::string text;
+        // Counts are of no use without their table.
+        if (ReadSuperHeader(region, &uuid, &text) && nlohmann::json::parse(text).contains("table") &&
+            HasCheckpoint(region).value_or(true)) {
+          texts.push_back(std::move(text));
+        }
+      } catch (...) {
+        Close(region);
+        throw;
+      }
+      Close(region);
+    }
+    return texts;
   }
 
   // Files of ours. One with our kind of name but other content is somebody else's: refuse.
@@ -441,7 +475,7 @@ class PmemLibpmem final : public Storage, public Medium {
           if (!ParsePoolName(segment, &of, &super) || super || of != uuid) continue;
           throw StorageError(
               PathOf(name) + " is damaged: 'magic' is missing, but there is " + segment +
-              "; move the pool away, or start without recovery, and restore from a checkpoint");
+              "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
         }
         Remove(name);
       } else {
@@ -465,37 +499,13 @@ class PmemLibpmem final : public Storage, public Medium {
   bool is_pmem_ = false;   // all regions, as Probe() found
 };
 
-std::mutex open_mutex;
-std::map<std::string, std::weak_ptr<Storage>> open_directories;
+OpenDirectories open_directories;
 
 }  // namespace
 
 std::shared_ptr<Storage> OpenPools(const StorageSpec& spec) {
-  if (spec.path.empty())
-    throw SpecError("storage " + spec.type + " needs a path, the directory for its pool files");
-  if (spec.kept_checkpoints < 1 || spec.kept_checkpoints > kMostKeptCheckpoints) {
-    throw SpecError("storage: 'kept_checkpoints' must be between 1 and " +
-                    std::to_string(kMostKeptCheckpoints) + ", not " + std::to_string(spec.kept_checkpoints));
-  }
-  const fs::path directory = UseDirectory(spec.path);
-  const std::lock_guard<std::mutex> lock(open_mutex);
-  std::weak_ptr<Storage>& known = open_directories[directory.string()];
-  if (auto storage = known.lock()) {
-    if (storage->spec().capacity_bytes != spec.capacity_bytes) {
-      throw StorageError("the storage directory " + spec.path + " is open in this process with a size of " +
-                         std::to_string(storage->spec().capacity_bytes) + " bytes, not " +
-                         std::to_string(spec.capacity_bytes));
-    }
-    if (storage->spec().cache_bytes != spec.cache_bytes) {
-      throw StorageError("the storage directory " + spec.path + " is open in this process with a cache of " +
-                         std::to_string(storage->spec().cache_bytes) + " bytes, not " +
-                         std::to_string(spec.cache_bytes));
-    }
-    return storage;
-  }
-  auto storage = std::make_shared<PmemLibpmem>(spec, directory);
-  known = storage;
-  return storage;
+  return open_directories.Open(
+      spec, [&](const std::string& directory) { return std::make_shared<PmemLibpmem>(spec, directory); });
 }
 
 }  // namespace oe

@@ -127,9 +127,10 @@ void Pool::OpenSegments() {
     const std::string name = SegmentName(uuid_, number);
     if (there.count(name) == 0) {
       if (number >= least_segments_) break;
-      throw StorageError(medium_->PathOf(name) + " is missing: the pool of table '" + spec_.table + "' has " +
-                         std::to_string(least_segments_) +
-                         " segments; bring it back, or start without recovery and restore from a checkpoint");
+      throw StorageError(
+          medium_->PathOf(name) + " is missing: the pool of table '" + spec_.table + "' has " +
+          std::to_string(least_segments_) +
+          " segments; bring it back, or start fresh (--storage-fresh) and restore from a checkpoint");
     }
     if (number >= least_segments_ && medium_->SizeOf(name) == 0) {
       medium_->Remove(name);  // the process was killed while it was made
@@ -173,7 +174,7 @@ void Pool::OpenSegments() {
 
 void Pool::Damaged(const std::string& name, const std::string& what) const {
   throw StorageError(medium_->PathOf(name) + " is damaged: " + what +
-                     "; move the pool away, or start without recovery, and restore from a checkpoint");
+                     "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
 }
 
 SlotBlock Pool::BlockOf(const Segment& segment, uint64_t block) const {

@@ -244,7 +244,7 @@ void Pool::MakeDurable(const Job& job) {
     throw StorageError(
         "the metadata of the rows beside " + super_.path +
         " is damaged, and no later checkpoint could be recovered; save the tables to files, then "
-        "start without recovery and restore from these");
+        "start fresh (--storage-fresh) and restore from these");
   }
   RequirePresent();
   std::vector<KeptCheckpoint> kept = kept_;

@@ -46,7 +46,7 @@ void WriteWithMagicLast(std::byte* data, const void* header, size_t header_bytes
 
 [[noreturn]] void Damaged(const Region& region, const std::string& what) {
   throw StorageError(region.path + " is damaged: " + what +
-                     "; move the pool away, or start without recovery, and restore from a checkpoint");
+                     "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
 }
 
 // Whether the magic is there; false for a region that was never finished.
@@ -67,7 +67,7 @@ void CheckFormat(const Region& region, uint64_t format) {
   if (format >= kOldestPoolFormat && format <= kPoolFormat) return;
   throw StorageError(region.path + ": 'format' is " + std::to_string(format) + ", but this version reads " +
                      std::to_string(kOldestPoolFormat) + " to " + std::to_string(kPoolFormat) +
-                     "; use the version that wrote it, or start without recovery");
+                     "; use the version that wrote it, or start fresh (--storage-fresh)");
 }
 
 }  // namespace

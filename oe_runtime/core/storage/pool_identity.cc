@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "oe_runtime/core/common/error.h"
 
@@ -17,14 +18,40 @@ std::string FieldName(std::string pointer) {
   return pointer;
 }
 
+constexpr size_t kMostNamed = 8;
+
 }  // namespace
+
+void RefuseToRemove(const std::string& directory, const std::vector<std::string>& texts) {
+  if (texts.empty()) return;
+  std::set<std::string> tables;
+  for (const std::string& text : texts) {
+    const json there = json::parse(text, nullptr, false);
+    const std::string job = there.value("job", "");
+    tables.insert("'" + there.value("/table/name"_json_pointer, "") + "'" +
+                  (job.empty() ? "" : " of job '" + job + "'"));
+  }
+  std::string names;
+  size_t named = 0;
+  for (const std::string& table : tables) {
+    if (named == kMostNamed) {
+      names += " and " + std::to_string(tables.size() - named) + " more";
+      break;
+    }
+    names += (named++ == 0 ? "" : ", ") + table;
+  }
+  throw StorageError(
+      "the storage directory " + directory + " has checkpoints of table" + (tables.size() == 1 ? " " : "s ") +
+      names + ": start with recovery (--storage-recover) to go on from them, or fresh (--storage-fresh) " +
+      "to remove them");
+}
 
 void CheckIdentity(const std::string& path, const std::string& text, const json& identity,
                    const std::vector<std::string>& may_differ, const std::string& table) {
   const json parsed = json::parse(text, nullptr, false);
   if (!parsed.is_object()) {
     throw StorageError(path + " is damaged: its description is no JSON object; move the pool away, or " +
-                       "start without recovery, and restore from a checkpoint");
+                       "start fresh (--storage-fresh), and restore from a checkpoint");
   }
   const json there = parsed.flatten();
   const json wanted = identity.flatten();
@@ -45,9 +72,10 @@ void CheckIdentity(const std::string& path, const std::string& text, const json&
     const json right = wanted.value(field, json());
     const std::string name = field.substr(field.rfind('/') + 1);
     if (left == right || std::find(may_differ.begin(), may_differ.end(), name) != may_differ.end()) continue;
-    throw StorageError(path + ": '" + FieldName(field) + "' is " + left.dump() +
-                       " in this pool, but table '" + table + "' has " + right.dump() +
-                       "; start it as it was, or without recovery, which removes the pool");
+    throw StorageError(
+        path + ": '" + FieldName(field) + "' is " + left.dump() + " in this pool, but table '" + table +
+        "' has " + right.dump() +
+        "; start it as it was, or fresh (--storage-fresh), which removes all tables of the directory");
   }
 }
 

@@ -204,10 +204,11 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
     digest += scan.digest;
   }
   if (rows != chosen.rows || digest != chosen.digest) {
-    throw StorageError("the pool " + super_.path + " is damaged: checkpoint " + std::to_string(chosen.id) +
-                       " has " + std::to_string(chosen.rows) + " rows, but the segments beside it have " +
-                       std::to_string(rows) + (rows == chosen.rows ? " with other checksums" : "") +
-                       "; move the pool away, or start without recovery, and restore from a checkpoint");
+    throw StorageError(
+        "the pool " + super_.path + " is damaged: checkpoint " + std::to_string(chosen.id) + " has " +
+        std::to_string(chosen.rows) + " rows, but the segments beside it have " + std::to_string(rows) +
+        (rows == chosen.rows ? " with other checksums" : "") +
+        "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
   }
 
   // Retired slots wait for the checkpoints that need them to be dropped, by the epoch of the next newer slot

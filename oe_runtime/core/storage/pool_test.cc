@@ -164,7 +164,7 @@ TEST(PoolTest, AFormatOfALaterVersionIsRefusedByName) {
   EXPECT_EQ(MessageOf<StorageError>([&] { (void)Pool::Open(&medium, uuid, Spec(128)); }),
             SuperName(uuid) +
                 ": 'format' is 3, but this version reads 1 to 2; use the version that wrote "
-                "it, or start without recovery");
+                "it, or start fresh (--storage-fresh)");
   EXPECT_FALSE(medium.List().empty()) << "it was removed";
 }
 

@@ -108,7 +108,7 @@ std::unique_ptr<RowLog> RowLog::Open(BlockDevice* device, const RowLogSpec& spec
     throw StorageError(spec.where + " has rows of " + BytesText(super->row_bytes) + " in segments of " +
                        BytesText(super->segment_bytes) + ", but table '" + spec.table + "' has rows of " +
                        BytesText(spec.row_bytes) + " in segments of " + BytesText(spec.segment_bytes) +
-                       "; start it as it was, or without recovery");
+                       "; start it as it was, or fresh (--storage-fresh)");
   }
   log->spec_.format = super->format;
   log->super_ = *super;
@@ -117,7 +117,7 @@ std::unique_ptr<RowLog> RowLog::Open(BlockDevice* device, const RowLogSpec& spec
 
 void RowLog::Damaged(const std::string& what) const {
   throw StorageError(spec_.where + " is damaged: " + what +
-                     "; move it away, or start without recovery, and restore from a checkpoint");
+                     "; move it away, or start fresh (--storage-fresh), and restore from a checkpoint");
 }
 
 void RowLog::RequireBadBlocks(int error) const {

@@ -107,7 +107,7 @@ BlockBuffer EncodeRowLogSuper(const RowLogSuper& super, size_t most) {
     throw StorageError("the superblock of a log of " + std::to_string(super.extents.size()) +
                        " segments and " + std::to_string(super.discarded.size()) + " recoveries needs " +
                        BytesText(bytes) + " but has room for " + BytesText(most) +
-                       "; save the table to a file, start without recovery and restore it");
+                       "; save the table to a file, start fresh (--storage-fresh) and restore it");
   }
   BlockBuffer buffer(bytes);
   std::memset(buffer.data(), 0, buffer.size());
@@ -157,7 +157,7 @@ bool DecodeRowLogSuper(const std::byte* data, size_t bytes, RowLogSuper* super) 
   if (front.format < kFirstFormat || front.format > kRowLogFormat) {
     throw StorageError("the log of rows has format " + std::to_string(front.format) +
                        ", but this version reads 1 to " + std::to_string(kRowLogFormat) +
-                       "; use the version that wrote it, or start without recovery");
+                       "; use the version that wrote it, or start fresh (--storage-fresh)");
   }
   // The checksum is right, but what a stranger wrote must not be read past its end either.
   if (front.kept > kMostKeptCheckpoints + 1 || front.discarded > bytes || front.extents > bytes ||

@@ -60,12 +60,48 @@ std::shared_ptr<Storage> Storage::Open(const StorageSpec& spec) {
     throw SpecError("storage " + spec.type + " has no cache, but 'cache_bytes' is " +
                     std::to_string(spec.cache_bytes) + "; leave it out, or use dram_pmem or dram_ssd");
   }
+  if (spec.recover && spec.fresh) {
+    throw SpecError(
+        "storage: 'recover' (--storage-recover) goes on from the tables in a directory and 'fresh' "
+        "(--storage-fresh) removes them; give one of the two");
+  }
   if (spec.type == "dram") return OpenDram(spec);
   if (spec.type == "pmem_memkind") return OpenMemkind(spec);
   if (spec.type == "pmem_libpmem" || spec.type == "dram_pmem") return OpenPools(spec);
   if (spec.type == "dram_ssd") return OpenSsd(spec);
   throw SpecError("storage type '" + spec.type +
                   "' is not one of dram, pmem_libpmem, dram_pmem, dram_ssd, pmem_memkind");
+}
+
+std::shared_ptr<Storage> OpenDirectories::Open(
+    const StorageSpec& spec, const std::function<std::shared_ptr<Storage>(const std::string&)>& open) {
+  if (spec.path.empty())
+    throw SpecError("storage " + spec.type + " needs a path, the directory for its files");
+  if (spec.kept_checkpoints < 1 || spec.kept_checkpoints > kMostKeptCheckpoints) {
+    throw SpecError("storage: 'kept_checkpoints' must be between 1 and " +
+                    std::to_string(kMostKeptCheckpoints) + ", not " + std::to_string(spec.kept_checkpoints));
+  }
+  const std::string directory = UseDirectory(spec.path);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::weak_ptr<Storage>& known = open_[directory];
+  auto storage = known.lock();
+  if (!storage) {
+    storage = open(directory);
+    known = storage;
+    return storage;
+  }
+  const std::string is_open = "the storage directory " + spec.path + " is open in this process";
+  const auto same = [&](const char* what, uint64_t there, uint64_t wanted) {
+    if (there == wanted) return;
+    throw StorageError(is_open + " with a " + what + " of " + std::to_string(there) + " bytes, not " +
+                       std::to_string(wanted));
+  };
+  same("size", storage->spec().capacity_bytes, spec.capacity_bytes);
+  same("cache", storage->spec().cache_bytes, spec.cache_bytes);
+  if (spec.fresh && !storage->spec().fresh) {
+    throw StorageError(is_open + ", so its tables are not removed; close its clients first, or drop tables");
+  }
+  return storage;
 }
 
 std::string UseDirectory(const std::string& path) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,7 +29,7 @@ struct StorageSpec {
   std::string path;
   uint64_t capacity_bytes = 0;  // most bytes for the rows of all tables; 0 = no cap
   // Pools and logs: whether tables that the directory holds are opened when they are created again, at their
-  // newest checkpoint. Otherwise they are removed and every table starts empty.
+  // newest checkpoint.
   bool recover = false;
   // Pools and logs: how many of the newest checkpoints of a table can be gone back to, 1 to
   // kMostKeptCheckpoints. Each costs room for the rows that changed after it. Several tables, and several
@@ -39,6 +40,9 @@ struct StorageSpec {
   // Rows are their weights, without the state of optimizers and policies: for tables that are restored from
   // files and read. All else that needs a whole row is refused.
   bool weights_only = false;
+  // Pools and logs, not with `recover`: whether tables that the directory holds are removed, so that all
+  // start empty. With neither of the two, a directory that holds a checkpoint is refused.
+  bool fresh = false;
 };
 
 // A checkpoint that a table can be recovered to.
@@ -55,9 +59,10 @@ class Arena;
 class Storage : public std::enable_shared_from_this<Storage> {
  public:
   // Opens the storage. A directory of pools is locked for the life of the storage; without `recover`,
-  // pool files left in it are removed. Opening the same directory again in the same process gives the same
-  // storage. Throws SpecError for a type that does not exist, StorageError for a directory that cannot be
-  // used or that another live process holds (naming its pid).
+  // files of tables left in it are removed: all with `fresh`, else only if none has a checkpoint. Opening the
+  // same directory again in the same process gives the same storage. Throws SpecError for a type that does
+  // not exist, StorageError for a directory that cannot be used, that another live process holds (naming its
+  // pid), or that holds checkpoints nobody decided on.
   static std::shared_ptr<Storage> Open(const StorageSpec& spec);
 
   virtual ~Storage() = default;
@@ -142,6 +147,21 @@ std::shared_ptr<Storage> OpenDram(const StorageSpec& spec);
 std::shared_ptr<Storage> OpenPools(const StorageSpec& spec);  // pmem_libpmem, dram_pmem
 std::shared_ptr<Storage> OpenMemkind(const StorageSpec& spec);
 std::shared_ptr<Storage> OpenSsd(const StorageSpec& spec);  // dram_ssd
+
+// The storages of one kind in directories that this process has open, of which each is one storage.
+// Thread-safe.
+class OpenDirectories {
+ public:
+  // The storage in the directory of the spec: what `open` makes of its canonical path, or the one that is
+  // open there. Throws SpecError, and StorageError if that one is of another size or `fresh` is too late for
+  // it.
+  std::shared_ptr<Storage> Open(const StorageSpec& spec,
+                                const std::function<std::shared_ptr<Storage>(const std::string&)>& open);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<Storage>> open_;
+};
 
 // The canonical path of a storage directory, which is made if only its last part is missing. Throws
 // StorageError.

@@ -343,7 +343,7 @@ TEST(PmemStorageTest, SaysWhatIsWrongWithThePath) {
   const auto message = [](const std::string& path) {
     return MessageOf<Error>([&] { (void)Storage::Open({"pmem_libpmem", path, 0}); });
   };
-  EXPECT_EQ(message(""), "storage pmem_libpmem needs a path, the directory for its pool files");
+  EXPECT_EQ(message(""), "storage pmem_libpmem needs a path, the directory for its files");
   EXPECT_EQ(message(directory.file("a/b")),
             "cannot make the storage directory " + directory.file("a/b") +
                 "; make it (or mount the persistent memory there) first: No such file or directory");

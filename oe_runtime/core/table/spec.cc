@@ -255,7 +255,8 @@ void to_json(json& json, const StorageSpec& spec) {
           {"recover", spec.recover},
           {"kept_checkpoints", spec.kept_checkpoints},
           {"cache_bytes", spec.cache_bytes},
-          {"weights_only", spec.weights_only}};
+          {"weights_only", spec.weights_only},
+          {"fresh", spec.fresh}};
 }
 
 void from_json(const json& json, StorageSpec& spec) {
@@ -274,7 +275,8 @@ void from_json(const json& json, StorageSpec& spec) {
     read.cache_bytes = fields.Unsigned("cache_bytes", std::numeric_limits<uint64_t>::max());
   }
   if (fields.Has("weights_only")) read.weights_only = fields.Boolean("weights_only");
-  fields.End("type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes, weights_only");
+  if (fields.Has("fresh")) read.fresh = fields.Boolean("fresh");
+  fields.End("type, path, capacity_bytes, recover, kept_checkpoints, cache_bytes, weights_only, fresh");
   spec = std::move(read);
 }
 

@@ -145,11 +145,13 @@ TEST(SpecTest, Storage) {
   spec["kept_checkpoints"] = 2;
   spec["cache_bytes"] = 0;
   spec["weights_only"] = false;
+  spec["fresh"] = false;
   EXPECT_EQ(complete, spec);
   spec["recover"] = true;
   spec["kept_checkpoints"] = 5;
   spec["cache_bytes"] = 4096;
   spec["weights_only"] = true;
+  spec["fresh"] = true;
   EXPECT_EQ(nlohmann::json(spec.get<StorageSpec>()), spec);
   spec["recover"] = 1;
   EXPECT_EQ(MessageOf<SpecError>([&] { (void)spec.get<StorageSpec>(); }),

@@ -301,7 +301,8 @@ TEST_P(TableCheckpointTest, ADifferentSpecIsRefusedAndNothingChanges) {
   MakePool();
   const std::string super = File(IsLog() ? ".log" : "-super.pool");
   const auto expected = [&](const std::string& difference) {
-    return super + ": " + difference + "; start it as it was, or without recovery, which removes the pool";
+    return super + ": " + difference +
+           "; start it as it was, or fresh (--storage-fresh), which removes the pool";
   };
   TableSpec spec = Spec();
   spec.dim = 8;

@@ -608,6 +608,7 @@ TEST_F(TableSsdFileTest, OneTableMayFillALargeDrive) {
     EXPECT_EQ(segment_bytes(), large);
   }
   storage.recover = false;
+  storage.fresh = true;
   storage.capacity_bytes = 100000 * kGiB;  // wide rows, of which a segment would have too many blocks
   const auto ssd = Table::Create(Spec(4096, "adagrad"), storage);
   Push(ssd.get(), {1, 2, 3});
