@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provision.cli.options import DEFAULT_STATE_DIR, Json, StateDir
+from provision.cli.options import DEFAULT_STATE_DIR, JobConsent, Json, StateDir
 
 app = typer.Typer(
     help="List jobs and the disk space they use; remove old jobs.",
@@ -16,14 +16,6 @@ app = typer.Typer(
 )
 _SECONDS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(\d{1,6})([mhdw])")
-Consent = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--consent",
-        metavar="JOB",
-        help="Agree to lose this job's rows that only persistent memory holds. Whole id; once per job.",
-    ),
-]
 
 
 def _age(text: str) -> int:
@@ -58,7 +50,7 @@ def rm(
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    consent: Consent = None,
+    consent: JobConsent = None,
     here_only: Annotated[
         bool, typer.Option("--here-only", help="Contact no host: leave the job's files there.")
     ] = False,
@@ -99,7 +91,7 @@ def prune(
         typer.Option("--state", metavar="STATE", help="Only this state, such as done; can be repeated."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    consent: Consent = None,
+    consent: JobConsent = None,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:

@@ -74,6 +74,14 @@ Consent = Annotated[
         help="Agree to lose this object, named as in the plan; once per object.",
     ),
 ]
+JobConsent = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--consent",
+        metavar="JOB",
+        help="Agree to lose this job's rows that only persistent memory holds. Whole id; once per job.",
+    ),
+]
 Check = Annotated[
     bool,
     typer.Option(

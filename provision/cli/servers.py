@@ -39,18 +39,25 @@ def up(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name them; default: servers.")
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="SERVERS", help="Start these again, with the rows that they left in storage."
+        ),
+    ] = None,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Start parameter servers, and print their endpoints and where their token lies.
 
     On hosts of group parameter_servers, as systemd units, or on this machine in the background. They stay up
-    until `oeprov servers down`, which also removes their rows: checkpoints are the client's to write.
+    until `oeprov servers down`. Checkpoints are the client's to write: rows in pools and logs that have one
+    stay, and --resume starts the servers with them.
     """
     from provision.jobs import servers
     from provision.jobs.request import LaunchOptions
 
-    options = LaunchOptions(given, run_name=name, as_json=as_json)
+    options = LaunchOptions(given, run_name=name, resume=resume, as_json=as_json)
     return servers.up(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
 
 
@@ -64,7 +71,10 @@ def status(name: Servers = None, as_json: Json = False, state_dir: StateDir = DE
 
 @app.command()
 def down(name: Servers = None, as_json: Json = False, state_dir: StateDir = DEFAULT_STATE_DIR) -> int:
-    """Stop the servers and remove their rows; doing it twice does no harm."""
+    """Stop the servers; doing it twice does no harm.
+
+    Rows without a checkpoint end with them; the others stay, and `oeprov jobs rm` removes them.
+    """
     from provision.jobs import servers
 
     return servers.down(state_dir, name, as_json=as_json)

@@ -12,6 +12,7 @@ from provision.cli.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
     InventoryPath,
+    JobConsent,
     Json,
     Limit,
     StateDir,
@@ -63,6 +64,7 @@ def launch_training(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a job from its last checkpoint, with its settings.")
     ] = False,
+    consent: JobConsent = None,
     detach: Detach = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -81,6 +83,8 @@ def launch_training(
         raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
     if job is not None and not resume:
         raise typer.BadParameter(f"{job!r} is for --resume only; to name a new job: --name {job}")
+    if consent and not resume:
+        raise typer.BadParameter("--consent goes with --resume: a new job has no rows yet")
     named = store.find(state_dir, job).id if job is not None else ""
     options = LaunchOptions(
         given,
@@ -88,6 +92,7 @@ def launch_training(
         on=on if on in containers.ENGINES else None,
         script_arguments=script_words(context),
         resume=named if resume else None,
+        consent=consent or (),
         detach=detach,
         as_json=as_json,
     )
@@ -119,6 +124,7 @@ def resume(
         ),
     ] = None,
     limit: Limit = None,
+    consent: JobConsent = None,
     detach: Detach = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -127,8 +133,9 @@ def resume(
 
     The servers restore their rows from the checkpoint. It does not matter how the job ended, whether hosts
     were rebooted, or how many servers wrote it. --epochs or --steps replaces both limits of the job, and
-    then continues a finished job too. Words after a lone -- replace the arguments of a job's script. The
-    same as launch-training --resume.
+    then continues a finished job too. Words after a lone -- replace the arguments of a job's script. With
+    --consent JOB, rows in persistent memory are removed first, and checkpoints in files remain. The same as
+    launch-training --resume.
     """
     from provision.jobs import launching, store
     from provision.jobs.request import LaunchOptions
@@ -137,6 +144,7 @@ def resume(
     options = LaunchOptions(
         given,
         resume=found.id,
+        consent=consent or (),
         script_arguments=script_words(context),
         detach=detach,
         as_json=as_json,

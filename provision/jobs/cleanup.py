@@ -56,6 +56,7 @@ class Holding:
     steps: int | None = None
     checkpoint: int | None = None
     claims: list[str] = field(default_factory=list)  # volumes on Kubernetes of a job that can resume
+    left: list[str] = field(default_factory=list)  # where servers alone that ended left rows
 
     @property
     def changed(self) -> float:
@@ -87,6 +88,8 @@ class Holding:
             return f"volumes of its cluster ({', '.join(self.claims)})"
         if self.state == "unreadable" and not self.denied and self.job.pool_servers() is not None:
             return "persistent memory, of which its job.json would say where"
+        if self.left:
+            return ", ".join(self.left)
         if self.state == "done" or self.checkpoint is None or self.spec is None:
             return ""
         if self.job.checkpoint() is not None and self.job.pool_servers() is None:
@@ -143,6 +146,7 @@ def holding(job: Job) -> Holding:
         step=facts.step,
         steps=facts.steps,
         checkpoint=facts.checkpoint_step if newest is None else newest[0],
+        left=job.rows_left() if spec.is_servers_alone else [],
     )
 
 
@@ -274,7 +278,7 @@ def prune(
     TrainingError for a consent that names no job.
     """
     found = [holding(job) for job in store.directories(state_dir)]
-    _check_consent(consent, found, store.jobs_dir(state_dir))
+    check_consent(consent, [item.job.id for item in found], store.jobs_dir(state_dir))
     chosen = select(found, states=states, older_than=older_than, keep=keep)
     kept = [item for item in chosen if item.only_rows and item.job.id not in consent]
     removable = [item for item in chosen if item not in kept]
@@ -287,7 +291,7 @@ def remove(
     """Remove the named jobs. TrainingError, and nothing is removed, if one of them must stay."""
     known, place = store.directories(state_dir), store.jobs_dir(state_dir)
     chosen = [holding(job) for job in dict.fromkeys(store.choose(known, name, place) for name in names)]
-    _check_consent(consent, chosen, place)
+    check_consent(consent, [item.job.id for item in chosen], place)
     for item in chosen:
         if item.denied:
             raise TrainingError(item.problem)
@@ -304,8 +308,8 @@ def remove(
     return _remove(chosen, [], state_dir, yes=yes, here_only=here_only, as_json=as_json)
 
 
-def _check_consent(consent: Collection[str], jobs: Collection[Holding], place: Path) -> None:
-    ids = [item.job.id for item in jobs]
+def check_consent(consent: Collection[str], ids: Collection[str], place: Path) -> None:
+    """Refuse a consent that names none of the jobs ``ids`` of the directory ``place``."""
     for name in consent:
         if name not in ids:
             hint = did_you_mean(name, ids)

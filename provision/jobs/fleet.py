@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,10 +34,12 @@ Answer = dict[str, Any]
 class Fleet:
     """The hosts of one job that are reached over SSH; empty for a job of this machine alone."""
 
-    def __init__(self, job: Job, spec: JobSpec) -> None:
+    def __init__(self, job: Job, spec: JobSpec, without: Collection[str] = ()) -> None:
+        """``without``: names of hosts to leave out."""
         self.job = job
         self.spec = spec
-        self.processes = {item.name: item for item in spec.processes if item.unit}
+        units = [item for item in spec.processes if item.unit and item.host not in without]
+        self.processes = {item.name: item for item in units}
 
     @cached_property
     def hosts(self) -> dict[str, Host]:
@@ -144,7 +146,7 @@ class Fleet:
     def stop(self, role: Role, *, keep_pools: bool = False) -> dict[str, Answer | HostError]:
         """Stop and remove the units of one role on every host; their logs and last counters are kept here.
 
-        Their rows in persistent memory are removed too, unless ``keep_pools``.
+        Their rows in persistent memory are removed too, unless ``keep_pools``: see ``node.job.stop``.
         """
         args = self.args(role=role, keep_pools=keep_pools)
         answers = errands.on_all(self.hosts_of(role), "stop", args, STOP_SECONDS[role])
@@ -200,8 +202,9 @@ def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError])
     for item in states:
         answer = answers.get(item.host)
         if item.unit and item.exit_code is None and isinstance(answer, dict):
-            code = int(answer["stopped"].get(item.name, {}).get("exit_code", 0))
-            item = item.model_copy(update={"exit_code": code})
+            found_there = answer["stopped"].get(item.name, {})
+            update = {"exit_code": int(found_there.get("exit_code", 0)), "rows": found_there.get("rows", "")}
+            item = item.model_copy(update=update)
         found.append(item)
     return found
 

@@ -24,6 +24,8 @@ from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
 from provision.jobs.storage import CACHED, servers_of, storage_directories, storage_of
 from provision.jobs.store import ACTIVE, Job, JobSpec, ProcessSpec, all_jobs
+from provision.node import jobfiles
+from provision.node.command import System
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 STORAGES: tuple[str, ...] = get_args(Storage)
@@ -208,6 +210,16 @@ def check_storage_is_free(spec: JobSpec, state_dir: Path) -> None:
                     f"job {job.id} is running with the same storage directory {item.storage} on {item.host}; "
                     f"stop it first: oeprov stop {job.id} (or use --storage dram)"
                 )
+
+
+def check_storage_is_new(job: Job, spec: JobSpec) -> None:
+    """Refuse a new job whose directories for rows on this machine hold some; hosts refuse their own.
+
+    They are of another state directory's job, launched in the same second, and are neither used nor removed.
+    """
+    for item in spec.processes:
+        if job.has_rows(item):
+            raise TrainingError(f"host {item.host}: {jobfiles.foreign_rows(System(), job.id, item.pools)}")
 
 
 def _where(spec: JobSpec, item: ProcessSpec) -> tuple[str, str, str]:

@@ -24,6 +24,7 @@ from provision.hosts.playbook import TaskResult
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.hosts.survey import interpreter, survey
 from provision.jobs import (
+    cleanup,
     containers,
     data,
     flavors,
@@ -49,6 +50,7 @@ from provision.jobs.screen import say
 from provision.jobs.stopping import stop, wait_for_orphans
 from provision.jobs.store import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.jobs.supervisor import Supervisor
+from provision.node import jobfiles
 from provision.node.state import State
 
 
@@ -105,6 +107,7 @@ class Launch:
         job = store.create(self.state_dir, wanted.name, datetime.now())
         try:
             placed, spec = self._place(job, states, wanted, fresh=True)
+            jobspec.check_storage_is_new(job, spec)
         except TrainingError:
             shutil.rmtree(job.directory)
             raise
@@ -127,9 +130,13 @@ class Launch:
             job = store.find(self.state_dir, options.resume)
         else:  # the last on hosts
             job = store.choose(store.all_jobs(self.state_dir), None, store.jobs_dir(self.state_dir))
+        cleanup.check_consent(options.consent, [job.id], job.directory.parent)
         spec, state = job.spec(), job.state()
         if spec.is_servers_alone:
-            raise TrainingError(f"{job.id} are parameter servers alone, which have no training to resume")
+            raise TrainingError(
+                f"{job.id} are parameter servers alone, which have no training to resume; to start them "
+                f"again: oeprov servers up --resume {job.id}"
+            )
         if state.phase in ACTIVE:
             raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
         longer_asked = bool(end) or arguments is not None
@@ -164,12 +171,14 @@ class Launch:
         if workers is not None:
             wanted = replace(wanted, workers=workers)
         if servers is not None:
-            _require_stopped(job, alive)
+            _require_stopped(job, alive, "its number of servers changes")
             wanted = replace(wanted, servers=servers)
         states = self._check(wanted)
         with self.console.status(f"waiting for processes of {job.id} that are still ending"):
             wait_for_orphans(job, self.stop_request)
         known = Fleet(job, spec)
+        if options.consent:
+            _require_stopped(job, alive, "its rows are removed")
         try:
             known.take_events()
         except HostError as error:
@@ -183,29 +192,39 @@ class Launch:
         job.make()
         needed = readiness.needed(inventory, wanted)
         planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
-        others = _changes_server_count(job, spec, planned, moves=moves)
+        others, saved = _changes_server_count(job, spec, planned, moves=moves), job.has_checkpoint()
+        adapted = any(item.adapted for item in spec.processes)
+        if others and not (saved or adapted or options.consent) and (rows := job.rows_left()):
+            raise TrainingError(
+                f"job {job.id} has reported no checkpoint, but there are rows in {', '.join(rows)}, which "
+                f"another number of servers cannot open; resume it with as many as it had, or to lose them, "
+                f"add: --consent {job.id}"
+            )
         if others:
-            _require_stopped(job, [item for item in alive if item not in removed])
+            stays = [item for item in alive if item not in removed]
+            _require_stopped(job, stays, "its number of servers changes")
         for left in removed:  # without its servers, which start anew, it can train nothing
             say(
                 self.console,
                 f"[yellow]![/] {left.host} may still have {left.name} of {job.id}, which ends by itself; "
                 f"oeprov destroy removes its files there",
             )
-        saved = job.has_checkpoint()
         if not saved:
             self.console.print(f"job {job.id} has no checkpoint yet: it starts from the beginning")
-        placed, resumed = self._place(job, states, wanted, fresh=others or not saved)
+        placed, resumed = self._place(job, states, wanted, fresh=False)
         if moves:
             where = spec.settings["upload_to"]
             say(self.console, f"the checkpoints of host {worker.host} are looked for in {escape(where)}")
             job.put_metrics_aside(worker.host)
         if inventory.flavor != flavor_facts.DEFAULT:  # a failed run may have left half an export
             shutil.rmtree(job.run_dir / "export", ignore_errors=True)
-        if others:
+        # Programs of others have no checkpoint in their pools but those that they report.
+        if others or options.consent or (adapted and not saved):
             for process in spec.processes:
                 job.remove_pools(process)
             _remove_pools(known, self.console)
+            if options.consent:
+                say(self.console, f"job {job.id}: its rows in persistent memory were removed")
         job.write_spec(resumed)  # last: if this ends before, the next resume sees the old servers too
         return job, placed, saved
 
@@ -304,12 +323,13 @@ class Launch:
                     where = f"{item.name} on {item.host} listens on {item.endpoint} (pid {item.pid})"
                     say(self.console, f"[green]✓[/] {where}")
             except OSError:  # the reader of our output is gone, and nothing would supervise the servers
-                _undo(job, self.console, fresh=fresh)
+                _undo(job, self.console, (), fresh=fresh)
                 raise
             run.log.unlink(missing_ok=True)
             return
         words = "; ".join(f"host {item.host}: {item.message}" for item in run.failures) or "Ansible failed"
-        left = _undo(job, self.console, fresh=fresh)
+        foreign = [item.host for item in run.failures if jobfiles.TAKEN in item.message]
+        left = _undo(job, self.console, foreign, fresh=fresh)
         if run.outcome == "canceled":
             raise Interrupted(f"stopped before training began; nothing was started{left}")
         raise TrainingError(f"the hosts could not be prepared: {words} (log: {run.log}){left}")
@@ -353,12 +373,12 @@ def _remove_pools(old: Fleet, console: Console) -> None:
         )
 
 
-def _require_stopped(job: Job, alive: Sequence[ProcessState]) -> None:
-    """TrainingError if processes of the job may still run, whose number of servers is to change."""
+def _require_stopped(job: Job, alive: Sequence[ProcessState], what: str) -> None:
+    """TrainingError if processes of the job may still run; ``what`` is to happen."""
     if alive:
         raise TrainingError(
-            f"{alive[0].name} of job {job.id} may still run on host {alive[0].host}; before its number of "
-            f"servers changes: oeprov stop {job.id}"
+            f"{alive[0].name} of job {job.id} may still run on host {alive[0].host}; before {what}: "
+            f"oeprov stop {job.id}"
         )
 
 
@@ -390,9 +410,12 @@ def _write(
     )
 
 
-def _undo(job: Job, console: Console, *, fresh: bool) -> str:
-    """Stop and remove what was started; the end of a message with the hosts where that failed."""
-    hosts, state = Fleet(job, job.spec()), job.state()
+def _undo(job: Job, console: Console, foreign: Sequence[str], *, fresh: bool) -> str:
+    """Stop and remove what was started; the end of a message with the hosts where that failed.
+
+    ``foreign``: hosts where the units of this job's id are another job's.
+    """
+    hosts, state = Fleet(job, job.spec(), foreign), job.state()
     with console.status("stopping what was started"):
         answers = hosts.stop("parameter_server", keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}

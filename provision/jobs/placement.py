@@ -113,7 +113,7 @@ def place(
 ) -> Placement:
     """Place the servers on their hosts, and the workers on theirs, in the inventory's order.
 
-    ``fresh``: the job begins, so servers remove rows of earlier attempts.
+    ``fresh``: the job is new, so rows in its servers' directories are another's, and hosts refuse them.
     """
     workers = worker_hosts(inventory)
     alone = place_servers(job, inventory, states, wanted, fresh=fresh)
@@ -201,7 +201,7 @@ def _server(
         options["storage-path"] = where.path
     if where.storage in POOLS:
         options["storage-checkpoints"] = max(LEAST_POOL_CHECKPOINTS, wanted.training.keep_checkpoints)
-        flags.append("--storage-recover")
+        flags.append("--storage-recover")  # its own rows: in a new job's directory there are none
     if where.storage in CACHED:
         cache = wanted.storage_cache or server.storage_cache
         options["storage-cache"] = cache or dram_bytes(host, state) // 4 // beside

@@ -35,6 +35,7 @@ class LaunchOptions:
     on: str | None = None  # an engine of containers; None: processes
     script_arguments: Sequence[str] | None = None  # None: the inventory's, or those of the job
     resume: str | None = None
+    consent: Sequence[str] = ()  # ids of jobs whose rows in persistent memory may be lost
     detach: bool = False
     as_json: bool = False
 

@@ -40,14 +40,12 @@ class ServerGroup:
         """For ``state.json``."""
         return [self._stopped.get(server.spec.name) or server.state() for server in self.all]
 
-    def start(self, *, resume: bool) -> str:
+    def start(self) -> str:
         """Start the children; the endpoints of all servers in order, once all listen."""
         specs = [spec for spec in self.run.spec.processes if spec.role == "parameter_server"]
         for spec in specs:
             if not spec.unit:
                 self.run.job.ready_file(spec.name).unlink(missing_ok=True)
-                if not resume:
-                    self.run.job.remove_pools(spec)
                 self.children.append(start(self.run.job, spec, spec.argv))
                 self.run.write_state()
         for child in self.children:
@@ -115,12 +113,13 @@ class ServerGroup:
     def stop(self, known: str, *, keep_pools: bool) -> str:
         """End all servers; names hosts out of reach, with the reason unless it is in ``known``.
 
-        ``keep_pools``: keep their rows in persistent memory, for a resumed job.
+        ``keep_pools``: keep the rows in persistent memory that have a checkpoint, for a resumed job.
         """
         for child in reversed(self.children):
             child.end(self.run.limits.server)
-        for spec in () if keep_pools else self.run.spec.processes:
-            self.run.job.remove_pools(spec)
+        for spec in self.run.spec.processes:
+            if not (keep_pools and self.run.job.has_rows(spec)):
+                self.run.job.remove_pools(spec)
         answers = self.run.fleet.stop("parameter_server", keep_pools=keep_pools)
         self._stopped = {item.name: item for item in ended([unit.state() for unit in self.units], answers)}
         for line in describe(answers):

@@ -20,16 +20,19 @@ from provision.hosts.journal import cluster_lock
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import jobspec, jobview, launching, placement, readiness, stopping, store, units
 from provision.jobs.background import start_detached
-from provision.jobs.request import LaunchOptions
+from provision.jobs.request import LaunchOptions, Request, flag
 from provision.jobs.screen import say
 from provision.jobs.store import ACTIVE, Job, JobSpec, JobState
 
 NAME = "servers"
+_SETTINGS = ("tls", "server_wait", "storage", "storage_cache", "servers")  # that job.json keeps
 _GRACE = 30.0  # seconds beyond those that servers of this machine may take to listen, for their supervisor
 
 
 def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
-    """Start the inventory's servers and print where they listen; 0. TrainingError: nothing was started."""
+    """Start the inventory's servers, or those of ``options.resume`` again with the rows that they left, and
+    print where they listen; 0. TrainingError: nothing was started.
+    """
     if inventory.flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"runtime_flavor: {inventory.flavor} has no servers that others could use")
     if not inventory.parameter_servers:
@@ -42,21 +45,29 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
         placement.check_connection(host)
     launch = launching.Launch(alone, options, state_dir)
     with launch.stop_request.on_signals(), cluster_lock(state_dir, alone.cluster):
+        before = None if options.resume is None else _ended(state_dir, options, alone.cluster)
+        if before is not None:
+            wanted = _as_before(before.spec(), wanted)
         states = launch.check_hosts(wanted)
         jobspec.check_servers(alone, wanted)
         alone = readiness.needed(alone, wanted)
         now = datetime.now()
-        job = store.create(state_dir, wanted.name, now)
+        job = before or store.create(state_dir, wanted.name, now)
         try:
-            placed = placement.place_servers(job, alone, states, wanted, fresh=True)
+            placed = placement.place_servers(job, alone, states, wanted, fresh=before is None)
             spec = jobspec.build(job, alone, placed, wanted, now)
-            kept = ("tls", "server_wait", "storage", "storage_cache", "servers")
-            spec = spec.model_copy(update={"settings": {name: spec.settings[name] for name in kept}})
+            spec = spec.model_copy(update={"settings": {name: spec.settings[name] for name in _SETTINGS}})
             jobspec.check_storage_is_free(spec, state_dir)
-            job.write_spec(spec)
+            if before is None:
+                jobspec.check_storage_is_new(job, spec)
+            else:
+                _check_places(job, job.spec(), spec)
         except TrainingError:
-            shutil.rmtree(job.directory)
+            if before is None:
+                shutil.rmtree(job.directory)
             raise
+        job.make()
+        job.write_spec(spec)
         launch.prepare(job, placed)
     if any(not item.unit for item in spec.processes):
         start_detached(job, False)
@@ -64,6 +75,42 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
     else:
         job.write_state(JobState(phase="running", processes=job.state().processes))  # systemd supervises
     return _show(job, state_dir, as_json=options.as_json)
+
+
+def _ended(state_dir: Path, options: LaunchOptions, cluster: str) -> Job:
+    """The servers to start again; TrainingError if they run, or if more is asked than that."""
+    job = find(state_dir, options.resume)
+    if options.given():
+        flags = ", ".join(flag(name) for name in options.given())
+        raise TrainingError(f"--resume keeps the settings of the servers; leave out {flags}")
+    if stopping.is_running(job):
+        raise TrainingError(f"{job.id} runs, or may still run; stop it first: oeprov servers down {job.id}")
+    spec = job.spec()
+    if spec.cluster != cluster:
+        raise TrainingError(
+            f"{job.id} belongs to cluster {spec.cluster} ({spec.inventory}), not to {cluster}"
+        )
+    return job
+
+
+def _as_before(spec: JobSpec, wanted: Request) -> Request:
+    """The request with the settings that these servers had."""
+    values = dict(spec.settings)
+    training = {name: values.pop(name) for name in ("tls", "server_wait")}
+    return replace(wanted, training=wanted.training.model_copy(update=training), **values)
+
+
+def _check_places(job: Job, before: JobSpec, now: JobSpec) -> None:
+    """Refuse to start servers elsewhere than where their rows are."""
+    places = [[(item.name, item.host, item.pools) for item in spec.processes] for spec in (before, now)]
+    if places[0] != places[1]:
+        there, here = (
+            ", ".join(f"{name} on {host} {path}".strip() for name, host, path in p) for p in places
+        )
+        raise TrainingError(
+            f"{job.id} had {there}; in {now.inventory} it would have {here}, without those rows: use the "
+            "inventory and the modes of then"
+        )
 
 
 def _wait(job: Job, seconds: float, stop_request: StopRequest) -> None:
@@ -88,7 +135,7 @@ def status(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
 
 
 def down(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
-    """Stop servers, with their rows; 0, or 1 when a host could not be reached."""
+    """Stop servers; rows that have a checkpoint stay. 0, or 1 when a host could not be reached."""
     return stopping.stop(state_dir, find(state_dir, name).id, as_json=as_json)
 
 

@@ -12,7 +12,7 @@ class ServersRun(Supervisor):
 
     def _run(self, resume: bool) -> Outcome:
         self._write("starting")
-        self.servers.start(resume=resume)
+        self.servers.start()
         self._write("running")
         while not self.stop.wait(TICK):
             for child in self.servers.lost_children():

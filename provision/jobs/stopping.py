@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from provision.cluster.errors import HostError, Interrupted, TrainingError
+from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import remove_private_files
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import fleet, store
@@ -68,6 +70,11 @@ def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
             say(console, line)
         if job.spec().is_servers_alone:
             say(console, f"[green]✓[/] {job.id}: parameter servers are down")
+            if left := job.rows_left():
+                flag = state_flag(state_dir)
+                say(console, f"rows that have a checkpoint stay in {escape(', '.join(left))}")
+                say(console, f"  to start the servers with them: oeprov servers up --resume {job.id}{flag}")
+                say(console, f"  to lose them: oeprov jobs rm {job.id} --consent {job.id}{flag}")
         else:
             last_screen(job, state_dir, console)
     if as_json:
@@ -90,7 +97,7 @@ def _stop_orphans(job: Job) -> list[str]:
         if role == "worker":
             try:
                 hosts.take_events()
-                keep = job.has_checkpoint() and not job.is_done()
+                keep = job.keeps_rows(done=job.is_done())
             except HostError as error:
                 lines.append(f"[yellow]![/] {error}; rows in persistent memory stay for its checkpoints")
         ended = fleet.ended([item for item in state.processes if item.role == role], answers)

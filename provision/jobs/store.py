@@ -25,7 +25,7 @@ from provision.cluster.errors import TrainingError, did_you_mean
 from provision.cluster.setting_types import explain
 from provision.jobs.metrics import Event, has_event, last_end, summary
 from provision.jobs.units import job_directory
-from provision.node import process
+from provision.node import jobfiles, process
 
 # Placeholders in a worker's command line: the servers' endpoints, known once they listen, and the workers'
 # own, at free ports of this machine.
@@ -98,6 +98,7 @@ class ProcessState(_Record):
     exit_code: int | None = None
     unit: str = ""  # on another host: only that host knows whether it runs
     boot: str = ""  # the boot of that host in which it was started
+    rows: str = ""  # where it left rows on that host, when it was stopped
 
     @property
     def alive(self) -> bool:
@@ -300,6 +301,29 @@ class Job:
         """Keep the events of a worker on ``host``: the next one, on another host, begins its own."""
         if self.metrics_file.exists():
             self.metrics_file.rename(self.run_dir / f"metrics-{host}.jsonl")
+
+    def keeps_rows(self, *, done: bool, known: bool = True) -> bool:
+        """Whether rows with a checkpoint in its servers' storage stay when these end: only training's end
+        removes them. A script may have taken checkpoints that the job was not told of, and so may the clients
+        of servers alone.
+
+        ``known``: whether the worker's hosts have told of its checkpoints; programs of others take no more.
+        """
+        spec = self.spec()
+        if any(item.adapted for item in spec.processes):
+            return not done and (not known or self.has_checkpoint())
+        return not done or spec.is_servers_alone
+
+    def has_rows(self, spec: ProcessSpec) -> bool:
+        """Whether this process's own directory for rows on this machine holds any."""
+        if not spec.pools or spec.unit:
+            return False
+        return any(name != jobfiles.LOCK for _, _, names in os.walk(spec.pools) for name in names)
+
+    def rows_left(self) -> list[str]:
+        """Where its servers that were stopped left rows, as far as is known here: "DIRECTORY on HOST"."""
+        here = [f"{item.pools} here" for item in self.spec().processes if self.has_rows(item)]
+        return here + [f"{item.rows} on {item.host}" for item in self.state().processes if item.rows]
 
     def remove_pools(self, spec: ProcessSpec) -> None:
         """Remove this process's own rows in persistent memory of this machine."""

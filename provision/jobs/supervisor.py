@@ -67,9 +67,8 @@ class Supervisor:
                 self.last[event["event"]] = event  # not shown: a broken view must not keep servers running
             if self._is_over() and outcome.phase != "done":
                 outcome = Outcome("done", DONE, 0)  # a host that was out of reach has answered
-            # Rows in persistent memory go with the end of training alone. Where nobody can know whether the
-            # trainer has written a checkpoint, one of them may need these rows.
-            keep = outcome.phase != "done" and (bool(left) or self.job.has_checkpoint())
+            # Where nobody can know whether the trainer has written a checkpoint, one may need these rows.
+            keep = self.job.keeps_rows(done=outcome.phase == "done", known=not left)
             left = "; ".join(filter(None, (left, self.servers.stop(outcome.message, keep_pools=keep))))
             if left:
                 message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"
@@ -83,7 +82,7 @@ class Supervisor:
             self.events_from = 0
         self._write("starting")
         self.job_run.tail = MetricsTail(self.job.metrics_file)
-        endpoints = self.servers.start(resume=resume)
+        endpoints = self.servers.start()
         if self.stop.count:
             raise Stopped
         restarts, extra_used = 0, False

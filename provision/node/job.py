@@ -33,9 +33,10 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
     (files that must be there), files (to write: name in the job's directory -> text), script
     (digest of its directory; empty: none), address and port (of a server; port 0: any, which it keeps when
-    systemd starts it again), fresh (what an earlier run left in its directories goes first), forget_events
-    (so does the trainer's metrics.jsonl). Gives ``servers``, the ready files' content with each server's
-    name, and ``workers``, their pids by name. CommandError says why not; then nothing of them is left behind.
+    systemd starts it again), fresh (of a new job: rows in its directories are another's, and refused),
+    forget_events (the trainer's metrics.jsonl goes first). Gives ``servers``, the ready files' content with
+    each server's name, and ``workers``, their pids by name. CommandError says why not; then nothing of them
+    is left behind.
     """
     with alone(system):
         return _start(system, args)
@@ -46,14 +47,13 @@ def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     units = environments.pin(system, os.path.basename(directory), args["units"])
     args = dict(args, units=units)
     _check_place(system, args)
+    jobfiles.check_ours(system, directory, args["token"], units)
     _end(system, [item["unit"] for item in units])
     for item in units:
         _check_port(system, item)
     again = bool(systemd.ours(system, os.path.basename(directory)))
     try:
         for item in units:
-            if item.get("fresh"):
-                jobfiles.remove_scratch(system, directory, item)
             if item.get("forget_events"):
                 openat.remove(system, _events(directory))
             # First of all, for it is the record of what else is made.
@@ -259,8 +259,8 @@ def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """Stop units of the job, and remove them and their files; idempotent.
 
     ``args``: ``directory``; ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's
-    directory; ``keep_pools``: leave rows in persistent memory. Gives ``stopped``: for each name, whether it
-    ran, exit code, its last lines and last counters.
+    directory; ``keep_pools``: leave storage directories that hold rows. Gives ``stopped``: for each name,
+    whether it ran, exit code, its last lines, its last counters and ``rows``, a directory left with rows.
     The directory of a job whose run lies here (checkpoints!) is never removed.
     """
     # A start of this job that still waits for its servers ends when it finds this file.
@@ -293,9 +293,14 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
             "log": systemd.journal(system, item["unit"], LOG_LINES),
             "metrics": _metrics(system, directory, item["name"]),
         }
-    if args.get("keep_pools"):
-        for item in items:
-            item["directories"] = [path for path in item["directories"] if path.startswith(directory + "/")]
+    for item in items if args.get("keep_pools") else []:
+        kept = [
+            path
+            for path in item["directories"]
+            if not path.startswith(directory + "/") and jobfiles.has_rows(system, path)
+        ]
+        item["directories"] = [path for path in item["directories"] if path not in kept]
+        stopped[item["name"]]["rows"] = kept[0] if kept else ""
     links = environments.of_units(system, names)
     _forget(system, directory, items, bool(args.get("keep")))
     for path in links:

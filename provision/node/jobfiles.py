@@ -5,15 +5,18 @@ a job and to clean up is in its units' files, which only root writes.
 """
 
 import contextlib
+import json
 import os
 import pwd
 import shlex
 from typing import Any, Dict, List
 
 from . import openat, systemd
-from .command import CommandError, System
+from .command import CommandError, System, printable
 
 HOME = "/var/lib/oeprov"  # home of the user oeprov; a job's files lie in jobs/JOB
+TAKEN = "belongs to another job of the same name and second, of another controller or state directory"
+LOCK = "oe.lock"  # that a server of a storage directory holds
 _MARKS = ("token", "job.json")  # a directory with one of them is a job's
 _FOLDERS = ("ready", "metrics", "logs", "run", "checkpoints")
 _USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
@@ -36,6 +39,55 @@ def prepare(system: System, directory: str, user: str, token: str, more: List[st
         openat.make_directory(system, path, 0o700, uid, gid)
     if token:
         openat.write(system, os.path.join(directory, "token"), token.strip() + "\n", 0o600, uid, gid)
+
+
+def check_ours(system: System, directory: str, token: str, items: List[Dict[str, Any]]) -> None:
+    """Refuse what another job with this id has here; CommandError names it. Changes nothing.
+
+    Ids have the second of the launch, so those of two controllers can be the same; their tokens are not.
+    Without a token here, rows are another job's where ``items`` are ``fresh``, those of a new job.
+    """
+    there = openat.read(system, os.path.join(directory, "token")).strip()
+    if token and there and there != token.strip():
+        raise CommandError(f"{directory} {TAKEN}; launch this one again: it gets another id")
+    for item in items if not there else []:
+        for path in item["directories"] if item.get("fresh") else []:
+            if not path.startswith(directory + "/") and has_rows(system, path):
+                raise CommandError(foreign_rows(system, os.path.basename(directory), path))
+
+
+def foreign_rows(system: System, job: str, path: str) -> str:
+    """The refusal of a new job, whose directory for rows holds those of another job with its id."""
+    tables = _of_tables(system, path)
+    return (
+        f"{path} {TAKEN}, and holds rows{tables}; launch this one again: it gets another id. The owner of "
+        f"those rows removes them by: oeprov jobs rm {job}"
+    )
+
+
+def _of_tables(system: System, path: str) -> str:
+    """The tables of pools and logs in a directory, for a sentence; empty if no file tells."""
+    names = set()
+    for file in openat.list_names(system, path):
+        if not file.endswith(("-super.pool", ".log")):
+            continue
+        head = openat.read(system, os.path.join(path, file))
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            identity = json.JSONDecoder().raw_decode(head, head.index('{"'))[0]  # behind a binary header
+            names.add(printable(str(identity["table"]["name"])))
+    return " of tables " + ", ".join(sorted(names)) if names else ""
+
+
+def has_rows(system: System, path: str) -> bool:
+    """Whether a storage directory holds more than a server's lock.
+
+    A server that ends in an orderly way leaves only tables with a checkpoint there.
+    """
+    try:
+        found, others = openat.sizes(system, path)
+    except CommandError:  # too deep: none of ours
+        return True
+    return bool(others or [name for name in found if os.path.basename(name) != LOCK])
 
 
 def ensure_user(system: System, name: str) -> Any:

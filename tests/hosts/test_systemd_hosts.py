@@ -7,6 +7,7 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,43 @@ def test_a_stopped_job_goes_on(cluster: Cluster, capsys: pytest.CaptureFixture[s
     assert (state.phase, state.message) == ("interrupted", "stopped at step 3, which is saved")
     assert [item.exit_code for item in state.processes] == [0, 130]
     assert state.processes[-1].pid > 0
+    goes_on_from(3, cluster, job, capsys)
+
+
+def test_a_job_of_another_controller_with_the_same_id_is_left_alone(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two teams launched jobs of one name in one second: their units and directories have the same names."""
+    job = begin(cluster)
+    (tmp_path / "other").mkdir()
+    other = halves(cluster.hosts, tmp_path / "other")
+
+    def create(place: Path, name: str, now: datetime) -> Job:
+        found = Job(store.jobs_dir(place) / job.id)
+        found.make()
+        return found
+
+    monkeypatch.setattr(store, "create", create)
+    one, token = cluster.hosts[0], job.token_file.read_text()
+    look = f"systemctl show -p MainPID oeprov-{job.id}-server-0; cat /var/lib/oeprov/jobs/{job.id}/token"
+    before = cluster.tell(one, look)
+    assert before.endswith(token)
+    with pytest.raises(TrainingError) as caught:
+        other.launch(detach=True)
+    assert f"host {one.name}: /var/lib/oeprov/jobs/{job.id} belongs to another job of the" in str(
+        caught.value
+    )
+    assert store.all_jobs(other.state_dir) == []
+    assert cluster.tell(one, look) == before, "its server still runs, with its token"
+
+    assert stopping.stop(cluster.state_dir, job.id) == 0
+    assert job.state().message == "stopped at step 3, which is saved"
+    with pytest.raises(TrainingError) as caught:
+        other.launch(detach=True)
+    words = f"host {one.name}: /mnt/pmem0/oeprov/{job.id}/server-0 belongs to another job of the same name"
+    assert words in str(caught.value)
+    assert f"removes them by: oeprov jobs rm {job.id}" in str(caught.value)
+    assert store.all_jobs(other.state_dir) == []
     goes_on_from(3, cluster, job, capsys)
 
 

@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster
+from fake_cluster import Document, FakeCluster
 from test_kubernetes_manifests import inventory_file
 
 from provision.cli import main as cli
@@ -323,6 +324,18 @@ class TestBeforeAnythingIsMade:
     ) -> None:
         cluster.objects[cluster.claim_path]["spec"]["accessModes"] = ["ReadWriteOnce"]
         self.refused(oeprov, capsys, "claim deeprec has access mode ReadWriteOnce")
+
+    @pytest.mark.parametrize("kind", ["persistentvolumeclaim", "persistentvolume"])
+    def test_volumes_of_an_earlier_job_of_this_name(
+        self, cluster: FakeCluster, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str], kind: str
+    ) -> None:
+        class Left(dict[str, Document]):
+            def get(self, key: str, default: Any = None) -> Any:
+                return {} if f"/{kind}s/" in key and "deepfm" in key else super().get(key, default)
+
+        cluster.objects = Left(cluster.objects)
+        self.refused(oeprov, capsys, "is there already, with the rows of an earlier job of this name; launch")
+        assert cluster.posts == []
 
     def test_no_pull_secret(self, oeprov: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
         self.refused(

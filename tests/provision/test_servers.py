@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_training_launch import INVENTORY
 
 from oe_runtime.client import Client
+from oe_runtime.spec import TableSpec
 from provision.cli import main
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import launching, servers, store
@@ -81,6 +83,65 @@ def test_up_use_down(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     assert main.run(["resume", "mine", "--state-dir", "state"]) == 1
     assert "are parameter servers alone" in capsys.readouterr().err
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("storage", ["pmem_libpmem", "dram_pmem", "dram_ssd"])
+def test_rows_with_a_checkpoint_stay_until_a_consent_names_their_servers(
+    cluster: Path, capsys: pytest.CaptureFixture[str], storage: str
+) -> None:
+    more = f"parameter_server_storage: {storage}\n      parameter_server_storage_cache: 1M"
+    if storage == "dram_ssd":
+        more += f"\n      ssd_devices: [{cluster / 'state' / 'pmem0'}]"
+    (cluster / "inventory.yml").write_text(INVENTORY.format(kind="local", more=more))
+    up = ("up", "-i", "inventory.yml")
+    with connect(told(capsys, *up, "--name", "short")) as client:
+        client.create_table(TableSpec("e", 2))
+        client.assign("e", [1, 2], np.ones((2, 2), np.float32))
+    short = store.find(cluster / "state", "short")
+    (pools,) = [Path(item.pools) for item in short.spec().processes]
+    assert list(pools.iterdir())
+    assert oeprov("down") == 0
+    assert "stay in" not in capsys.readouterr().out
+    assert not pools.parent.exists(), "rows without a checkpoint end with their servers"
+
+    with connect(told(capsys, *up, "--name", "mine")) as client:
+        client.create_table(TableSpec("e", 2))
+        client.assign("e", [1, 2], np.ones((2, 2), np.float32))
+        client.checkpoint(7, wait=True)
+    job = store.find(cluster / "state", "mine")
+    (pools,) = [Path(item.pools) for item in job.spec().processes]
+    assert oeprov("down", "mine") == 0
+    shown = capsys.readouterr().out
+    assert f"rows that have a checkpoint stay in {pools} here" in shown
+    assert f"to start the servers with them: oeprov servers up --resume {job.id} --state-dir state" in shown
+    assert f"to lose them: oeprov jobs rm {job.id} --consent {job.id} --state-dir state" in shown
+
+    for words, said in (
+        (("jobs", "rm", "mine", "--yes"), f"are only in {pools} here; to lose them, add: --consent {job.id}"),
+        (("servers", *up, "--resume", "mine", "--storage", "dram"), "leave out --storage"),
+        (("resume", "mine"), f"start them again: oeprov servers up --resume {job.id}"),
+    ):
+        assert main.run([*words, "--state-dir", "state"]) == 1
+        assert said in capsys.readouterr().err
+    text = (cluster / "inventory.yml").read_text()
+    (cluster / "inventory.yml").write_text(text + "      parameter_server_count: 2\n")
+    assert oeprov(*up, "--resume", "mine") == 1
+    assert "server-1 on localhost" in (said := capsys.readouterr().err)
+    assert "without those rows" in said
+    (cluster / "inventory.yml").write_text(text)
+
+    with connect(told(capsys, *up, "--resume", "mine")) as client:
+        assert oeprov(*up, "--resume", "mine") == 1
+        assert "runs, or may still run; stop it first" in capsys.readouterr().err
+        client.create_table(TableSpec("e", 2))
+        assert client.checkpoints() == [7]
+        assert client.to_arrow("e").num_rows == 2
+    assert store.find(cluster / "state", "mine").id == job.id
+    assert oeprov("down", "mine") == 0
+    assert list(pools.iterdir())
+    assert main.run(["jobs", "rm", "mine", "--yes", "--consent", job.id, "--state-dir", "state"]) == 0
+    assert not pools.parent.exists()
 
 
 def test_refusals(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from provision.cluster.inventory import Inventory
 from provision.hosts.playbook import PlaybookRun
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
-from provision.jobs import ending, jobspec, launching, placement, stopping, store
+from provision.jobs import ending, jobspec, launching, placement, servers, stopping, store
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import JobState
 from provision.node import process
@@ -163,6 +163,37 @@ class TestRefusals:
         other.write_state(running.model_copy(update={"phase": "done"}))
         jobspec.check_storage_is_free(in_same_place, state_dir)
 
+    @pytest.mark.parametrize("what", ["job", "servers"])
+    def test_rows_of_another_job_with_this_id(
+        self, state_dir: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        """Of another state directory, launched in the same second, with the same directories for rows."""
+        create, kept = store.create, []
+
+        def also_elsewhere(place: Path, name: str, now: datetime) -> store.Job:
+            job = create(place, name, now)
+            pool = state_dir / "pmem0" / job.id / "server-0" / "oe-1-super.pool"
+            pool.parent.mkdir(parents=True)
+            pool.write_bytes(b"OE" + bytes(30) + b'{"server": 0, "table": {"name": "C1"}}' + bytes(60))
+            kept.append(pool)
+            return job
+
+        monkeypatch.setattr(store, "create", also_elsewhere)
+        words = "server-0 belongs to another job of the same name and second, of another controller or state "
+        words += "directory, and holds rows of tables C1; launch this one again: it gets another id"
+        if what == "job":
+            refused(state_dir, LaunchOptions(), words)
+        else:
+            with pytest.raises(TrainingError, match=f"host localhost: .*{words}"):
+                servers.up(inventory(state_dir), LaunchOptions(), state_dir=state_dir)
+        assert store.all_jobs(state_dir) == []
+        assert [path.exists() for path in kept] == [True]
+
+    def test_consent_names_the_job(self, state_dir: Path) -> None:
+        make_job(state_dir)
+        words = "--consent fake: it is none of these jobs"
+        refused(state_dir, LaunchOptions(resume="fake", consent=["fake"]), words)
+
     def test_resume_keeps_its_settings(self, state_dir: Path) -> None:
         words = "--resume keeps the settings of the job; leave out --dim, --storage"
         refused(state_dir, LaunchOptions(resume="", dim=16, storage="dram", servers=2), words)
@@ -271,8 +302,14 @@ def refuse_storage(*_: object) -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("consent", [False, True])
 def test_launch_stop_and_resume(
-    state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    state_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    consent: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     venv = make_environment(tmp_path / "venv", worker="waits")
@@ -307,17 +344,31 @@ def test_launch_stop_and_resume(
         for item in before.processes
     ]
     job.write_spec(before.model_copy(update={"processes": kept}))
+    (rows / "oe-1-super.pool").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(store.Job, "has_checkpoint", lambda job: False)
+        words = f"has reported no checkpoint, but there are rows in {rows} here, .* add: --consent {job.id}"
+        with pytest.raises(TrainingError, match=words):
+            launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
     with monkeypatch.context() as patch:
         patch.setattr(jobspec, "check_storage_is_free", refuse_storage)
         with pytest.raises(TrainingError, match="the same storage directory"):
             launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
     assert rows.exists(), "a refused resume removes no rows"
     assert job.spec().processes == kept
-    assert launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir) == 0
+    if consent:
+        options = LaunchOptions(resume="", consent=[job.id])
+        words = f"job {job.id}: its rows in persistent memory were removed"
+    else:
+        options, words = LaunchOptions(resume="", servers=3), ""
+    capsys.readouterr()
+    assert launching.launch(found, options, state_dir=state_dir) == 0
     assert not rows.exists()
-    servers = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
-    assert [argv[argv.index("--count") + 1] for argv in servers] == ["3"] * 3
+    argvs = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
+    count = 2 if consent else 3
+    assert [argv[argv.index("--count") + 1] for argv in argvs] == [str(count)] * count
     shown = capsys.readouterr().out
+    assert words in shown.replace("\n", " ")
     assert "resumed from step 3" in shown
     assert f"{job.id} is done" in shown
     assert "0.7500" in shown

@@ -18,7 +18,8 @@ _OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI
 def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
     """The documents in the form that the cluster's version knows.
 
-    TrainingError names what is missing: an answer, a newer version, the namespace, rights, the claim, kinds.
+    TrainingError names what is missing: an answer, a newer version, the namespace, rights, the claim, kinds;
+    or volumes that are there already.
     """
     try:
         documents = _for_version(cluster, plan, documents)
@@ -27,6 +28,7 @@ def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]
         _claim(cluster, plan)
         _pull_secret(cluster, plan)
         _kinds(cluster, documents)
+        _volumes(cluster, documents)
         rehearse(cluster, documents)
         return documents
     except ApiFailure as error:
@@ -168,6 +170,25 @@ def _kinds(cluster: Api, documents: list[Document]) -> None:
             raise TrainingError(
                 f"kubernetes_form: the cluster has no {kind} ({group}); install {_OPERATORS[kind]}, or use "
                 "kubernetes_form: job"
+            )
+
+
+def _volumes(cluster: Api, documents: list[Document]) -> None:
+    """Refuse a new job whose servers would get the volumes of an earlier job of its name, with its rows."""
+    volumes = [item for item in documents if item["kind"] == "PersistentVolume"]
+    for item in [*record.volume_claims(documents), *volumes]:
+        try:
+            found = cluster.get(api.path(item))
+        except ApiFailure as error:
+            if error.code != 403:
+                raise
+            continue  # the right to read volumes is not needed
+        if found is not None:
+            label = api.label(item)
+            raise TrainingError(
+                f"{label} is there already, with the rows of an earlier job of this name; launch it again, "
+                f"which gives it another name, or to lose these rows: kubectl delete {label}"
+                + (f" -n {item['metadata']['namespace']}" if "namespace" in item["metadata"] else "")
             )
 
 

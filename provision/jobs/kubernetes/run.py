@@ -52,6 +52,10 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
     """Make the objects of a stopped or failed job again: it resumes from its last checkpoint."""
     found = record.read(job)
+    if options.consent:
+        raise TrainingError(
+            "--consent: a job on Kubernetes keeps its rows in volumes; to lose them: kubectl delete pvc NAME"
+        )
     for what in ("epochs", "steps"):
         if what in options.settings:
             raise TrainingError(f"--{what}: a job on Kubernetes cannot be trained longer; launch a new one")
