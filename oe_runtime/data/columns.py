@@ -19,6 +19,9 @@ from oe_runtime.data.schema import Batch, normalise
 from oe_runtime.errors import DataError
 
 _Integers = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
+# Extension types whose values are those of their storage, or have a text that everybody writes.
+_EXTENSIONS = ("arrow.bool8", "arrow.json", "arrow.uuid")
+_FLOAT32_WHOLE = 1 << 24  # float32 rounds larger integers
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")  # as columns of integers are written
 
 
@@ -63,8 +66,11 @@ def convert_columns(columns: Sequence[pa.Array], schema: Schema, read: int) -> P
     at = 0
     for category in schema.categories:
         several = _several if category.several else _single
-        ids[:, at : at + category.length], wrong = several(next(rest), category, schema.missing)
+        column = next(rest)
+        ids[:, at : at + category.length], wrong = several(column, category, schema.missing)
         expected = "an integer or nothing" if category.whole else "a text or an integer"
+        if pa.types.is_float32(column.type):
+            expected += f"; float32 rounds integers beyond {_FLOAT32_WHOLE}: store integers or text"
         for row, value in wrong:
             problems.setdefault(row, f"{category.name} is '{value}', expected {expected}")
         at += category.length
@@ -134,7 +140,7 @@ def can_be_read(kind: pa.DataType) -> bool:
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the values, however they are stored."""
     while True:
-        if isinstance(kind, pa.BaseExtensionType):
+        if isinstance(kind, pa.BaseExtensionType) and kind.extension_name in _EXTENSIONS:
             kind = kind.storage_type
         elif pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
             kind = kind.value_type
@@ -147,7 +153,7 @@ def _plain(column: pa.Array) -> pa.Array:
     while True:
         kind = column.type
         if isinstance(kind, pa.BaseExtensionType):
-            column = column.storage
+            column = _uuid_texts(column) if kind.extension_name == "arrow.uuid" else column.storage
         elif pa.types.is_dictionary(kind):
             column = column.dictionary_decode()
         elif pa.types.is_run_end_encoded(kind):
@@ -162,14 +168,23 @@ def _plain(column: pa.Array) -> pa.Array:
     elif pa.types.is_float16(kind):
         wanted = pa.float32()
     elif pa.types.is_date64(kind):
-        column, wanted = column.cast(pa.date32()), pa.string()
+        column, wanted = column.cast(pa.date32(), safe=False), pa.string()  # perhaps with a time of day
     elif pa.types.is_date(kind) or _is_one_of("string_view")(kind):
         wanted = pa.string()
     elif pa.types.is_fixed_size_binary(kind) or _is_one_of("binary_view")(kind):
         wanted = pa.binary()
-    elif _is_list(kind) and not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    elif pa.types.is_fixed_size_list(kind):
         wanted = pa.list_(kind.value_type)
     return column if wanted is None else column.cast(wanted)
+
+
+def _uuid_texts(column: pa.Array) -> pa.Array:
+    """Return UUIDs as 36 characters, which text files have."""
+    data = b"".join(column.storage.fill_null(bytes(16)).to_pylist())
+    digits = np.frombuffer(data.hex().encode(), np.uint8).reshape(-1, 32)
+    text = np.insert(digits, (8, 12, 16, 20), ord("-"), axis=1).tobytes()
+    found = pa.Array.from_buffers(pa.binary(36), len(column), [None, pa.py_buffer(text)])
+    return pc.if_else(column.is_valid(), found, pa.scalar(None, found.type))
 
 
 def _labels(column: pa.Array, schema: Schema) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -337,6 +352,8 @@ def _as_floats(column: pa.Array) -> pa.Array:
 def _whole_texts(column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Return whole floats as decimal text, none where missing, and which values are no integers."""
     values, missing, odd = _whole(column)
+    if pa.types.is_float32(column.type):
+        odd |= np.abs(values) > _FLOAT32_WHOLE
     return pa.array(values, mask=missing | odd).cast(pa.string()), odd
 
 

@@ -20,12 +20,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from oe_runtime.data import row_schema
-from oe_runtime.data.arrow import TableRows
 from oe_runtime.data.batches import Source, Split, holdout_batches, make_split, training_batches
 from oe_runtime.data.criteo import CriteoFiles, Pass, file_rows
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import Schema
-from oe_runtime.data.rows import BrokenRows
+from oe_runtime.data.rows import BrokenRows, RowFile
 from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
@@ -51,7 +50,7 @@ class TableSource:
         """See Source."""
         if not self._table.num_rows:
             raise DataError(f"{_TABLE} is empty: it has no row of {self._schema.shown}")
-        TableRows(self._table, self._schema, _TABLE)
+        self._rows()
 
     def identity(self) -> list[InputFile]:
         """See Source: there is no file to compare."""
@@ -68,8 +67,7 @@ class TableSource:
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
         """See Source."""
         self._broken.start()
-        rows = TableRows(self._table, self._schema, _TABLE)
-        for batch in file_rows(Path(_TABLE), rows, Pass(start_row), self._broken):
+        for batch in file_rows(Path(_TABLE), self._rows(), Pass(start_row), self._broken):
             if batch.rows:
                 yield batch
 
@@ -80,6 +78,11 @@ class TableSource:
     def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
         """See Source."""
         raise DataError(f"{_TABLE} has no range {part}")
+
+    def _rows(self) -> RowFile:
+        from oe_runtime.data.arrow import TableRows  # here, because files of text do without
+
+        return TableRows(self._table, self._schema, _TABLE)
 
 
 class Rows:
@@ -192,11 +195,11 @@ def _table(rows: Any) -> pa.Table | None:
     try:
         if isinstance(rows, dict):
             return pa.table(rows)
-        if type(rows).__module__.partition(".")[0] == "pandas":
+        if type(rows).__module__.partition(".")[0] == "pandas" and hasattr(rows, "columns"):
             return pa.Table.from_pandas(rows, preserve_index=False)  # an index is no column
         if isinstance(rows, pa.Table) or hasattr(rows, "__arrow_c_stream__"):
             return pa.table(rows)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(
             f"{_TABLE} has values that Arrow has no type for: {' '.join(map(str, error.args))}"
         ) from error

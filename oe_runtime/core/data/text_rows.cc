@@ -148,9 +148,9 @@ std::optional<bool> BooleanOf(std::string_view text) {
 bool IsWhole(double value) { return value == std::trunc(value) && std::abs(value) < 0x1p63; }
 
 bool ParseWeight(std::string_view text, float* out) {
-  double weight;
-  if (!ParseDouble(text, &weight) || weight < 0) return false;
-  *out = static_cast<float>(weight);
+  const std::optional<double> weight = NumberOf(text);
+  if (!weight || *weight < 0) return false;
+  *out = static_cast<float>(*weight);
   return std::isfinite(*out);
 }
 
@@ -388,7 +388,8 @@ class Parser {
       if (found < 0) return value;
       if (found != 0) values_.push_back(found);
       at = end + 1;
-      if (values_.size() == column.length && !column.keep_last) break;
+      // Integers are read to the end, so that the row is broken here where it is in other formats.
+      if (values_.size() == column.length && !column.keep_last && !column.whole) break;
     }
     const size_t count = std::min(values_.size(), column.length);
     const size_t dropped = column.keep_last ? values_.size() - count : 0;

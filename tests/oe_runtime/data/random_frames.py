@@ -40,6 +40,8 @@ CATEGORIES: dict[str, tuple[st.SearchStrategy[Any], str, bool | None]] = {
     "unsigned": (st.integers(0, 2**64 - 1), "uint64", None),
     "nullable": (optional(INT64), "Int64", None),
     "beside_missing": (optional(WHOLE_FLOATS), "float64", True),
+    "single_beside_missing": (optional(st.integers(-(2**24), 2**24).map(float)), "float32", True),
+    "uuid": (optional(st.uuids()), "object", None),
     "boolean": (st.booleans(), "bool", True),
     "nullable_boolean": (optional(st.booleans()), "boolean", True),
     "decimal": (
@@ -101,6 +103,8 @@ def with_joined_lists(frame: pd.DataFrame) -> pd.DataFrame:
         joined[name] = pd.Series(
             [None if value is None else "|".join(map(str, value)) for value in frame[name]], dtype="object"
         )
+    if "uuid" in joined:  # Arrow's writer of CSV knows no UUIDs
+        joined["uuid"] = joined["uuid"].map(str, na_action="ignore")
     return joined
 
 
@@ -150,7 +154,7 @@ def _feature(name: str, value: Any, train: Any) -> Any:
         return train.Feature()
     if name in CATEGORIES and name not in LISTS and CATEGORIES[name][2]:
         values = [int(one) for one in values]
-    if name in ("date", "unsigned"):
+    if name in ("date", "unsigned", "uuid"):
         values = [str(one) for one in values]
     if any(isinstance(one, str) for one in values):
         return train.Feature(bytes_list=train.BytesList(value=[one.encode() for one in values]))

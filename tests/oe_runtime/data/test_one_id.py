@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import uuid
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,9 @@ BECOMES: list[tuple[str, pa.Array, list[str]]] = [
     ("categories", pa.array(["a", None, "a"]).dictionary_encode(), ["a", "", "a"]),
     ("whole categories", pa.array([7.0, None]).dictionary_encode(), ["7", ""]),
     ("categories of dates", pa.array([datetime.date(2026, 1, 2)]).dictionary_encode(), ["2026-01-02"]),
+    ("uuids", pa.array([uuid.UUID(int=7), None], pa.uuid()), [str(uuid.UUID(int=7)), ""]),
+    ("singles", pa.array([2.0**24, -(2.0**24), None], pa.float32()), [str(2**24), str(-(2**24)), ""]),
+    ("dates with a time", pa.array([86400001], pa.date64()), ["1970-01-02"]),
     ("runs", pa.RunEndEncodedArray.from_arrays([2, 3], [7, None]), ["7", "7", ""]),
     ("nothing", pa.nulls(2), ["", ""]),
 ]
@@ -94,6 +98,11 @@ def test_what_each_type_becomes(values: pa.Array, texts: list[str]) -> None:
         (pa.array([0.5]), "the table row 1: c is '0.5', expected a text or an integer"),
         (pa.array([Decimal("0.50")]), "the table row 1: c is '0.50', expected a text or an integer"),
         (pa.array([0.5]).dictionary_encode(), "the table row 1: c is '0.5', expected a text or an integer"),
+        (
+            pa.array([2.0**24 + 2], pa.float32()),
+            "row 1: c is '16777218.0', expected .*; float32 rounds integers beyond 16777216: store integers",
+        ),
+        (pd.array([pd.Period("2026-01")]), "c has the type extension<pandas.period.*, expected text"),
         (pa.array([1e19]), "row 1: c is '1e[+]19', expected a text or an integer"),
         (
             pa.array([datetime.datetime(2026, 11, 28)]),
@@ -146,7 +155,7 @@ def test_text_that_is_no_integer_of_a_whole_category_is_a_broken_row(
     shown = text.replace(".", "[.]").replace("+", "[+]")
     with pytest.raises(DataError, match=f"c is '{shown}', expected an integer or nothing"):
         everything(tmp_path / name, Schema("y", categories=(Category("c", whole=True),)))
-    random_frames.FORMATS[name](pd.DataFrame({"y": [1, 0], "m": ["7", f"7|{text}"]}), tmp_path / name)
+    random_frames.FORMATS[name](pd.DataFrame({"y": [1, 0], "m": ["7", f"7|8|{text}"]}), tmp_path / name)
     with pytest.raises(DataError, match=f"m is '{shown}', expected an integer or nothing"):
         everything(
             tmp_path / name, Schema("y", categories=(Category("m", separator="|", length=2, whole=True),))
@@ -203,6 +212,29 @@ def test_missing_numbers_are_compared_as_numbers(tmp_path: Path, name: str) -> N
     rows = everything(tmp_path / name, schema)
     assert rows.dense[:, 0].tolist() == [9, 2.5, 9]
     assert rows.ids[:, 0].tolist() == [0, ident("2"), 0]
+
+
+@pytest.mark.parametrize("name", random_frames.FORMATS)
+@pytest.mark.parametrize("weights", [[True, False], [2, 0], [0.5, 0.0], [Decimal("0.50"), Decimal("0.00")]])
+def test_weights_of_every_type(tmp_path: Path, name: str, weights: list[Any]) -> None:
+    frame = pd.DataFrame({"y": [1, 0], "text": ["a", "b"], "w": weights})
+    random_frames.FORMATS[name](frame, tmp_path / name)
+    rows = everything(tmp_path / name, Schema("y", categories=(Category("text"),), weight="w"))
+    assert rows.weights is not None
+    assert rows.weights.tolist() == [float(one) for one in weights]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda kind: pa.list_(kind, 2)],
+    ids=["list", "large_list", "list_view", "large_list_view", "fixed_size_list"],
+)
+def test_every_type_of_list(kind: Any) -> None:
+    values = pa.array([["a", "b"], None, ["c", ""]], kind(pa.string()))
+    schema = Schema("y", categories=(Category("c", separator="|", length=2),))
+    a, b, c = map(ident, "abc")
+    for start, expected in ((0, [[a, b], [0, 0], [c, 0]]), (1, [[0, 0], [c, 0]])):
+        assert features(schema, {"c": values[start:]})["c"].tolist() == expected
 
 
 def test_one_text_of_a_record_has_several_values_whatever_others_have(tmp_path: Path) -> None:
@@ -288,5 +320,7 @@ def test_a_table_in_place_of_files(tmp_path: Path) -> None:
         Rows(schema, frame[:0], 2)
     with pytest.raises(DataError, match=r"the table has values that Arrow has no type for: .*text"):
         Rows(schema, frame.assign(text=[1, "a", "b", "c"]), 2)
+    with pytest.raises(DataError, match=r"the table has values that Arrow has no type for: .*too large"):
+        Rows(schema, frame.assign(text=[2**70, 1, 2, 3]), 2)
     with pytest.raises(TypeError, match="table is a int, expected a DataFrame"):
         features(schema, 7)
