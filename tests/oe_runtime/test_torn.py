@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from server_processes import Relay, Server
 
 from oe_runtime import Client, ServerLost, StorageError, StorageFull, StorageSpec, TableSpec, TornError
@@ -116,7 +117,7 @@ def test_reconnecting_does_not_mend_a_torn_job(servers: list[Server], tmp_path: 
         client.checkpoint(2, wait=True)
 
 
-@pytest.mark.parametrize(
+changes_by_key = pytest.mark.parametrize(
     ("op", "change"),
     [
         (20, lambda client: client.assign(0, SOME, np.full((len(SOME), SPEC.dim), 2, np.float32))),
@@ -124,6 +125,9 @@ def test_reconnecting_does_not_mend_a_torn_job(servers: list[Server], tmp_path: 
     ],
     ids=["assign", "erase"],
 )
+
+
+@changes_by_key
 def test_a_change_by_key_that_one_server_never_got_tears_the_job(
     servers: list[Server], tmp_path: Path, op: int, change: Callable[[Client], object]
 ) -> None:
@@ -224,6 +228,76 @@ def breaks_once(op: int, armed: list[int]) -> Callable[[int], None]:
     return on_request
 
 
+def await_half(client: Client) -> None:
+    """Wait until one server has changed its rows and the other has not."""
+    deadline = time.monotonic() + 60
+    while len(np.unique(client.pull_rows(0, SOME))) == 1:
+        assert time.monotonic() < deadline
+
+
+@changes_by_key
+def test_another_client_after_half_a_change_by_key(
+    servers: list[Server], tmp_path: Path, op: int, change: Callable[[Client], object]
+) -> None:
+    armed: list[int] = []
+    relay = Relay(servers[1].endpoint, breaks_once(op, armed))
+    with Client([servers[0].endpoint, relay.endpoint], share_memory=False) as client:
+        client.create_table(SPEC)
+        client.create_table(HUGE)
+        push(client)
+        client.checkpoint(1, wait=True)
+        armed.append(op)
+        with pytest.raises(ServerLost):
+            change(client)
+    with connect(servers) as client:
+        await_half(client)
+        with pytest.raises(TornError, match="has other assignments or erases in table 't' than server"):
+            client.save(tmp_path)
+        assert_torn(client, tmp_path / "saved")
+        assert client.recover() == 1
+        np.testing.assert_array_equal(client.pull_rows(0, SOME), -1)
+        change(client)
+        client.checkpoint(2, wait=True)
+    relay.close()
+
+
+def test_changes_by_key_and_a_server_that_came_back(servers: list[Server], tmp_path: Path) -> None:
+    """What a server lost tears the job; what it had in its checkpoint, or had no keys of, does not."""
+
+    def restart() -> None:
+        port = servers[1].endpoint.rpartition(":")[2]
+        servers[1].end()
+        servers[1].ready_file.unlink()
+        flags = ["--storage", "pmem_libpmem", "--storage-path", str(tmp_path / "pool-1"), "--storage-recover"]
+        servers[1] = Server(tmp_path / "server-1", *flags, "--port", port, index=1, count=2)
+        servers[1].ready()
+
+    def assign(client: Client, keys: NDArray[np.int64], value: float) -> None:
+        client.assign(0, keys, np.full((len(keys), SPEC.dim), value, np.float32))
+
+    with connect(servers) as client:
+        for key in SOME[:8]:
+            assign(client, np.array([key]), 1)
+        client.erase(0, SOME[:1])
+        client.save(tmp_path)
+        client.checkpoint(1, wait=True)
+    restart()
+    with connect(servers) as client:
+        client.save(tmp_path)
+        assign(client, SOME[:8], 2)
+        client.checkpoint(2, wait=True)
+        assign(client, SOME[:8], 3)
+    restart()
+    with connect(servers) as client:
+        assert set(client.pull_rows(0, SOME[:8])[:, 0]) == {2, 3}
+        with pytest.raises(TornError, match="has other assignments or erases in table 't' than server"):
+            client.checkpoint(3)
+        assert_torn(client, tmp_path / "saved")
+        assert client.recover() == 2
+        np.testing.assert_array_equal(client.pull_rows(0, SOME[:8]), 2)
+        client.checkpoint(3, wait=True)
+
+
 @pytest.mark.parametrize(
     ("op", "transfer"),
     [(16, "shared"), (6, "shared"), (6, "wire")],
@@ -261,9 +335,7 @@ def test_another_client_after_half_a_recovery(
         with pytest.raises(ServerLost):
             go_back(1)
     with connect(servers) as client:
-        deadline = time.monotonic() + 60
-        while len(np.unique(client.pull_rows(0, SOME))) == 1:  # the first server is still at it
-            assert time.monotonic() < deadline
+        await_half(client)
         push(client)
         two = ("checkpoint 2", "checkpoint 1") if op == 16 else ("save-2", "save-1")
         sentence = f"table '(t|huge)' started from .*{two[0]} on server .*, from .*{two[1]} on server"

@@ -56,8 +56,8 @@ class Backend {
   // Why the servers are torn, as far as this client alone knows it: it could not tell all of them.
   virtual std::string torn() const { return ""; }
   virtual void Tear(const std::string& reason) = 0;
-  // Throws TornError if the servers do not have the same pushes.
-  virtual void RequireSamePushes() {}
+  // Throws TornError if the servers do not have the same changes: pushes, rows by key, recoveries, restores.
+  virtual void RequireSameChanges() {}
   // Store::Assign, Store::Erase and Store::ReadRows on every server whose part has keys; sums of all.
   virtual Table::AssignCounts Assign(const std::vector<ServerRows>& parts) = 0;
   virtual uint64_t Erase(const std::vector<ServerRows>& parts) = 0;

@@ -27,6 +27,7 @@ struct Peer {
   std::optional<Nonce> nonce;
   size_t shared = 0;
   bool reads_ahead = false;            // whether it takes Op::kReadAhead
+  bool counts_changes = false;         // whether it takes RowsRequest::change
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   HostWatch host;
 };

@@ -5,6 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <random>
 #include <thread>
 
 #include "oe_runtime/core/client/backend.h"
@@ -169,7 +170,7 @@ class RemoteBackend : public Backend {
     if (told) torn_.clear();
   }
 
-  void RequireSamePushes() override {
+  void RequireSameChanges() override {
     RequireIntact();
     if (peers_.size() == 1) return;
     for (const auto& peer : peers_) {
@@ -185,6 +186,7 @@ class RemoteBackend : public Backend {
       std::string difference = DifferenceOfOrigins(now);
       const bool origins = !difference.empty();
       if (!origins && pushes) difference = DifferenceOfPushes(now);
+      if (difference.empty() && pushes) difference = DifferenceOfChanges(now);
       if (difference.empty()) return;
       bool pushing = false;
       for (size_t i = 0; i < now.size(); ++i) {
@@ -523,26 +525,53 @@ class RemoteBackend : public Backend {
     torn_.clear();
   }
 
+  static json OriginsOf(const json& versions, const std::string& table) {
+    const json& of_table = versions.at("tables").at(table);
+    return of_table.size() > 2 ? of_table.at(2) : json();  // 0.2.0 has none
+  }
+
   // Which table started from something else on one server than on another; empty if none. A server that came
   // back with a checkpoint and one that made it have that in common.
   std::string DifferenceOfOrigins(const std::vector<json>& all) const {
-    const auto origins = [](const json& one, const std::string& table) {
-      const json& of_table = one.at("tables").at(table);
-      return of_table.size() > 2 ? of_table.at(2) : json();  // 0.2.0 has none
-    };
     try {
       for (const auto& [table, ignored] : all.front().at("tables").items()) {
-        const json first = origins(all.front(), table);
+        const json first = OriginsOf(all.front(), table);
         for (size_t i = 1; i < all.size(); ++i) {
-          const json other = origins(all[i], table);
+          const json other = OriginsOf(all[i], table);
           if (first.is_null() || other.is_null()) continue;
-          const bool common = std::any_of(first.begin(), first.end(), [&](const json& origin) {
-            return std::find(other.begin(), other.end(), origin) != other.end();
-          });
-          if (common) continue;
-          return "table '" + table + "' started from " + other.at(0).get<std::string>() + " on server " +
-                 peers_[i]->endpoint + ", from " + first.at(0).get<std::string>() + " on server " +
-                 peers_.front()->endpoint;
+          const auto is_common = [&](const json& origin) { return Find(other, origin.at(0)) != nullptr; };
+          if (std::any_of(first.begin(), first.end(), is_common)) continue;
+          return "table '" + table + "' started from " + other.at(0).at(0).get<std::string>() +
+                 " on server " + peers_[i]->endpoint + ", from " + first.at(0).at(0).get<std::string>() +
+                 " on server " + peers_.front()->endpoint;
+        }
+      }
+    } catch (const json::exception&) {
+      return "";  // a table that another client is just making is not everywhere
+    }
+    return "";
+  }
+
+  static const json* Find(const json& origins, const json& text) {
+    const auto found = std::find_if(origins.begin(), origins.end(),
+                                    [&](const json& origin) { return origin.at(0) == text; });
+    return found == origins.end() ? nullptr : &*found;
+  }
+
+  // Which table has other assigns or erases on one server than on another; empty if none. Counted from the
+  // oldest origin that both have, and since which both know all.
+  std::string DifferenceOfChanges(const std::vector<json>& all) const {
+    try {
+      for (const auto& [table, ignored] : all.front().at("tables").items()) {
+        for (size_t i = 1; i < all.size(); ++i) {
+          const json other = OriginsOf(all[i], table);
+          for (const json& origin : OriginsOf(all.front(), table)) {
+            const json* const same = Find(other, origin.at(0));
+            if (same == nullptr || same->at(1).is_null() || origin.at(1).is_null()) continue;
+            if (same->at(1) == origin.at(1)) break;
+            return "server " + peers_[i]->endpoint + " has other assignments or erases in table '" + table +
+                   "' than server " + peers_.front()->endpoint;
+          }
         }
       }
     } catch (const json::exception&) {
@@ -628,20 +657,41 @@ class RemoteBackend : public Backend {
   }
 
   static RowsRequest RequestOf(const ServerRows& part) {
-    return {part.table, part.states.has_value(), {part.keys.data(), part.keys.size()}, {}};
+    return {part.table, part.states.has_value(), {part.keys.data(), part.keys.size()}, {}, 0};
+  }
+
+  // Takes a change back from servers without keys of it that have counted it, after those with keys have
+  // refused it.
+  void TakeBack(Op op, const std::vector<ServerRows>& parts, const std::vector<size_t>& counted,
+                uint64_t change) {
+    std::vector<Buffer> heads(parts.size());
+    std::vector<Call> calls(parts.size());
+    for (Call& call : calls) call.skip = true;
+    for (const size_t s : counted) {
+      RowsRequest request = RequestOf(parts[s]);
+      request.change = uint64_t{0} - change;
+      EncodeRowsRequest(request, &heads[s]);
+      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].skip = false;
+    }
+    if (!counted.empty()) Run(op, &calls, patience_);  // where this fails, servers differ: they are torn
   }
 
   // A request that changes rows, to the servers whose parts have keys; their numbers and what they replied.
+  // Servers without keys count it too: a client that compares servers may not be the one that changed them.
   std::vector<std::pair<size_t, Call>> AskRows(Op op, const std::vector<ServerRows>& parts, bool values) {
     RequireVersion(kVersion6, "rows by key");
     RequireIntact();
+    const uint64_t change = (uint64_t{random_()} << 32) | random_() | 1;
     std::vector<Buffer> heads(parts.size());
     std::vector<Call> calls(parts.size());
     for (size_t s = 0; s < parts.size(); ++s) {
       const ServerRows& part = parts[s];
-      calls[s].skip = part.keys.empty();
+      RowsRequest request = RequestOf(part);
+      if (peers_.size() > 1 && peers_[s]->counts_changes) request.change = change;
+      calls[s].skip = part.keys.empty() && request.change == 0;
       if (calls[s].skip) continue;
-      EncodeRowsRequest(RequestOf(part), &heads[s]);
+      EncodeRowsRequest(request, &heads[s]);
       calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
       if (!values) continue;
       calls[s].body.push_back(asio::buffer(part.weights.data(), part.weights.size()));
@@ -651,10 +701,19 @@ class RemoteBackend : public Backend {
     }
     const std::string what = op == Op::kErase ? "an erase" : "an assignment";
     RunChange(what, op, &calls, patience_, true);
+    std::vector<size_t> counted;
+    bool failed = false;
+    for (size_t s = 0; s < calls.size(); ++s) {
+      failed = failed || calls[s].failed;
+      if (calls[s].skip || calls[s].failed || !parts[s].keys.empty()) continue;
+      counted.push_back(s);
+      calls[s].skip = true;
+    }
     // One that all have refused has changed no rows (Table::Assign), or those that its error speaks of.
     const bool done =
         std::any_of(calls.begin(), calls.end(), [](const Call& call) { return !call.skip && !call.failed; });
     if (done) TearIfTorn(what, calls, false);
+    if (failed && !done) TakeBack(op, parts, counted, change);
     RaiseErrors(calls, "these rows were changed by");
     std::vector<std::pair<size_t, Call>> replies;
     for (size_t s = 0; s < calls.size(); ++s) {
@@ -725,6 +784,7 @@ class RemoteBackend : public Backend {
       peers_[i]->version = static_cast<uint16_t>(version);
       peers_[i]->nonce = NonceOf(reply, *peers_[i]);
       peers_[i]->reads_ahead = reply.value("reads_ahead", false);
+      peers_[i]->counts_changes = reply.value("counts_changes", false);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
       if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {
@@ -822,6 +882,7 @@ class RemoteBackend : public Backend {
   const double long_patience_;
   const bool wire_checkpoints_;
   ThreadPool* const pool_;
+  std::random_device random_;  // numbers of changes
   asio::io_context io_{1};
   Exchanger exchanger_;
   std::vector<std::unique_ptr<Peer>> peers_;

@@ -87,7 +87,7 @@ std::vector<std::pair<std::string, std::string>> FrameSeeds() {
   EncodeBatch({{0, 0, 0.0}, {1, 1, 0.5}, {2, 0, 0.5, 4096}}, {{keys.data(), 3}, {keys.data(), 1}}, &batch);
   const std::string pull = TextOf(batch);
   Buffer rows;
-  EncodeRowsRequest({1, true, {keys.data(), 3}, {}}, &rows);
+  EncodeRowsRequest({1, true, {keys.data(), 3}, {}, 7}, &rows);
   const std::vector<std::pair<Op, std::string>> frames = {
       {Op::kHello, EncodeHello({kProtocolVersion, "a token", "a-job", ToJsonText(WorkerSpec())})},
       {Op::kError, EncodeError({ErrorCode::kSpec, "the field 'dim' is missing"})},

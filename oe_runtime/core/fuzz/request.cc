@@ -130,7 +130,7 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
   };
   const auto rows = [](uint32_t table, bool states, const std::vector<uint64_t>& keys) {
     Buffer head;
-    EncodeRowsRequest({table, states, {keys.data(), keys.size()}, {}}, &head);
+    EncodeRowsRequest({table, states, {keys.data(), keys.size()}, {}, states ? 0U : 7U}, &head);
     return std::string(reinterpret_cast<const char*>(head.data()), head.size());
   };
   const std::string spec =

@@ -283,7 +283,9 @@ void Connection::ReadHeader() {
         }
         self->arrived_ = 0;
         // One of a worker waits for those of the others, so that these must not wait for it to end.
-        if (self->header_.op == Op::kPush && known && !self->session_.worker) {
+        const Op op = self->header_.op;
+        const bool changes = op == Op::kPush || op == Op::kAssign || op == Op::kErase;
+        if (changes && known && !self->session_.worker) {
           self->pushing_ = self->session_.job->store.CountPush();
         }
         if (length <= kSmall) return self->ReadBody({});

@@ -195,7 +195,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   uint64_t reply_bytes_ = 0;
   Slots::Share slow_slot_;
   Pass pass_;
-  Store::Pushing pushing_;      // of a push that is read or served
+  Store::Pushing pushing_;      // of a push, assign or erase that is read or served
   std::function<void()> rest_;  // of a request that was served but for what may wait
   std::chrono::steady_clock::time_point served_since_;
 

@@ -67,6 +67,7 @@ class Server::Impl {
                                     {"checkpoint_dir", scratch_ != nullptr}, {"pid", getpid()}};
     if (options.storage.type == "dram_ssd") context_.read_ahead = &read_ahead_;
     context_.hello["reads_ahead"] = context_.read_ahead != nullptr;
+    context_.hello["counts_changes"] = true;
     context_.shares = options.tls != TlsMode::kOn;
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {

@@ -204,8 +204,8 @@ void ServeAssign(const Session& session, Bytes body, Buffer* reply) {
   const uint8_t* const states = weights + keys.size * store->WireBytes(request.table);
   if (!session.worker) session.job->workers.RequireNone();
   const Fence::Hold hold = session.job->fence.Change(session.seen);
-  const Table::AssignCounts counts =
-      store->Assign(request.table, keys.keys, keys.size, weights, request.states ? states : nullptr);
+  const Table::AssignCounts counts = store->Assign(request.table, keys.keys, keys.size, weights,
+                                                   request.states ? states : nullptr, request.change);
   Put(json{{"created", counts.created}, {"evicted", counts.evicted}, {"no_room", counts.no_room}}.dump(),
       reply);
 }
@@ -215,7 +215,8 @@ void ServeErase(const Session& session, Bytes body, Buffer* reply) {
   RequireRest(request, 0);
   if (!session.worker) session.job->workers.RequireNone();
   const Fence::Hold hold = session.job->fence.Change(session.seen);
-  Put(json(session.job->store.Erase(request.table, request.keys.keys, request.keys.size)).dump(), reply);
+  const KeyBlock& keys = request.keys;
+  Put(json(session.job->store.Erase(request.table, keys.keys, keys.size, request.change)).dump(), reply);
 }
 
 void ServeReadRows(const Session& session, Bytes body, Buffer* reply) {

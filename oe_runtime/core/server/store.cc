@@ -158,7 +158,7 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
   tables_.push_back({wanted.name, std::move(table)});
   const std::lock_guard<std::mutex> torn_lock(torn_mutex_);
   histories_[tables_.back().table.get()] = {
-      std::nullopt, recovered.empty() ? "an empty table" : OriginOf(recovered.back().id), {}};
+      std::nullopt, recovered.empty() ? "an empty table" : OriginOf(recovered.back().id), 0, {}};
   return static_cast<uint32_t>(tables_.size() - 1);
 }
 
@@ -301,8 +301,11 @@ nlohmann::json Store::Versions() const {
     const std::optional<uint64_t>& base = history->second.base;
     nlohmann::json origins;
     if (!history->second.start.empty()) {
-      origins.push_back(history->second.start);
-      for (const uint64_t id : history->second.checkpoints) origins.push_back(OriginOf(id));
+      const auto add = [&](const std::string& origin, const std::optional<uint64_t>& changes) {
+        origins.push_back({origin, changes ? nlohmann::json(*changes) : nlohmann::json()});
+      };
+      add(history->second.start, history->second.changes);
+      for (const auto& [id, changes] : history->second.checkpoints) add(OriginOf(id), changes);
     }
     tables[all[i]->spec().name] = {versions[i], base ? nlohmann::json(*base) : nlohmann::json(),
                                    std::move(origins)};
@@ -333,7 +336,7 @@ void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const cha
   const std::lock_guard<std::mutex> lock(torn_mutex_);
   for (size_t i = 0; i < tables.size(); ++i) {
     const auto history = histories_.find(tables[i].get());
-    if (history != histories_.end()) history->second = {versions[i], origin, {}};
+    if (history != histories_.end()) history->second = {versions[i], origin, 0, {}};
   }
 }
 
@@ -443,14 +446,37 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
 }
 
 Table::AssignCounts Store::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
-                                  const void* states) {
+                                  const void* states, uint64_t change) {
   RequireIntact();
-  return Get(table)->Assign(keys, n, weights, states, pool_);
+  const std::shared_ptr<Table> of = Get(table);
+  const Pushing changing = CountPush();
+  const std::shared_lock<FairSharedMutex> lock(changes_mutex_);
+  Table::AssignCounts counts;
+  if (n > 0) counts = of->Assign(keys, n, weights, states, pool_);
+  if (n > 0 || change != 0) NoteChange(*of, change);
+  return counts;
 }
 
-uint64_t Store::Erase(uint32_t table, const Key* keys, size_t n) {
+uint64_t Store::Erase(uint32_t table, const Key* keys, size_t n, uint64_t change) {
   RequireIntact();
-  return Get(table)->Erase(keys, n, pool_);
+  const std::shared_ptr<Table> of = Get(table);
+  const Pushing changing = CountPush();
+  const std::shared_lock<FairSharedMutex> lock(changes_mutex_);
+  const uint64_t erased = n > 0 ? of->Erase(keys, n, pool_) : 0;
+  if (n > 0 || change != 0) NoteChange(*of, change);
+  return erased;
+}
+
+void Store::NoteChange(const Table& table, uint64_t change) {
+  const std::lock_guard<std::mutex> lock(torn_mutex_);
+  const auto history = histories_.find(&table);
+  if (history == histories_.end()) return;  // dropped meanwhile
+  const auto add = [change](std::optional<uint64_t>* sum) {
+    if (change == 0) sum->reset();
+    if (*sum) **sum += change;
+  };
+  add(&history->second.changes);
+  for (auto& [id, sum] : history->second.checkpoints) add(&sum);
 }
 
 void Store::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states,
@@ -577,10 +603,12 @@ void Store::ApplyIncrement(const std::string& directory) {
 
 void Store::Checkpoint(uint64_t id, bool wait) {
   RequireIntact();
-  const std::vector<std::shared_ptr<Table>> tables = Tables();
-  for (const auto& table : tables) {
-    table->Checkpoint(id);
-    NoteCheckpoint(*table, id);
+  {
+    const std::lock_guard<FairSharedMutex> lock(changes_mutex_);
+    for (const auto& table : Tables()) {
+      table->Checkpoint(id);
+      NoteCheckpoint(*table, id);
+    }
   }
   if (wait) WaitDurable();
 }
@@ -590,9 +618,11 @@ void Store::NoteCheckpoint(const Table& table, uint64_t id) {
   const std::lock_guard<std::mutex> lock(torn_mutex_);
   const auto history = histories_.find(&table);
   if (history == histories_.end()) return;  // dropped meanwhile
-  std::set<uint64_t>& ids = history->second.checkpoints;
-  if (!durable.empty()) ids.erase(ids.begin(), ids.lower_bound(durable.front().id));
-  ids.insert(id);
+  auto& checkpoints = history->second.checkpoints;
+  if (!durable.empty()) {
+    checkpoints.erase(checkpoints.begin(), checkpoints.lower_bound(durable.front().id));
+  }
+  checkpoints[id] = 0;
 }
 
 void Store::WaitDurable() const {

@@ -10,12 +10,12 @@
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <set>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_chain.h"
+#include "oe_runtime/core/common/fair_shared_mutex.h"
 #include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/server/pass.h"
 #include "oe_runtime/core/table/table.h"
@@ -96,14 +96,16 @@ class Store {
   }
   // {"torn": the reason or null, "pushing": how many pushes are under way, or recoveries and restores,
   // "tables": {name: [version, the one that Restore or Recover last put back, or null, origins]}}: what tells
-  // several servers of one job whether they have the same rows. The origins of a table are texts, oldest
-  // first: what it started from (nothing, a checkpoint, a save) and its checkpoints since then; null if that
-  // is unknown. Servers that have none in common have rows of different moments.
+  // several servers of one job whether they have the same rows. The origins of a table are [text, sum],
+  // oldest first: what it started from (nothing, a checkpoint, a save) and its checkpoints since then, each
+  // with the sum of all changes by Assign and Erase since; null for what is unknown. Servers that have no
+  // text in common have rows of different moments.
   nlohmann::json Versions() const;
-  // See Table. Keys are unique.
+  // See Table. Keys are unique. `change` counts in Versions() once the rows are changed
+  // (RowsRequest::change). Of several servers it goes to all, also to those with n = 0.
   Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
-                             const void* states);
-  uint64_t Erase(uint32_t table, const Key* keys, size_t n);
+                             const void* states, uint64_t change = 0);
+  uint64_t Erase(uint32_t table, const Key* keys, size_t n, uint64_t change = 0);
   void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found) const;
 
   // Table::Upkeep of all tables. Call it when a pull was answered.
@@ -160,9 +162,12 @@ class Store {
     std::shared_ptr<Table> table;  // nullptr: it was dropped
   };
   struct History {
-    std::optional<uint64_t> base;    // the version that was last put back
-    std::string start;               // what the table started from; empty: unknown
-    std::set<uint64_t> checkpoints;  // since then, but those that no server can come back with any more
+    using Changes = std::optional<uint64_t>;  // the sum of their numbers; nullopt: not all had one
+    std::optional<uint64_t> base;             // the version that was last put back
+    std::string start;                        // what the table started from; empty: unknown
+    Changes changes = 0;                      // since then
+    // Since then, but those that no server can come back with any more; and the changes after each.
+    std::map<uint64_t, Changes> checkpoints;
   };
 
   std::shared_ptr<Table> Get(uint32_t id) const;
@@ -181,7 +186,10 @@ class Store {
   void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what, const std::string& origin,
                const std::function<void(size_t)>& put);
   void NoteCheckpoint(const Table& table, uint64_t id);
+  void NoteChange(const Table& table, uint64_t change);
 
+  // Shared: a change of rows by key; exclusive: a checkpoint, which has both the rows and the change or none.
+  FairSharedMutex changes_mutex_;
   std::mutex create_mutex_;          // held to make or drop tables, which may take long; before the other
   mutable std::shared_mutex mutex_;  // guards the vector, not the tables
   std::vector<Entry> tables_;        // by id

@@ -123,6 +123,23 @@ class TornTest : public testing::Test {
     ASSERT_EQ(reply[reply.size() - kHeaderBytes + 6], static_cast<char>(Op::kPush)) << reply;
   }
 
+  // As a client that ends after it has sent an assignment to the first server, with the number of the change,
+  // or with none, as clients of 0.2.0.
+  void AssignToOne(uint64_t change) const {
+    Key key = 0;
+    while (server_of(key, 2, false) != 0) ++key;
+    Buffer head;
+    EncodeRowsRequest({0, false, {&key, 1}, {}, change}, &head);
+    const std::vector<float> row(kDim, 1);
+    std::string assign(head.as<char>(), head.size());
+    assign.append(reinterpret_cast<const char*>(row.data()), kDim * sizeof(float));
+    const std::string spec = nlohmann::json(Complete(Wide())).dump();
+    const std::string reply =
+        Talk(servers_[0]->port(), Frame(Op::kHello, EncodeHello({kProtocolVersion, "", ""})) +
+                                      Frame(Op::kCreateTable, spec) + Frame(Op::kAssign, assign));
+    ASSERT_NE(reply.find("created"), std::string::npos) << reply;
+  }
+
   const TestDirectory directory_;
   std::vector<std::unique_ptr<Server>> servers_;
   RemoteOptions remote_;
@@ -176,6 +193,25 @@ TEST_F(TornTest, APushOfAClientThatEndedInTheMiddleIsNoticed) {
   client->Checkpoint(2, true);
   PushToOne();
   EXPECT_THROW(client->Save(saved_), TornError);
+}
+
+// Clients of 0.2.0 send nothing to servers without keys: what they have done cannot be compared, but what
+// came after the next checkpoint.
+TEST_F(TornTest, AnAssignmentOfAClientThatEndedInTheMiddleIsNoticed) {
+  const auto client = Connect();
+  Push(client.get());
+  AssignToOne(0);
+  client->Save(saved_);
+  client->Checkpoint(1, true);
+  const std::vector<float> wanted = Rows(client.get());
+  AssignToOne(7);
+  EXPECT_THROW(client->Save(saved_), TornError);
+  ExpectTorn(client.get());
+  client->Recover({});
+  EXPECT_EQ(Rows(client.get()), wanted);
+  client->Save(saved_);
+  AssignToOne(7);
+  EXPECT_THROW(client->Checkpoint(2, true), TornError);
 }
 
 // Longer than a save waits for a push that does not come.

@@ -9,6 +9,10 @@
 namespace oe {
 namespace {
 
+// Flags of a RowsRequest.
+constexpr uint32_t kStates = 1;
+constexpr uint32_t kChange = 2;
+
 // Takes bytes from the front of a body.
 class Reader {
  public:
@@ -135,13 +139,15 @@ KeysRequest ParseKeysRequest(Bytes body) {
 }
 
 void EncodeRowsRequest(const RowsRequest& request, Buffer* head) {
-  head->Resize(16 + request.keys.size * 8);
-  const auto states = static_cast<uint32_t>(request.states ? 1 : 0);
+  const size_t keys_at = request.change != 0 ? 24 : 16;
+  head->Resize(keys_at + request.keys.size * 8);
+  const uint32_t flags = (request.states ? kStates : 0) | (request.change != 0 ? kChange : 0);
   const uint64_t size = request.keys.size;
   std::memcpy(head->data(), &request.table, 4);
-  std::memcpy(head->data() + 4, &states, 4);
+  std::memcpy(head->data() + 4, &flags, 4);
   std::memcpy(head->data() + 8, &size, 8);
-  if (size > 0) std::memcpy(head->data() + 16, request.keys.keys, size * 8);
+  if (request.change != 0) std::memcpy(head->data() + 16, &request.change, 8);
+  if (size > 0) std::memcpy(head->data() + keys_at, request.keys.keys, size * 8);
 }
 
 RowsRequest ParseRowsRequest(Bytes body) {
@@ -151,10 +157,14 @@ RowsRequest ParseRowsRequest(Bytes body) {
   Reader reader(body, "rows");
   RowsRequest request;
   request.table = reader.Number<uint32_t>("table");
-  const auto states = reader.Number<uint32_t>("states");
-  if (states > 1) throw ProtocolError("rows: states is " + std::to_string(states) + ", neither 0 nor 1");
-  request.states = states == 1;
+  const auto flags = reader.Number<uint32_t>("flags");
+  if (flags > (kStates | kChange)) throw ProtocolError("rows: unknown flags " + std::to_string(flags));
+  request.states = (flags & kStates) != 0;
   const auto size = reader.Number<uint64_t>("number of keys");
+  if ((flags & kChange) != 0) {
+    request.change = reader.Number<uint64_t>("change");
+    if (request.change == 0) throw ProtocolError("rows: the number of the change is 0");
+  }
   request.keys.keys = reinterpret_cast<const uint64_t*>(reader.TakeMany(size, 8, "keys"));
   request.keys.size = static_cast<size_t>(size);
   request.rest = reader.rest();

@@ -94,8 +94,9 @@ KeysRequest ParseKeysRequest(Bytes body);
 
 // Op::kAssign, Op::kErase and Op::kReadRows:
 //
-//   uint32 table, uint32 1 if the optimizer's state is in the request (assign) or wanted (read), else 0
-//   uint64 number of keys, keys, uint64 each
+//   uint32 table, uint32 flags: 1 if the optimizer's state is in the request (assign) or wanted (read), 2 if
+//     a change follows, else 0
+//   uint64 number of keys; the change, uint64; keys, uint64 each
 //   assign only: keys x dim values, and with the state keys x state_values of them
 //
 // A value is a float64 for a table of that dtype, else a float32. The reply to kReadRows is weights and state
@@ -105,6 +106,9 @@ struct RowsRequest {
   bool states = false;
   KeyBlock keys;
   Bytes rest;
+  // Of an assign or erase: its number, which every server of the job gets, also those without keys. 0: none,
+  // as from clients of 0.2.0. Only for servers whose reply to the hello says that they count changes.
+  uint64_t change = 0;
 };
 // All but the values, which follow.
 void EncodeRowsRequest(const RowsRequest& request, Buffer* head);
