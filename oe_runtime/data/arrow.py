@@ -54,9 +54,9 @@ class ArrowRows:
         step = max(1, count * target_bytes // max(1, self._size))
         return [(start, min(count, start + step)) for start in range(0, count, step)]
 
-    def doubts(self) -> list[str]:
+    def doubts(self) -> dict[str, str]:
         """Return nothing: values have types."""
-        return []
+        return {}
 
     def narrow(self, start: int, stop: int) -> None:
         """Read only these record batches."""

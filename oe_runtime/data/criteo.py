@@ -126,8 +126,12 @@ class CriteoFiles:
         size = sum(path.stat().st_size for path in files)
         rows, ones = sum(first.rows for first in firsts), sum(first.ones for first in firsts)
         self._guess(rows, sum(first.read for first in firsts), size)
-        for doubt in dict.fromkeys(doubt for first in firsts for doubt in first.doubts):
-            print(f"warning: {self._name}: {doubt}", file=sys.stderr)
+        doubts: dict[str, str] = {}  # one per column, with the value of the first file
+        for path, first in zip(files, firsts, strict=True):
+            for column, doubt in first.doubts.items():
+                doubts.setdefault(column, f"{path}: {doubt}")
+        for doubt in doubts.values():
+            print(f"warning: {doubt}", file=sys.stderr)
         if rows >= _ENOUGH and ones in (0, rows):
             print(
                 f"warning: {self._name}: the label {self._schema.label} is {int(ones > 0)} in the first "
@@ -143,7 +147,7 @@ class CriteoFiles:
             doubts = file.doubts()
             task = next(file.pieces(), None)
             if task is None:
-                return _First(0, 0, 0, [], [])
+                return _First(0, 0, 0, [], {})
             batch, broken, read = task()
             problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
             return _First(batch.rows, int(batch.labels.sum()), read, problems, doubts)
@@ -223,7 +227,7 @@ class _First(NamedTuple):
     ones: int  # of them, those with label 1
     read: int  # bytes
     problems: list[tuple[str, str]]  # of broken ones: place, what is wrong
-    doubts: list[str]  # what may be meant otherwise
+    doubts: dict[str, str]  # see RowFile
 
     @property
     def is_empty(self) -> bool:

@@ -56,9 +56,9 @@ class ParquetRows:
                 start, size = stop, 0
         return found
 
-    def doubts(self) -> list[str]:
+    def doubts(self) -> dict[str, str]:
         """Return nothing: values have types."""
-        return []
+        return {}
 
     def narrow(self, start: int, stop: int) -> None:
         """Read only the row groups that begin in these rows."""

@@ -273,7 +273,10 @@ def check(schema: Schema, what: str) -> None:
         if name.lower() in seen:
             raise DataError(f"{what} names the column {name} twice (names are the same in any case)")
         seen[name.lower()] = name
-    if schema.positive in schema.missing:
+    number = _core.parse_number(schema.positive)
+    if schema.positive in schema.missing or number in {
+        _core.parse_number(word) for word in schema.missing
+    } - {None}:
         raise DataError(f"{what}: positive is {schema.positive}, which counts as missing")
     if not schema.categories and not schema.numbers:
         raise DataError(f"{what} names neither numbers nor categories")

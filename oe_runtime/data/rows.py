@@ -38,8 +38,11 @@ class RowFile(Protocol):
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
         """Return starts and stops for `narrow`, about `target_bytes` apart, that together have all rows."""
 
-    def doubts(self) -> list[str]:
-        """Return sentences on values of the first rows that other formats have otherwise; call it first."""
+    def doubts(self) -> dict[str, str]:
+        """Return sentences on values of the first rows that other formats have otherwise; call it first.
+
+        They are by category, and "" for the whole file.
+        """
 
     def narrow(self, start: int, stop: int) -> None:
         """Read only this part; call it before reading or skipping."""

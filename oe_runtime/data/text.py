@@ -22,11 +22,11 @@ from oe_runtime.support import remote_files
 # Large enough for vectorised work, small enough to stay in a core's cache.
 BLOCK_BYTES = 2 << 20
 CODECS = {".gz": "gzip", ".zst": "zstd"}
-_DOUBTED_BYTES = 256 << 10  # at the beginning of a file
+_DOUBTED_BYTES = 64 << 10  # at the beginning of a file
 _QUOTED = re.compile(rb'"([^"]|"")*"')
-# What pandas, Spark and others write of integers beside missing values, and of booleans.
-_TYPED = re.compile(rb"-?[0-9]+\.0+|-?[0-9](\.[0-9]+)?e\+[0-9]+|[Tt]rue|TRUE|[Ff]alse|FALSE")
-_INTEGER = re.compile(rb"-?[0-9]+")
+# What pandas, Spark and others write of integers beside missing values, and of booleans; and of integers.
+_TYPED = re.compile(rb"-?[0-9]+\.0+|-?[0-9](\.[0-9]+)?[eE]\+?[0-9]+|[Tt]rue|TRUE|[Ff]alse|FALSE")
+_TYPED_OR_INTEGER = re.compile(rb"-?[0-9]+|" + _TYPED.pattern)
 _BOM = b"\xef\xbb\xbf"
 _ENCODINGS = (
     (b"\xff\xfe\0\0", "UTF-32"),
@@ -95,8 +95,8 @@ class TextFile:
             self.skip(1)  # the rest of the previous part's last line; nothing if that ends here
             self.unit, self.first = f"after byte {start}, line", 1
 
-    def doubts(self) -> list[str]:
-        """Return sentences on values of the first lines that are read otherwise in other formats."""
+    def doubts(self) -> dict[str, str]:
+        """See RowFile."""
         return _doubts(self._form, self._head)
 
     def skip(self, count: int) -> int:
@@ -190,7 +190,7 @@ class LineRows:
             self._form = _begin(self._name, line.rstrip(b"\r"), True, self._schema)
             if self._form.header:
                 data, self._line = rest, 2
-            for doubt in _doubts(self._form, data):
+            for doubt in _doubts(self._form, data).values():
                 print(f"warning: {self._name}: {doubt}", file=sys.stderr)
         if not data or self._form is None:
             return
@@ -235,28 +235,47 @@ class _Form(NamedTuple):
 _NO_LINES = _Form(_core.TextLayout("\t", False, 1, 0, [], []), False, False, frozenset(), {})
 
 
-def _doubts(form: _Form, text: bytes) -> list[str]:
-    """Return sentences on values that are read otherwise in other formats."""
-    lines = text[:_DOUBTED_BYTES].split(b"\n")[:-1]
+def _doubts(form: _Form, text: bytes) -> dict[str, str]:
+    """See RowFile; the text begins with the first row."""
+    lines = text[:_DOUBTED_BYTES].split(b"\n")
+    if len(text) > _DOUBTED_BYTES:
+        lines.pop()  # a part of a line
     rows = [form.layout.split(line.rstrip(b"\r")) for line in lines]
-    found = []
+    found = {}
     if form.unquoted and (
         quoted := next((one for row in rows for one in row if _QUOTED.fullmatch(one)), None)
     ):
-        found.append(
+        found[""] = (
             f"fields such as {quoted.decode('utf-8', 'replace'):.20} stand in quotes, which are read as part "
             "of them; set quotes: true in the schema, or quotes: false if they are meant"
         )
     for name, place in form.unsaid.items():
-        values = [row[place] for row in rows if len(row) > place and row[place] not in form.missing]
-        odd = next((one for one in values if _TYPED.fullmatch(one)), None)
-        if odd is not None and all(_TYPED.fullmatch(one) or _INTEGER.fullmatch(one) for one in values):
-            found.append(
+        fields = (row[place] for row in rows if len(row) > place)
+        if odd := _typed_value(one for one in fields if one not in form.missing):
+            found[name] = (
                 f"the category {name} has values such as {odd.decode()}, and other formats would have "
-                f"{_core.parse_number(odd):.0f}, which has another id; set whole: true for it in the schema, "
+                f"{_typed_text(odd)}, which has another id; set whole: true for it in the schema, "
                 "or whole: false to keep these ids"
             )
     return found
+
+
+def _typed_value(values: Iterator[bytes]) -> bytes:
+    """Return the first value that other formats would have otherwise; none if some value is a text."""
+    found = b""
+    for value in values:
+        if not _TYPED_OR_INTEGER.fullmatch(value):
+            return b""
+        found = found or (value if _typed_text(value) else b"")
+    return found
+
+
+def _typed_text(value: bytes) -> str:
+    """Return the text of the integer or boolean that a value may have been; none if it is written so."""
+    number = _core.parse_number(value) if _TYPED.fullmatch(value) else None
+    if number is None or not number.is_integer() or abs(number) >= 2**63:
+        return ""
+    return str(int(number))
 
 
 def _begin(path: Path, line: bytes, commas: bool, schema: Schema) -> _Form:

@@ -66,9 +66,9 @@ class RecordFile:
         """Return the whole file, which can only be read from its start."""
         return [(0, self._size)]
 
-    def doubts(self) -> list[str]:
+    def doubts(self) -> dict[str, str]:
         """Return nothing: values have types."""
-        return []
+        return {}
 
     def narrow(self, start: int, stop: int) -> None:
         """Do nothing: the whole file is the only part."""
@@ -115,14 +115,14 @@ class RecordFile:
             found = {
                 name: (one.values.numpy(), np.diff(one.row_splits.numpy())) for name, one in parsed.items()
             }
-            if any(counts.max() > 1 for name, (_, counts) in found.items() if name not in self._several):
+            if any((counts > 1).any() for name, (_, counts) in found.items() if name not in self._several):
                 raise ValueError("a feature with several values")
         except (tf.errors.OpError, UnicodeDecodeError, ValueError):
             return self._one_by_one(records, read)
         columns = []
         for name, kind in self._features:
             values, counts = found[name]
-            if counts.max() > 1:
+            if (counts > 1).any():
                 columns.append(_lists(values, counts, self._several[name]))
                 continue
             there = counts > 0
@@ -144,7 +144,7 @@ class RecordFile:
                 broken.append((number, problem))
         if not broken:
             raise DataError(f"cannot read {self._path}: TensorFlow cannot parse its records")
-        rest = self._tf.gather(records, good)
+        rest = self._tf.gather(records, np.array(good, np.int64))
         piece = self._convert(rest, read)
         found = [(good[row], problem) for row, problem in piece.broken]
         return piece._replace(broken=sorted(broken + found))
@@ -185,6 +185,7 @@ def _kind(feature: Any) -> str | None:
 def _features(path: Path, records: Iterator[Any], schema: Schema, tf: Any) -> list[tuple[str, Any]]:
     types = {"int64_list": tf.int64, "float_list": tf.float32, "bytes_list": tf.string}
     kinds: dict[str, Any] = {}
+    unknown = {name.lower() for name in schema.names}
     drawn = 0
     for record in records:
         drawn += 1
@@ -195,7 +196,8 @@ def _features(path: Path, records: Iterator[Any], schema: Schema, tf: Any) -> li
         for name, feature in example.features.feature.items():
             kind = _kind(feature)
             kinds[name] = kinds.get(name) or (types[kind] if kind else None)
-        if len(kinds) >= len(schema.names) and None not in kinds.values():
+        unknown -= {name.lower() for name, kind in kinds.items() if kind}
+        if not unknown:
             break
     names = list(kinds)
     if not drawn:

@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 
 import oe_runtime._core as _core
 from oe_runtime.data import DataError, Rows, check, features, open_source, row_schema
+from oe_runtime.data.criteo import CriteoFiles
 from oe_runtime.data.row_schema import Category, Schema
+from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
 
 EXAMPLES = settings(
@@ -256,6 +258,25 @@ def test_one_text_of_a_record_has_several_values_whatever_others_have(tmp_path: 
     assert ids([b"a|b"], [b"a|b", b"a"]) == [[a, b, 0], [both, a, 0]]
 
 
+def test_a_feature_that_the_first_records_lack(tmp_path: Path) -> None:
+    """Beside others that the schema ignores; and a batch of which every record is broken."""
+    path = tmp_path / "rows.tfrecord"
+    schema = Schema("y", categories=(Category("text"),), ignored=None)
+    frame = pd.DataFrame({"y": [1, 0], "text": [None, "b"], "other": [1, 2], "another": [1, 2]})
+    random_frames.tfrecord(frame, path)
+    tf = pytest.importorskip("tensorflow")
+    first, second = (record.numpy() for record in tf.data.TFRecordDataset(str(path)))
+    example = tf.train.Example.FromString(first)
+    del example.features.feature["text"]
+    with tf.io.TFRecordWriter(str(path)) as out:
+        for record in (example.SerializeToString(), second, *[b"\xff"] * 4094, *[b"\xff"] * 4096, second):
+            out.write(record)
+    broken = BrokenRows(8190, lambda text: None)
+    rows = concatenate(list(CriteoFiles(str(path), broken=broken, schema=schema).blocks()))
+    assert rows.ids[:, 0].tolist() == [0, ident("b"), ident("b")]
+    assert broken.count == 8190
+
+
 def test_the_least_integer_is_a_value_in_tfrecord(tmp_path: Path) -> None:
     least = -(2**63)
     frame = pd.DataFrame({"y": [1, 0], "integer": [least, 5], "integers": [[least, 5], []]})
@@ -296,6 +317,20 @@ def test_text_that_other_formats_would_read_otherwise_is_named(
     assert said(whole=True, quotes=True) == said(whole=False, quotes=False) == []
     assert check.main(["--label", "y", "--categories", "u,v", str(path)]) == 0
     assert capsys.readouterr().err.count("the category ") == 1  # v has texts
+
+
+def test_a_column_of_many_files_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Spark writes doubles; the last line needs no end, and a long number is none."""
+    for number in range(3):
+        (tmp_path / f"{number}.csv").write_text(f"y,c,d,e\n1,{number + 1}.2345678E7,-0.0,9E999\n0,7,,1.25E1")
+    schema = Schema("y", categories=tuple(Category(c) for c in "cde"))
+    open_source(str(tmp_path), schema=schema).check()
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(
+        f"warning: {tmp_path}/0.csv: the category c has values such as 1.2345678E7, and other formats would "
+        "have 12345678, which"
+    )
+    assert "the category d has values such as -0.0, and other formats would have 0, which" in second
 
 
 def test_a_table_in_place_of_files(tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_built_in_schemas(tmp_path: Path) -> None:
         ("label: y\nmissing: [null]\nnumbers: [a]", "missing is None, expected a text or a whole number"),
         ("label: y\nmissing: NA\nnumbers: [a]", "missing is 'NA', expected a list of values"),
         ("label: y\nmissing: [NA]\npositive: NA\nnumbers: [a]", "positive is NA, which counts as missing"),
+        ("label: y\nmissing: [1]\npositive: '1.0'\nnumbers: [a]", "positive is 1.0, which counts as missing"),
         ("[y]", "schema.yml is ['y'], expected keys of label"),
     ],
 )
