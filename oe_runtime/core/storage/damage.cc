@@ -41,6 +41,29 @@ void Damage::Report(Kind kind, const std::string& what, const std::string& where
                                                             : replaced_;
   count.fetch_add(1, std::memory_order_relaxed);
   try {
+    std::string line = table_ + ": " + what + " is damaged: " + found_ + ", " + where;
+    switch (kind) {
+      case Kind::kQuarantined:
+        line += "; it was removed, and begins anew when it is pushed. Check " + check_ +
+                ", and go back to an earlier checkpoint if too many are lost";
+        break;
+      case Kind::kRepaired:
+        line += "; it was repaired, and nothing is lost. Check " + check_;
+        break;
+      case Kind::kReplaced:
+        line +=
+            "; the copy before it was taken, as after a power cut. Without a power cut, the newest "
+            "checkpoint may be lost: check " +
+            check_;
+        break;
+    }
+    Say(line);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it is counted
+  }
+}
+
+void Damage::Say(const std::string& what) noexcept {
+  try {
     uint64_t left_out = 0;
     if (!AdmitLine(&left_out)) return;
     std::string lines;
@@ -48,24 +71,9 @@ void Damage::Report(Kind kind, const std::string& what, const std::string& where
       lines = "error: " + table_ + ": " + std::to_string(left_out) +
               " more damaged rows were not named; the statistics count all\n";
     }
-    lines += "error: " + table_ + ": " + what + " is damaged: " + found_ + ", " + where;
-    switch (kind) {
-      case Kind::kQuarantined:
-        lines += "; it was removed, and begins anew when it is pushed. Check " + check_ +
-                 ", and go back to an earlier checkpoint if too many are lost\n";
-        break;
-      case Kind::kRepaired:
-        lines += "; it was repaired, and nothing is lost. Check " + check_ + "\n";
-        break;
-      case Kind::kReplaced:
-        lines +=
-            "; the copy before it was taken, as after a power cut. Without a power cut, the newest "
-            "checkpoint may be lost: check " +
-            check_ + "\n";
-        break;
-    }
+    lines += "error: " + what + "\n";
     (void)std::fputs(lines.c_str(), stderr);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it is counted
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nothing more can be said
   }
 }
 

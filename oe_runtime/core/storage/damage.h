@@ -34,6 +34,8 @@ class Damage {
   // Counts it, and writes a line to the standard error. Lines beyond kMostLines per minute are only counted,
   // which the first line after that minute says. `where`: the file and the place in it.
   void Report(Kind kind, const std::string& what, const std::string& where) noexcept;
+  // The line alone, of an error about damaged rows that nobody is there to get.
+  void Say(const std::string& what) noexcept;
 
   uint64_t quarantined() const noexcept { return quarantined_.load(std::memory_order_relaxed); }
   uint64_t repaired() const noexcept { return repaired_.load(std::memory_order_relaxed); }

@@ -115,6 +115,14 @@ bool RowLogWalk::Next() {
   return true;
 }
 
+std::optional<uint64_t> RowLogWalk::BrokeOff() const {
+  if (!chunks_ || chunks_->passed() == chunks_->extent().blocks) return std::nullopt;
+  const SegmentExtent& extent = chunks_->extent();
+  const std::lock_guard<std::mutex> lock(log_->mutex_);
+  if (log_->segments_[extent.segment].use != extent.use) return std::nullopt;  // it was cleaned meanwhile
+  return log_->OffsetOf(log_->FirstBlock(extent.segment) + chunks_->passed());
+}
+
 bool RowLogWalk::HasPassed(uint32_t slot) const {
   const uint32_t block = log_->BlockOf(slot);
   const uint32_t segment = block / log_->segment_blocks_;

@@ -38,6 +38,7 @@ class SegmentChunks {
   bool Next();
   // Blocks of the chunks so far.
   uint32_t passed() const { return passed_; }
+  const SegmentExtent& extent() const { return extent_; }
 
   const Chunk& chunk() const { return chunk_; }
   uint32_t slot(size_t row) const;
@@ -78,6 +79,10 @@ class RowLogWalk {
   // The segment of the next chunk, unless this one has more.
   uint32_t next_segment() const { return next_segment_; }
   uint64_t read_bytes() const { return read_bytes_; }
+
+  // After the last chunk of a segment: where the next one should be, if its header is damaged or cannot be
+  // read.
+  std::optional<uint64_t> BrokeOff() const;
 
   // Says that a row of this chunk cannot be read.
   void LeaveOut(uint32_t slot) { left_out_.insert(slot); }

@@ -377,7 +377,8 @@ bool Table::TakeIn(const LogReads& reads, bool ahead) const {
 }
 
 // Looks after rows of a log that could not be read. With moves_mutex and without a lock of a shard. While
-// pushes are kept away, as by a checkpoint, the rows stay, to be found again.
+// pushes are kept away, as by a checkpoint, the rows stay, to be found again. So do those that the drive does
+// not give back and those beyond the limit of Damage::RequireFew, with a line to the standard error.
 void Table::CheckRows(const std::vector<Key>& keys) const {
   if (keys.empty()) return;
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
@@ -387,9 +388,14 @@ void Table::CheckRows(const std::vector<Key>& keys) const {
     for (const Key key : keys) {
       RowMap& map = *content_->shards[InternalShard(key)];
       const std::unique_lock<FairSharedMutex> lock(map.mutex());
-      map.CheckQuietly(key);
+      try {
+        map.CheckRow(key);
+      } catch (const StorageError& error) {
+        damage_->Say(error.what());
+      }
     }
-  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): there is no room to note it
+  } catch (const StorageError& error) {  // there is no room to note it
+    damage_->Say(error.what());
   }
 }
 
@@ -552,6 +558,13 @@ bool Table::ScrubLog(ScrubPosition* position, uint64_t* bytes) {
   *bytes = walk.read_bytes();
   position->of_shard = walk.next_segment();
   scrubbed_rows_ += rows;
+  if (const std::optional<uint64_t> header = walk.BrokeOff()) {
+    damage_->Say(
+        "table '" + spec_.name + "': the header at byte " + std::to_string(*header) + " of " +
+        content_->log->shard(0)->log()->spec().where +
+        " is damaged or cannot be read, and the rows behind it were not checked; run `oeprov checkpoint "
+        "verify` when the server has ended");
+  }
   const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
   if (moves_lock) CheckRows(damaged);
   if (*bytes > 0) return true;

@@ -156,9 +156,16 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
       }
     }
   });
-  if (!content_->log) return;
+  std::vector<Key> all;
+  for (const std::vector<Key>& of_shard : damaged) all.insert(all.end(), of_shard.begin(), of_shard.end());
+  if (all.empty()) return;
+  {
+    const RowMap& map = *content_->shards[InternalShard(all.front())];
+    const std::shared_lock<FairSharedMutex> lock(map.mutex());
+    map.RequireFewDamaged(all.size());
+  }
   const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
-  for (uint32_t shard = 0; moves_lock && shard < kShards; ++shard) CheckRows(damaged[shard]);
+  if (moves_lock) CheckRows(all);
 }
 
 }  // namespace oe

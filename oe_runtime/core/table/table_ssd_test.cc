@@ -373,13 +373,20 @@ TEST_F(TableSsdFileTest, ADriveThatLostAPartOfItselfTakesNoRowWithIt) {
   Push(ssd.get(), keys);
   ssd->Checkpoint(1);
   ssd->WaitDurable();
-  ssd->Upkeep();  // a large push had more frames than the cache has
+  ssd.reset();
+  ssd = Table::Create(Spec(64, "sgd"), Storage(true, 100 << 10));
   const std::vector<float> before = RowsOf(*ssd);
   int log = 3;
   while (!std::filesystem::equivalent("/proc/self/fd/" + std::to_string(log), Log())) ++log;
   const int saved = ::dup(log);
   const std::string truncated = directory_.file("truncated");
-  WriteAll(truncated, ReadAll(Log()).substr(0, 2 * RowLogSpec{}.super_bytes + (size_t{256} << 10)));
+  const std::string whole = ReadAll(Log());
+  const auto header_at = [&](size_t at) {
+    return ChunkHeaderBlocks(reinterpret_cast<const std::byte*>(whole.data() + at));
+  };
+  size_t first = 2 * RowLogSpec{}.super_bytes;
+  while (header_at(first) == 0) first += kBlockBytes;
+  WriteAll(truncated, whole.substr(0, first + (header_at(first) + 1) * kBlockBytes));
   const int part = ::open(truncated.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(::dup2(part, log), log);
 
@@ -395,9 +402,15 @@ TEST_F(TableSsdFileTest, ADriveThatLostAPartOfItselfTakesNoRowWithIt) {
   expect_refused([&] { ssd->ReadRows(keys.data(), keys.size(), weights.data(), nullptr, found.data()); });
   expect_refused([&] { (void)ssd->Save(directory_.file("saved")); });
   EXPECT_FALSE(std::filesystem::exists(directory_.file("saved")));
+  testing::internal::CaptureStderr();
   Table::ScrubPosition position;
   for (uint64_t bytes = 0; ssd->Scrub(&position, &bytes);) {
   }
+  const std::string of_scrub = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(of_scrub.find("error: table 't': the header at byte "), 0U) << of_scrub;
+  EXPECT_NE(of_scrub.find("\nerror: table 't': the row of key "), std::string::npos) << of_scrub;
+  EXPECT_NE(of_scrub.find(" cannot be read from " + Log()), std::string::npos) << of_scrub;
+  EXPECT_EQ(std::count(of_scrub.begin(), of_scrub.end(), '\n'), Damage::kMostLines);
   EXPECT_THROW(Push(ssd.get(), keys), StorageError);  // it may write first, which fails too
   EXPECT_EQ(ssd->damage_counts().quarantined, 0U);
   EXPECT_EQ(ssd->rows(), keys.size());
@@ -437,6 +450,10 @@ TEST_F(TableSsdFileTest, ASaveWritesNewRowsForThoseThatAreDamaged) {
   const std::string said = MessageOf<StorageError>([&] { (void)ssd->Save(directory_.file("more")); });
   EXPECT_EQ(said.find("table 't': too many rows are damaged"), 0U) << said;
   EXPECT_FALSE(std::filesystem::exists(directory_.file("more")));
+  std::vector<uint8_t> found(keys.size());
+  const std::string exported = MessageOf<StorageError>(
+      [&] { ssd->ReadRows(keys.data(), keys.size(), left.data(), nullptr, found.data()); });
+  EXPECT_EQ(exported.find("table 't': too many rows are damaged"), 0U) << exported;
   EXPECT_EQ(ssd->rows(), keys.size() - lost);
 }
 
