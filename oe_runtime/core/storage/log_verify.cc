@@ -55,18 +55,26 @@ class LogVerifier {
 
   std::optional<RowLogSuper> ReadSuper() {
     std::optional<RowLogSuper> newest;
+    std::optional<uint64_t> wrong;
     for (uint64_t copy = 0; copy < 2; ++copy) {
       const uint64_t offset = copy * super_bytes_;
-      BlockBuffer buffer(kBlockBytes);
-      if (!Read(offset, kBlockBytes, buffer.data())) continue;
-      const uint64_t bytes = RowLogSuperBytes(buffer.data(), super_bytes_);
-      if (bytes == 0) continue;
-      buffer = BlockBuffer(bytes);
+      BlockBuffer buffer(super_bytes_);
       RowLogSuper super;
-      if (!Read(offset, bytes, buffer.data()) || !DecodeRowLogSuper(buffer.data(), bytes, &super)) continue;
-      if (!newest || super.sequence > newest->sequence) newest = std::move(super);
+      if (!Read(offset, kBlockBytes, buffer.data()) ||
+          !Read(offset, RowLogSuperBytes(buffer.data(), super_bytes_), buffer.data()) ||
+          !DecodeRowLogSuper(buffer.data(), RowLogSuperBytes(buffer.data(), super_bytes_), &super)) {
+        wrong = offset;
+      } else if (!newest || super.sequence > newest->sequence) {
+        newest = std::move(super);
+      }
     }
-    if (!newest) Say("is damaged: both copies of its superblock are gone");
+    if (!newest) {
+      Say("is damaged: both copies of its superblock are gone");
+    } else if (wrong && newest->sequence > 0) {  // until its first commit a log has one copy only
+      Say("is damaged: the copy of its superblock at byte " + std::to_string(*wrong) +
+          " is wrong or cannot be read, as after a power cut; a start takes the other one, which may "
+          "lack the newest checkpoint");
+    }
     return newest;
   }
 

@@ -498,7 +498,9 @@ void RowLog::Supersede(uint32_t slot) noexcept {
   try {
     retired_.Add(slot, epoch_);
   } catch (const std::bad_alloc&) {
-    return;  // it stays live, and its place used, until the log is opened again
+    // It would stay live, and a recovery bring it back once the tombstone of its key is gone.
+    if (failure_.empty()) failure_ = "out of memory";  // short: it is no allocation
+    return written_.notify_all();
   }
   ++changed_now_;
 }
@@ -562,15 +564,16 @@ uint64_t RowLog::used_bytes() const {
 }
 
 std::optional<std::vector<bool>> RowLog::ReadBlocks(uint64_t offset, uint32_t blocks, std::byte* into) const {
-  const std::unique_ptr<ReadQueue> queue = device_->NewQueue();
   BlockRead whole;
+  std::vector<BlockRead> reads;
+  const std::unique_ptr<ReadQueue> queue = device_->NewQueue();  // after the memory that it reads into
   whole.offset = offset;
   whole.into = into;
   whole.bytes = static_cast<uint32_t>(blocks * kBlockBytes);
   queue->Submit(&whole, 1);
   queue->Wait();
   if (whole.error == 0) return std::nullopt;
-  std::vector<BlockRead> reads(blocks);
+  reads.resize(blocks);
   for (uint32_t block = 0; block < blocks; ++block) {
     reads[block].offset = offset + block * kBlockBytes;
     reads[block].into = into + block * kBlockBytes;

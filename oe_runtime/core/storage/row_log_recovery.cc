@@ -103,6 +103,7 @@ struct RowLog::Scan {
 std::optional<RowLogSuper> RowLog::ReadSuper(bool repair, std::vector<SuperDamage>* damaged) const {
   std::optional<RowLogSuper> newest;
   if (device_->size() < 2 * spec_.super_bytes) return newest;
+  std::optional<uint64_t> blank;
   int unread = 0;
   for (uint64_t copy = 0; copy < 2; ++copy) {
     const uint64_t offset = copy * spec_.super_bytes;
@@ -117,6 +118,7 @@ std::optional<RowLogSuper> RowLog::ReadSuper(bool repair, std::vector<SuperDamag
     bool decoded = readable && bytes > 0 && DecodeRowLogSuper(buffer.data(), bytes, &super);
     const bool is_blank = readable && std::all_of(buffer.data(), buffer.data() + kBlockBytes,
                                                   [](std::byte one) { return one == std::byte{0}; });
+    if (is_blank) blank = offset;
     if (!decoded && repair && !is_blank) {
       buffer = BlockBuffer(spec_.super_bytes);
       readable = !ReadBlocks(offset, static_cast<uint32_t>(spec_.super_bytes / kBlockBytes), buffer.data());
@@ -128,6 +130,10 @@ std::optional<RowLogSuper> RowLog::ReadSuper(bool repair, std::vector<SuperDamag
     }
     unread += readable ? 0 : 1;
     if (decoded && (!newest || super.sequence > newest->sequence)) newest = std::move(super);
+  }
+  // A log has one copy only until its first commit.
+  if (blank && newest && newest->sequence > 0 && damaged != nullptr) {
+    damaged->push_back({*blank, Damage::Kind::kReplaced});
   }
   if (!newest && unread > 0) {
     RequireBadBlocks(EIO);
@@ -144,11 +150,12 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
     uint32_t header_blocks = 0;
     BlockBuffer header;
   };
-  const std::unique_ptr<ReadQueue> queue = device_->NewQueue();
   const auto where = [&](const Cursor& cursor) {
     return "the header at byte " + std::to_string(OffsetOf(FirstBlock(cursor.segment) + cursor.place));
   };
   std::vector<Cursor> cursors;
+  std::vector<BlockRead> reads;
+  const std::unique_ptr<ReadQueue> queue = device_->NewQueue();  // after the memory that it reads into
   uint32_t next = 0;
   Chunk chunk;
   while (true) {
@@ -162,7 +169,7 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
     }
     if (cursors.empty()) return;
     // First a block of each, then what more it has.
-    std::vector<BlockRead> reads(cursors.size());
+    reads.assign(cursors.size(), {});
     for (size_t i = 0; i < cursors.size(); ++i) {
       cursors[i].header = BlockBuffer(kBlockBytes);
       reads[i].offset = OffsetOf(FirstBlock(cursors[i].segment) + cursors[i].place);

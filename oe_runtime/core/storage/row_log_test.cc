@@ -1,11 +1,15 @@
 #include "oe_runtime/core/storage/row_log.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,6 +17,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "oe_runtime/core/common/error.h"
@@ -35,6 +40,38 @@ RowLogSpec SmallSpec(size_t row_bytes) {
   spec.super_bytes = size_t{64} << 10;
   return spec;
 }
+
+// As long as it lives nothing can be allocated.
+class NoMemory {
+ public:
+  NoMemory() {
+    uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    ::getrlimit(RLIMIT_AS, &before_);
+    struct rlimit now = before_;
+    now.rlim_cur = pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    ::setrlimit(RLIMIT_AS, &now);
+    for (size_t bytes = size_t{1} << 30; bytes >= sizeof(Taken); bytes = bytes * 3 / 4) {
+      while (auto* taken = static_cast<Taken*>(std::malloc(bytes))) {
+        taken->next = taken_;
+        taken_ = taken;
+      }
+    }
+  }
+  NoMemory(const NoMemory&) = delete;
+  NoMemory& operator=(const NoMemory&) = delete;
+  ~NoMemory() {
+    while (taken_ != nullptr) std::free(std::exchange(taken_, taken_->next));
+    ::setrlimit(RLIMIT_AS, &before_);
+  }
+
+ private:
+  struct Taken {
+    Taken* next;
+  };
+  struct rlimit before_{};
+  Taken* taken_ = nullptr;
+};
 
 // Who owns a log: rows of words that say key and version.
 class Owner {
@@ -479,6 +516,25 @@ TEST(RowLogTest, AFlippedBitOfTheNewestSuperblockCostsNoCheckpoint) {
   EXPECT_NE(said.find("at byte " + std::to_string(newest) + " of the device; the copy before it was taken"),
             std::string::npos)
       << said;
+  // Of zeros it is damaged too: it was written before.
+  put_back();
+  const BlockBuffer zeros(kBlockBytes);
+  std::memset(zeros.data(), 0, kBlockBytes);
+  device.Write(newest, zeros.data(), kBlockBytes);
+  other.ForgetLog();
+  EXPECT_EQ(other.Recover().id, 2U);
+  EXPECT_EQ(replaced->replaced(), 2U);
+}
+
+TEST(RowLogTest, ANewLogHasOneSuperblockAndNoDamage) {
+  SimulatedBlockDevice device(5);
+  RowLogSpec spec = SmallSpec(256);
+  spec.damage = std::make_shared<Damage>("table 't'");
+  Owner owner(&device, spec);
+  owner.Create();
+  owner.ForgetLog();
+  EXPECT_EQ(owner.Recover().id, 0U);
+  EXPECT_EQ(spec.damage->replaced(), 0U);
 }
 
 // As after a write that the drive lost, or where a part of a file comes from a backup.
@@ -517,6 +573,54 @@ TEST(RowLogTest, ASegmentOfAnotherTimeIsRefused) {
   EXPECT_GT(refused, 20);
   owner.Recover();
   for (Key key = 0; key < 400; ++key) EXPECT_EQ(owner.Read(key), 15);
+}
+
+// Whoever reads must outlive what it reads into: a drive may fill that until the queue of reads has ended.
+TEST(RowLogTest, ReadsThatBreakOffEndBeforeTheirMemory) {
+  SimulatedBlockDevice device(5);
+  Owner owner(&device, SmallSpec(256));
+  owner.Create();
+  for (Key key = 0; key < 3000; ++key) owner.Write(key);
+  owner.Checkpoint(1);
+  owner.ForgetLog();
+  owner.Recover();
+  uint64_t broken = 0;
+  for (; broken < 100; ++broken) {
+    device.FailWaitsAfter(broken);
+    try {
+      owner.Recover();
+      break;
+    } catch (const StorageError& error) {
+      ASSERT_EQ(error.what(), std::string("reads of the simulated device break off"));
+    }
+  }
+  device.FailWaitsAfter(UINT64_MAX);
+  EXPECT_GT(broken, 5U);
+  owner.ForgetLog();
+  EXPECT_EQ(owner.Recover().id, 1U);
+}
+
+// Nobody may go on without the note that a version is dead: once its tombstone is gone too, it would come
+// back.
+TEST(RowLogTest, ARowThatCannotBeSupersededStopsTheLog) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "they end at an allocation that fails";
+#endif
+  SimulatedBlockDevice device(5);
+  Owner owner(&device, SmallSpec(256));
+  owner.Create();
+  for (Key key = 0; key < 1000; ++key) owner.Write(key);
+  owner.Checkpoint(1);
+  {
+    const RowLog::Room room = owner.log().Reserve(1, Need::kUpdates);
+    const NoMemory no_memory;
+    owner.log().Supersede(owner.slot(17));
+  }
+  ExpectError([&] { owner.Checkpoint(2); }, "out of memory");
+  ExpectError([&] { (void)owner.log().Reserve(1, Need::kUpdates); }, "out of memory");
+  owner.ForgetLog();
+  EXPECT_EQ(owner.Recover().id, 1U);
+  for (Key key = 0; key < 1000; ++key) ASSERT_EQ(owner.Read(key), 1);
 }
 
 TEST(RowLogTest, ALogOfAnEarlierFormatIsReadAndKeepsIt) {

@@ -71,6 +71,8 @@ class SimulatedBlockDevice final : public BlockDevice {
     bad_blocks_[offset / kBlockBytes] = {error, times};
   }
   void RepairReads() { bad_blocks_.clear(); }
+  // After `waits` more, each wait breaks off, as where the kernel takes no more reads.
+  void FailWaitsAfter(uint64_t waits) { waits_until_error_ = waits; }
   // After `writes` more, each write fails with EIO. A part of its sectors may have been written.
   void FailWritesAfter(uint64_t writes) { writes_until_error_ = writes; }
   // After `flushes` more, a flush fails. What was not durable before may be lost, though reads still find it.
@@ -176,7 +178,7 @@ class SimulatedBlockDevice final : public BlockDevice {
     Queue& operator=(const Queue&) = delete;
     ~Queue() override {
       device_ = device_->crashed_ ? nullptr : device_;
-      Queue::Wait(kEverything);
+      Finish(kEverything);
     }
 
     uint64_t Submit(BlockRead* reads, size_t count) override {
@@ -195,12 +197,9 @@ class SimulatedBlockDevice final : public BlockDevice {
       return ++last_;
     }
     void Wait(uint64_t ticket) override {
-      while (!open_.empty() && last_ - open_.size() < ticket) {
-        for (BlockRead* read : open_.front()) {
-          if (device_ != nullptr) device_->Read(read);
-        }
-        open_.pop_front();
-      }
+      if (device_->waits_until_error_ == 0) throw StorageError("reads of the simulated device break off");
+      if (device_->waits_until_error_ != UINT64_MAX) --device_->waits_until_error_;
+      Finish(ticket);
     }
     bool Poll() override {
       for (std::vector<BlockRead*>& later : open_) {
@@ -213,6 +212,15 @@ class SimulatedBlockDevice final : public BlockDevice {
     }
 
    private:
+    void Finish(uint64_t ticket) {
+      while (!open_.empty() && last_ - open_.size() < ticket) {
+        for (BlockRead* read : open_.front()) {
+          if (device_ != nullptr) device_->Read(read);
+        }
+        open_.pop_front();
+      }
+    }
+
     SimulatedBlockDevice* device_;
     std::deque<std::vector<BlockRead*>> open_;
     uint64_t last_ = 0;
@@ -288,6 +296,7 @@ class SimulatedBlockDevice final : public BlockDevice {
   std::vector<std::byte> durable_;  // what a power cut leaves at least
   std::vector<Sector> unflushed_;   // in the order of the writes
   std::map<uint64_t, BadBlock> bad_blocks_;
+  uint64_t waits_until_error_ = UINT64_MAX;
   uint64_t writes_until_error_ = UINT64_MAX;
   uint64_t flushes_until_error_ = UINT64_MAX;
   int flush_errno_ = 0;

@@ -26,6 +26,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/storage/log_pool.h"
+#include "oe_runtime/core/storage/log_verify.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {
@@ -491,6 +492,29 @@ TEST_F(TableSsdFileTest, ASaveAfterAFailedWriteGoesOnPastRowsThatAreDamaged) {
   const auto copy = Table::Create(spec, StorageSpec{});
   copy->Restore({file});
   EXPECT_EQ(copy->rows(), keys.size());
+}
+
+TEST_F(TableSsdFileTest, VerifyNamesACopyOfTheSuperblockThatIsWrong) {
+  auto ssd = Table::Create(Spec(64, "sgd"), Storage());
+  for (const uint64_t id : {1, 2}) {
+    Push(ssd.get(), {1, 2, 3});
+    ssd->Checkpoint(id);
+    ssd->WaitDurable();
+  }
+  ssd.reset();
+  EXPECT_EQ(VerifyLogs(directory_.path()), std::vector<std::string>());
+  const std::string content = ReadAll(Log());
+  for (const size_t at : {size_t{0}, RowLogSpec{}.super_bytes}) {
+    std::string damaged = content;
+    damaged.replace(at, kBlockBytes, kBlockBytes, '\0');  // as where a drive lost it
+    WriteAll(Log(), damaged);
+    const std::vector<std::string> problems = VerifyLogs(directory_.path());
+    ASSERT_EQ(problems.size(), 1U);
+    EXPECT_EQ(problems[0].find(Log() + " is damaged: the copy of its superblock at byte " +
+                               std::to_string(at) + " is wrong or cannot be read"),
+              0U)
+        << problems[0];
+  }
 }
 
 TEST_F(TableSsdFileTest, AScrubRepairsRowsInFramesAndQuarantinesTheRest) {
