@@ -104,6 +104,7 @@ class TableDamageTest : public testing::TestWithParam<const char*> {
   std::unique_ptr<Table> Open(bool recover = true) const {
     StorageSpec spec = TestStorage(GetParam(), directory_.path());
     spec.recover = recover;
+    spec.fresh = !recover;
     return Table::Create(Spec(), spec);
   }
   // A pool with one checkpoint of all keys; the table as it is there.
