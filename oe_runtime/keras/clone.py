@@ -140,7 +140,9 @@ def copy_weights(copies: Sequence[tuple[Any, Any]]) -> None:
                 f"{len(new.variables)}"
             )
         for old_variable, new_variable in zip(layer.variables, new.variables, strict=True):
-            new_variable.assign(old_variable)
+            # On JAX they would share an array, which the other model's steps give up.
+            shared = isinstance(old_variable, keras.Variable) and keras.backend.backend() == "jax"
+            new_variable.assign(keras.ops.copy(old_variable) if shared else old_variable)
 
 
 def _make_all_weights(layer: Any) -> None:

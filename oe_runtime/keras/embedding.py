@@ -149,10 +149,20 @@ class TableLayer(_Layer):  # type: ignore[misc]
         `model.client.assign(layer.table.number, keys, rows)`.
         """
         matrix = matrices.one_matrix(weights, self)
-        if self.table is None:
-            self.first_rows = matrix
+        if self.on_servers:
+            self.bound().assign(matrix)
         else:
-            self.table.assign(matrix)
+            self.keep_rows(matrix)
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether the layer has the table of `compile`."""
+        return self.table is not None and not self.table.until_compile
+
+    def keep_rows(self, matrix: Any) -> None:
+        """Keep all rows for the table that `compile` makes."""
+        self.first_rows = matrix
+        self.table = None  # one from before compile has other rows
 
     def get_weights(self) -> list[Any]:
         """Return [matrix] of all rows of a table with an input_dim, pulled from the servers."""
@@ -171,7 +181,7 @@ class TableLayer(_Layer):  # type: ignore[misc]
 
     def take_first_rows(self, other: TableLayer) -> None:
         """Take the first rows of the layer that this one copies."""
-        if other.table is not None:
+        if other.on_servers:
             raise ValueError(
                 f"layer '{other.name}' has rows on servers already, which a copy of it would not have: "
                 "convert a model with new layers, and load_weights what this one's save_weights wrote"

@@ -10,6 +10,7 @@ import keras
 
 from oe_runtime.keras import backends
 from oe_runtime.keras.backends import backend
+from oe_runtime.keras.served import Served
 from oe_runtime.keras.translate import table_optimizer
 from oe_runtime.keras.with_tables import WithTables
 
@@ -63,10 +64,10 @@ class Distributed(WithTables):
         tables = self._make_tables(optimizer, table_optimizer)
         served.xla = jit_compile is True and not run_eagerly
         super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)
-        self._begin(tables, self._make_steps(eager=run_eagerly))
+        self._begin(tables, self._make_steps(served, eager=run_eagerly))
 
-    def _make_steps(self, *, eager: bool) -> backends.Steps:
-        return backend.steps(self.served, eager=eager)
+    def _make_steps(self, served: Served, *, eager: bool) -> backends.Steps:
+        return backend.steps(served, eager=eager)
 
     def prefetch(
         self, x: Any, y: Any = None, sample_weight: Any = None, *, after: tuple[Any, ...] | None = None

@@ -47,6 +47,7 @@ class Table:
     client: Client
     number: int
     spec: TableSpec
+    until_compile: bool = False  # in this process; see `uncompiled`
 
     def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
         """Return the rows of ids of any shape: ids.shape + (dim,). Floats: see `to_keys`."""
@@ -109,7 +110,7 @@ class Served:
         """The tables by name. Raises RuntimeError before compile."""
         tables = {}
         for name, layer in self.layers.items():
-            if layer.table is None:
+            if not layer.on_servers:
                 raise RuntimeError(f"table '{name}' does not exist yet: compile the model first")
             tables[name] = layer.table
         return tables

@@ -155,8 +155,8 @@ def load(served: Served, path: Path, read: Callable[[str], Any]) -> None:
         what = " ".join(re.sub(r", value=[^>]*>", ">", str(error)).split())
         raise CheckpointError(f"{path}: cannot be loaded into this model: {what}") from error
     for layer, matrix in found.items():
-        if layer.table is None:
-            layer.first_rows = matrix
+        if not layer.on_servers:
+            layer.keep_rows(matrix)
         elif served.is_first:
             layer.table.assign(matrix)
     for layer, (keys, rows) in by_key.items():
@@ -196,7 +196,7 @@ def _read_saved_model(served: Served, path: Path) -> dict[Any, tuple[Any, Any]]:
     by_key = {}
     for layer in served.layers.values():
         if layer.input_dim == -1 and f"{layer.name}/keys" in saved:
-            if layer.table is None:
+            if not layer.on_servers:
                 raise CheckpointError(f"{path}: compile the model first: table '{layer.name}' takes any id")
             by_key[layer] = tuple(saved.pop(f"{layer.name}/{part}").numpy() for part in ("keys", "rows"))
     wanted = _by_name((v.path, v) for v in served.model.weights)

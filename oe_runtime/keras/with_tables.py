@@ -13,7 +13,8 @@ import keras
 
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
-from oe_runtime.keras import backends, best_rows, dense, saving, warm_start
+from oe_runtime.keras import backends, best_rows, dense, feed, saving, uncompiled, warm_start
+from oe_runtime.keras.backends import backend
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.job_fit import JobFit, fit_arguments
 from oe_runtime.keras.served import Served, Settings, Table
@@ -46,6 +47,7 @@ class WithTables(_Model):  # type: ignore[misc]
     # None in a model that was made without distributed_model, as Keras does when it copies one.
     _served: Served | None = None
     _steps: backends.Steps | None = None
+    _uncompiled: backends.Steps | None = None  # for predict before compile
     # Of the last compile: how a rule follows from an optimizer, the tables' rule, which tables are trained.
     _compiled_with: tuple[Callable[[Any], dict[str, Any]], dict[str, Any], dict[str, bool]] | None = None
     _around: Callable[[Any], Any] | None = None  # a JobCallback's, around the function of fit
@@ -66,14 +68,15 @@ class WithTables(_Model):  # type: ignore[misc]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; the first call takes the dense weights that `load_weights` has kept for it."""
-        outputs = super().__call__(*args, **kwargs)
         if self._served is None:
-            return outputs
+            return super().__call__(*args, **kwargs)
+        flat = () if self.compiled and self._served.called else keras.tree.flatten((args, kwargs))
+        symbolic = any(isinstance(one, keras.KerasTensor) for one in flat)
+        if not self.compiled and not symbolic and feed.current() is None and not backend.is_traced(flat):
+            self._before_compile()
+        outputs = super().__call__(*args, **kwargs)
         # Symbolic inputs leave out what a layer of a declared output shape makes.
-        if not self._served.called:
-            self._served.called = not any(
-                isinstance(one, keras.KerasTensor) for one in keras.tree.flatten((args, kwargs))
-            )
+        self._served.called = self._served.called or not symbolic
         if self._served.loaded is None or not dense.is_built(self):
             return outputs
         import tensorflow as tf  # the only backend that keeps them
@@ -108,6 +111,7 @@ class WithTables(_Model):  # type: ignore[misc]
         same name with, say, another dim or optimizer.
         """
         served, rule = self.served, rule_of(optimizer)
+        self._forget_uncompiled()
         if served.workers is not None and needs_sums(optimizer, list(served.layers.values())):
             raise ValueError(
                 "clipping gradients and embeddings_regularizer need the gradients of all workers, but those "
@@ -141,8 +145,8 @@ class WithTables(_Model):  # type: ignore[misc]
             for number, (name, spec) in zip(numbers, specs.items(), strict=True)
         }
 
-    def _make_steps(self, *, eager: bool) -> backends.Steps:
-        """Make the steps of the compiled model."""
+    def _make_steps(self, served: Served, *, eager: bool) -> backends.Steps:
+        """Make the steps of the model as it is served."""
         raise NotImplementedError
 
     def _begin(self, tables: Mapping[str, Table], steps: backends.Steps) -> None:
@@ -180,7 +184,7 @@ class WithTables(_Model):  # type: ignore[misc]
         tables = {
             spec.name: Table(served.client, number, spec) for number, spec in zip(numbers, specs, strict=True)
         }
-        self._begin(tables, self._make_steps(eager=bool(self.run_eagerly)))
+        self._begin(tables, self._make_steps(self.served, eager=bool(self.run_eagerly)))
         self.train_function = self.test_function = self.predict_function = None
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -261,9 +265,23 @@ class WithTables(_Model):  # type: ignore[misc]
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Return the function that `predict` calls with batches."""
+        steps = self._running() if self.compiled else self._before_compile()
         if self.predict_function is None or force:
-            self.predict_function = self._running().predict_function()
+            self.predict_function = steps.predict_function()
         return self.predict_function
+
+    def _before_compile(self) -> backends.Steps:
+        """Return the steps of a model that is not compiled, on tables in this process."""
+        served = self.served
+        if self._uncompiled is None or any(layer.table is None for layer in served.layers.values()):
+            backend.check_compile(served, jit_compile="auto")
+            self._forget_uncompiled()
+            self._uncompiled = self._make_steps(uncompiled.connect(served), eager=False)
+        return self._uncompiled
+
+    def _forget_uncompiled(self) -> None:
+        uncompiled.disconnect(self.served)
+        self._uncompiled = self.predict_function = None
 
     def _running(self) -> backends.Steps:
         if self._steps is None:

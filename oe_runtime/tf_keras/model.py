@@ -135,10 +135,10 @@ class Distributed(WithTables):
         optimizer = distributed_optimizer(optimizer)
         tables = self._make_tables(optimizer, table_optimizer)
         super().compile(optimizer, *args, run_eagerly=run_eagerly, **kwargs)
-        self._begin(tables, self._make_steps(eager=bool(run_eagerly)))
+        self._begin(tables, self._make_steps(self.served, eager=bool(run_eagerly)))
 
-    def _make_steps(self, *, eager: bool) -> _Steps:
-        return _Steps(self.served, eager=eager)
+    def _make_steps(self, served: Served, *, eager: bool) -> _Steps:
+        return _Steps(served, eager=eager)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; as in tf-keras's own steps, `if` and `while` of layers may depend on tensors."""
@@ -153,7 +153,8 @@ class Distributed(WithTables):
     @property
     def steps_per_execution(self) -> int:
         """Batches per call of `train_function`."""
-        return int(tf.convert_to_tensor(self._steps_per_execution))
+        number = self._steps_per_execution
+        return 1 if number is None else int(tf.convert_to_tensor(number))  # None before compile
 
     @property
     def losses(self) -> list[Any]:

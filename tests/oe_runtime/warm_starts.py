@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
 
 ROWS = 80
@@ -75,3 +76,33 @@ class WarmStarts:
             model.load_weights(path)
         np.testing.assert_array_equal(model.predict(x, verbose=0), before)
         return model
+
+    def assert_predicts_before_compile(self) -> None:
+        """As the stock model does: with the rows that it brings, later with others, and then trained."""
+        stock, x, y = self.trained()
+        to_numpy = np.asarray if self.keras.__version__.startswith("2") else self.keras.ops.convert_to_numpy
+        with Client.in_process() as client:
+            model = self.embed.distributed_model(stock, client)
+            expected = stock.predict(x, verbose=0)
+            np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
+            np.testing.assert_allclose(model.predict_on_batch(x), expected, atol=1e-6)
+            few = [part[:9] for part in x]
+            np.testing.assert_allclose(to_numpy(model(few)), expected[:9], atol=1e-6)
+            matrix = np.random.default_rng(0).random((ROWS, 4), dtype=np.float32)
+            for one in (model, stock):
+                one.get_layer("table_a").set_weights([matrix])
+            expected = stock.predict(x, verbose=0)
+            np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
+            assert not client.stats()["servers"][0]["tables"]
+            with pytest.raises(RuntimeError, match="compile the model first"):
+                _ = model.tables
+            self.compile(model)
+            self.assert_rows_of(model, stock)
+            np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
+            self.assert_equal_training([model], stock, x, y)
+
+            again = self.embed.distributed_model(self.two_fields(), client, fresh=False)
+            with pytest.warns(UserWarning, match="table table_a has 80 rows on the servers, which .* before"):
+                before = again.predict(x, verbose=0)
+            self.compile(again)
+            assert np.abs(again.predict(x, verbose=0) - before).max() > 0.01

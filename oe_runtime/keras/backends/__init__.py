@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import keras
@@ -52,6 +52,9 @@ class Backend(Protocol):
 
         Floats stay as they are where they have no values yet: `feed.to_keys` checks and converts those.
         """
+
+    def is_traced(self, values: Sequence[Any]) -> bool:
+        """Whether a call with these arguments becomes a graph that may outlive the layers' tables."""
 
     def pull(self, layer: Any, ids: Any) -> Any:
         """Pull the rows of ids now, outside of a step.

@@ -141,7 +141,14 @@ class _Lookups:
 
 def _call(model: Any, state: Sequence[Any], x: Any) -> Any:
     """Return the model's outputs; `state` begins with its trainable and its other variables."""
-    return model.stateless_call(state[0], state[1], x, training=False)[0]
+    return _call_and_update(model, state, x)[0]
+
+
+def _call_and_update(model: Any, state: Sequence[Any], x: Any) -> tuple[Any, Any]:
+    """Return the model's outputs and its other variables."""
+    options = {"training": False} if model._call_has_training_arg else {}
+    outputs, others = model.stateless_call(state[0], state[1], x, **options)
+    return outputs, others
 
 
 class Steps:
@@ -237,7 +244,7 @@ class Steps:
         if lookups is None:
             lookups = self._lookups[key] = _Lookups(self._model, state, x)
         ids, sources = lookups.ids(state, x)
-        rows = one_by_one.pull(self._client, self._model.optimizer, lookups.layers, ids, sources)
+        rows = one_by_one.pull(self._client, getattr(self._model, "optimizer", None), lookups.layers, ids, sources)
         lookups.check(state, x, rows)
         tables = tuple((table.group, table.slices) for table in rows.tables)
         layout = _Layout(tuple(rows.layers), rows.layout, rows.trained, tables)
@@ -283,10 +290,9 @@ def _test(model: Any, state: Any, layout: _Layout, rows: Any, once: Any, data: A
 
 def _predict(model: Any, state: Any, layout: _Layout, rows: Any, data: Any) -> tuple[Any, Any]:
     """Return (outputs, the new state)."""
-    trainable, others = state
     with feeding(_supply(layout, rows)):
-        outputs, others = model.stateless_call(trainable, others, data[0], training=False)
-    return outputs, (trainable, others)
+        outputs, others = _call_and_update(model, state, data[0])
+    return outputs, (state[0], others)
 
 
 def _loss(
@@ -324,6 +330,11 @@ def integer_ids(ids: Any, layer: str) -> Any:
     if ids.dtype == jnp.uint64:
         return jax.lax.bitcast_convert_type(ids, jnp.int64)
     return ids.astype(int) if ids.dtype == bool else ids
+
+
+def is_traced(values: Sequence[Any]) -> bool:
+    """See Backend."""
+    return any(isinstance(value, jax.core.Tracer) for value in values)
 
 
 def pull(layer: Any, ids: Any) -> Any:

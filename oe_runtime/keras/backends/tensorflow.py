@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -103,6 +103,12 @@ def integer_ids(ids: Any, layer: str) -> Any:
     if ids.dtype == tf.uint64:
         return tf.bitcast(ids, tf.int64)
     return ids if ids.dtype in (tf.int32, tf.int64) or ids.dtype.is_floating else tf.cast(ids, tf.int64)
+
+
+def is_traced(values: Sequence[Any]) -> bool:
+    """See Backend."""
+    del values
+    return not tf.executing_eagerly()
 
 
 def pull(layer: Any, ids: Any) -> Any:

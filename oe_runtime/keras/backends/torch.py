@@ -178,7 +178,7 @@ class Steps:
                 numbers[same] = len(ids)
                 ids.append(to_keys(tensor.cpu().numpy(), layer.name))
             sources.append(numbers[same])
-        return one_by_one.pull(self._client, self._model.optimizer, collect.layers, ids, sources)
+        return one_by_one.pull(self._client, getattr(self._model, "optimizer", None), collect.layers, ids, sources)
 
 
 def _tensors(data: Any) -> tuple[Any, Any, Any]:
@@ -198,6 +198,11 @@ def integer_ids(ids: Any, layer: str) -> Any:
         values = ids.detach().cpu().double().numpy().reshape(-1)
         check_exact(values, keras.backend.standardize_dtype(ids.dtype), layer)
     return ids if ids.dtype in (torch.int32, torch.int64) else ids.to(torch.int64)
+
+
+def is_traced(values: Sequence[Any]) -> bool:
+    """See Backend."""
+    return any(getattr(value, "is_meta", False) for value in values)
 
 
 def pull(layer: Any, ids: Any) -> Any:

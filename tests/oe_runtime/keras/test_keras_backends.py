@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 from keras_models import OPTIMIZERS, ROWS, array, copy_rows, pair, permutations, random_ids, same, two_fields
+from warm_starts import WarmStarts
 
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
@@ -122,6 +123,40 @@ def test_steps_per_execution_and_eager_runs():
     for m in (model, stock):
         m.fit(x, y, batch_size=130, shuffle=False, verbose=0)
     same(model, stock, x)
+
+
+def test_predict_before_compile():
+    WarmStarts(keras, embed, two_fields, permutations, random_ids).assert_predicts_before_compile()
+
+
+def test_initial_rows_before_compile_are_those_after_it():
+    with Client.in_process(servers=2) as client:
+        model = embed.distributed_model(two_fields(), client, seed=5)
+        x, y = random_ids(50)
+        before = model.predict(x, verbose=0)
+        with pytest.raises(ValueError, match=r"must call `compile\(\)`"):  # as in stock Keras
+            model.evaluate(x, y, verbose=0)
+        model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
+        np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+
+
+@pytest.mark.parametrize("by_call", [True, False])
+def test_a_subclassed_model_makes_its_weights_before_compile(by_call):
+    class Towers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = keras.layers.Embedding(ROWS, 4, name="table")
+            self.click = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.click(self.table(x))
+
+    model = embed.distributed_model(Towers())
+    x = np.arange(ROWS)
+    outputs = array(model(x)) if by_call else model.predict(x, verbose=0)
+    assert model.click.built
+    model.compile("sgd", "mse")
+    np.testing.assert_allclose(model.predict(x, verbose=0), outputs, atol=1e-6)
 
 
 def test_frozen_tables_stay():

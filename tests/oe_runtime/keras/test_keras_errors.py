@@ -184,9 +184,10 @@ def test_a_layer_without_servers():
     with pytest.raises(RuntimeError, match="'here' has no table yet"):
         model(np.ones((1, 1), np.int64))
     distributed = embed.distributed_model(model)
-    for use in (distributed.predict, distributed):
-        with pytest.raises(RuntimeError, match="compile"):
-            use(np.ones((1, 1), np.int64))
+    for use in (distributed.predict, distributed):  # as plain Keras, before compile
+        assert use(np.ones((1, 1), np.int64)).shape == (1, 1, 2)
+    with pytest.raises(RuntimeError, match="compile the model first"):
+        distributed.prefetch(np.ones((1, 1), np.int64))
     with pytest.raises(RuntimeError, match="table 'here' does not exist yet"):
         _ = distributed.tables
 

@@ -84,3 +84,7 @@ def test_summary_shows_what_the_servers_hold():
     text = "\n".join(lines)
     assert "Params on the servers: 720" in text
     assert "table linear_a: 80 rows × 1, float32" in text
+
+
+def test_predict_before_compile():
+    cases.assert_predicts_before_compile()
