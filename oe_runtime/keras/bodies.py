@@ -85,7 +85,7 @@ def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[A
     if variables:
         optimizer.apply_gradients(zip(dense, variables, strict=True))
     else:
-        optimizer.iterations.assign_add(1)
+        optimizer._iterations.assign_add(1)  # not `iterations`, which may count updates
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight), rate, of_ids, of_rows
 
 

@@ -15,6 +15,7 @@ from oe_runtime.support import dense_file
 from oe_runtime.support.dense_file import FILE, write
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"  # of which a variable is, before its name
+_OF_ROWS = _OPTIMIZER + "accumulated/"  # gradients of rows since the last update (`accumulation`)
 
 __all__ = ["FILE", "assign", "load", "named_variables", "read", "save", "values", "write"]
 
@@ -81,7 +82,9 @@ def _path(variable: Any) -> str:
 
 def values(model: Any) -> dict[str, NDArray[Any]]:
     """Return copies of all variables for `write`, which later steps do not change."""
-    return {name: np.array(variable.numpy()) for name, variable in named_variables(model).items()}
+    variables = {name: np.array(variable.numpy()) for name, variable in named_variables(model).items()}
+    of_rows = model.served.accumulated.arrays().items()
+    return {**variables, **{_OF_ROWS + name: value for name, value in of_rows}}
 
 
 def save(model: Any, directory: Path) -> Path:
@@ -112,6 +115,8 @@ def check(model: Any, directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[
     """Return the arrays of `read_file` for `assign`. Raises CheckpointError where they do not fit."""
     path = directory / FILE
     variables = named_variables(model)
+    of_rows = {name: value for name, value in arrays.items() if name.startswith(_OF_ROWS)}
+    arrays = {name: value for name, value in arrays.items() if name not in of_rows}
     if not any(name.startswith(_OPTIMIZER) for name in arrays):
         variables = {name: v for name, v in variables.items() if not name.startswith(_OPTIMIZER)}
     if arrays.keys() != variables.keys():
@@ -134,7 +139,7 @@ def check(model: Any, directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[
     for name in arrays:
         if name not in variables:
             raise CheckpointError(f"{path}: variable {name} is not in the model or its optimizer")
-    return arrays
+    return {**arrays, **of_rows}
 
 
 def _as_numbered_here(
@@ -200,5 +205,11 @@ def _kind(layer: Any) -> str:
 def assign(model: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Assign the result of `read`."""
     variables = named_variables(model)
+    of_rows = {}
     for name, value in arrays.items():
-        variables[name].assign(value)
+        if name.startswith(_OF_ROWS):
+            of_rows[name.removeprefix(_OF_ROWS)] = value
+        else:
+            variables[name].assign(value)
+    if any(name.startswith(_OPTIMIZER) for name in arrays):
+        model.served.accumulated.restore(of_rows)

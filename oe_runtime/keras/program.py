@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from oe_runtime.client import Client, Pairs, Pulled
 from oe_runtime.keras import by_row
@@ -92,6 +94,11 @@ class Program:
             return []
         ids = self._plan.ids(tensors[: self._inputs])
         return [client.plan(ids, tables) for tables in self._tables]
+
+    def trained_ids(self, tensors: Sequence[Any]) -> list[tuple[str, NDArray[np.int64]]]:
+        """Return the table and the flat ids of each lookup of the pull that is pushed."""
+        ids = self._plan.ids(tensors[: self._inputs])
+        return [(self._plan.layers[i].table.spec.name, ids[self._plan.sources[i]]) for i in self._trained]
 
     def padding_cause(self, tensors: Sequence[Any], batch: str) -> str:
         """See `feed.padding_cause`; `tensors` are those of the batch."""

@@ -5,7 +5,7 @@ They use it and the public interface of keras.Model, and nothing else of the mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.keras import dense
+from oe_runtime.keras.accumulation import Accumulated, accumulation_steps
 from oe_runtime.keras.feed import to_keys
 from oe_runtime.keras.in_worker import warn_of_weights
 from oe_runtime.model_tables import assign_all
@@ -85,6 +86,7 @@ class Served:
         self.xla = False  # whether XLA compiles the model's call in training
         self.fresh = settings.fresh  # False after the first compile, which goes on with the model's own rows
         self.losses: Any = None  # a variable: the sum of losses times examples, and of examples (TensorFlow)
+        self.accumulated = Accumulated()
         self.persisted = 0  # the batch of the last persist_server_model
         # Dense weights of load_weights for a model that makes its variables with the first batch.
         self.loaded: tuple[Path, dict[str, NDArray[Any]]] | None = None
@@ -114,6 +116,13 @@ class Served:
                 raise RuntimeError(f"table '{name}' does not exist yet: compile the model first")
             tables[name] = layer.table
         return tables
+
+    def push_accumulated(self, iterations: Any, push: Callable[..., None]) -> None:
+        """After step `iterations`, counted from 1: `push` the accumulated gradients if it ends an update."""
+        steps = accumulation_steps(self.model.optimizer)
+        if int(iterations) % steps == 0:
+            numbers = {table.spec.name: table.number for table in self.tables().values()}
+            self.accumulated.push(self.client, numbers, steps, push)
 
     def run(self, body: Any, *args: Any) -> Any:
         """In a step: call `body`, one of `bodies`."""

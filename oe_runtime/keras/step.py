@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.bodies import PREDICT, TEST, TRAIN, Body
 from oe_runtime.keras.dense import build_optimizer, is_built
@@ -147,7 +148,14 @@ class Steps:
         if gradients[0] and not self._served.ends_with(logs):
             of_ids, of_rows = ([None if g is None else to_numpy(g) for g in part] for part in gradients)
             push = self._client.push if thread is None else partial(self._client.push_later, thread)
-            push(prepared.pulls[0], of_ids, float(rate), of_rows=of_rows, cause=cause)
+            if accumulation_steps(self._model.optimizer) == 1:
+                push(prepared.pulls[0], of_ids, float(rate), of_rows=of_rows, cause=cause)
+            else:
+                ids = program.trained_ids(prepared.tensors)
+                for group, *parts in zip(prepared.pulls[0].groups, of_ids, of_rows, strict=True):
+                    self._served.accumulated.add_group(group, ids, *parts)
+                push = partial(push, learning_rate=float(rate), cause=cause)
+                self._served.push_accumulated(self._model.optimizer._iterations, push)
         return logs
 
     def build(self, data: Any) -> None:

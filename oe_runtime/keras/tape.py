@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from oe_runtime.keras import feed
+from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.backends import tensorflow as backend
 from oe_runtime.keras.feed import feeding, to_keys
 from oe_runtime.keras.supply import Plain
@@ -55,6 +56,7 @@ class GradientTape(tf.GradientTape):  # type: ignore[misc]
             "persistent=True": persistent,
             "several workers": served.workers is not None,
             "gradient clipping": clips(model.optimizer),
+            "gradient_accumulation_steps": accumulation_steps(model.optimizer) > 1,
             f"embeddings_regularizer of {', '.join(regularized)}": regularized,
         }
         for what, there in refused.items():

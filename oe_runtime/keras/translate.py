@@ -12,6 +12,7 @@ import numpy as np
 
 import oe_runtime._core as _core
 from oe_runtime.keras import optimizers as ours
+from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.spec import OPTIMIZERS
 
@@ -26,8 +27,13 @@ _OPTIMIZERS: Mapping[type, str] = {
     if isinstance(kind, type) and kind.__name__.lower() == name.replace("_", "")
 }
 
-# Options of any Keras optimizer that change an update beyond its rule.
-_UNSUPPORTED = ("use_ema", "loss_scale_factor", "gradient_accumulation_steps")
+# Options of any Keras optimizer that change an update beyond its rule, and why tables cannot follow.
+_UNSUPPORTED = {
+    "use_ema": "the average of a row changes in each step, also in those without it, but rows on the "
+    "parameter servers change in their own steps only; a learning rate that falls to 0 (a schedule) evens "
+    "weights out too",
+    "loss_scale_factor": _NO_EQUIVALENT,
+}
 
 
 def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
@@ -67,12 +73,17 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
     if kind not in _OPTIMIZERS:
         known = ", ".join(dict.fromkeys(k.__name__ for k in _OPTIMIZERS))
         raise ValueError(f"optimizer {kind.__name__}: {_NO_EQUIVALENT}; use one of {known}")
-    for option in _UNSUPPORTED:
+    for option, why in _UNSUPPORTED.items():
         value = getattr(optimizer, option, None)
         if value is not None and value is not False:
-            raise ValueError(
-                f"optimizer {kind.__name__}({option}={value}): {_NO_EQUIVALENT}; leave {option} out"
-            )
+            raise ValueError(f"optimizer {kind.__name__}({option}={value}): {why}; leave {option} out")
+    steps = accumulation_steps(optimizer)
+    if steps > 1 and clips(optimizer):
+        raise ValueError(
+            f"optimizer {kind.__name__}(gradient_accumulation_steps={steps}): clipping needs the gradients "
+            "of dense weights and rows of all these batches together, which are not kept in one place; "
+            "leave clipping out, or use distributed_model(…, micro_batches=…)"
+        )
     name = _OPTIMIZERS[kind]
     # The learning rate travels with every push instead.
     defaults, _ = _core.optimizers()[name]

@@ -14,6 +14,7 @@ import keras
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import backends, best_rows, dense, feed, saving, uncompiled, warm_start
+from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.job_fit import JobFit, fit_arguments
@@ -117,6 +118,14 @@ class WithTables(_Model):  # type: ignore[misc]
                 "clipping gradients and embeddings_regularizer need the gradients of all workers, but those "
                 "of rows meet at the servers only: train with one worker, or without them"
             )
+        if accumulation_steps(optimizer) > 1 and (served.workers is not None or served.settings.staleness):
+            raise ValueError(
+                "gradient_accumulation_steps does not work with several workers, whose checkpoints would "
+                "lack the gradients of rows that the others have accumulated, nor with staleness=1: leave it "
+                "out, or use distributed_model(…, micro_batches=…) to save memory"
+            )
+        if getattr(self, "optimizer", None) is not optimizer:
+            served.accumulated.clear()
         has_state = rule["name"] != "sgd" or rule["momentum"]
         if self._compiled_with is not None and has_state and rule == self._compiled_with[1]:
             former = getattr(self, "optimizer", None)

@@ -177,11 +177,13 @@ class Steps:
             data, rows, layout = self._pull(state, data)
             numbers = [table.numbers for table in rows.tables]
             logs, state, rate, gradients = self._train(state, layout, rows.arrays, rows.once, numbers, data)
+            variables = zip(self._model.optimizer.variables, state[2], strict=True)
+            iterations = next(new for old, new in variables if old is self._model.optimizer._iterations)
             examples = int(np.shape(keras.tree.flatten(data[0])[0])[0])
             cause = self._causes.of(partial(padding_cause, rows.layers, rows.ids, examples))
             if not self._model.served.ends_with(logs):
                 parts = [np.asarray(g) for g in gradients]
-                one_by_one.push(self._client, rows, parts, float(rate), cause)
+                one_by_one.push(self._model.served, rows, parts, float(rate), iterations, cause)
             return logs, state
 
         return self._over_batches(step, lambda logs: logs[-1])
@@ -244,7 +246,9 @@ class Steps:
         if lookups is None:
             lookups = self._lookups[key] = _Lookups(self._model, state, x)
         ids, sources = lookups.ids(state, x)
-        rows = one_by_one.pull(self._client, getattr(self._model, "optimizer", None), lookups.layers, ids, sources)
+        rows = one_by_one.pull(
+            self._client, getattr(self._model, "optimizer", None), lookups.layers, ids, sources
+        )
         lookups.check(state, x, rows)
         tables = tuple((table.group, table.slices) for table in rows.tables)
         layout = _Layout(tuple(rows.layers), rows.layout, rows.trained, tables)
@@ -273,7 +277,7 @@ def _train(
         trainable, optimizer_variables = optimizer.stateless_apply(optimizer_variables, dense, trainable)
     else:
         optimizer_variables = [
-            value + 1 if variable is optimizer.iterations else value
+            value + 1 if variable is optimizer._iterations else value
             for variable, value in zip(optimizer.variables, optimizer_variables, strict=True)
         ]
     logs, metrics = _logs(model, metrics, loss, y_pred, data)

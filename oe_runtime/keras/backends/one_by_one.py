@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -16,7 +17,9 @@ from keras import ops
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client, Pulled
+from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.feed import check_order
+from oe_runtime.keras.served import Served
 from oe_runtime.keras.translate import clip_tables, clips
 
 # Per group: the lookups whose rows it has, with their numbers of ids.
@@ -207,17 +210,28 @@ def clip(
 
 
 def push(
-    client: Client,
+    served: Served,
     rows: Rows,
     gradients: Sequence[NDArray[Any]],
     rate: float,
+    iterations: Any,
     cause: Callable[[], str],
 ) -> None:
     """Push the gradients of a step: one array per trained group, or per table if they were clipped.
 
-    `cause` is that of `Client.push`.
+    `iterations` is the number of the step, counted from 1; `cause` is that of `Client.push`.
     """
     if not rows.trained:
+        return
+    client = served.client
+    if accumulation_steps(served.model.optimizer) > 1:
+        for lookups, of_group in zip(rows.layout, gradients, strict=False):  # frozen groups have none
+            begin = 0
+            for lookup, size in lookups:
+                table = rows.layers[lookup].table.spec.name
+                served.accumulated.add(table, rows.ids[lookup], of_group[begin : begin + size])
+                begin += size
+        served.push_accumulated(iterations, partial(client.push, learning_rate=rate, cause=cause))
         return
     pulled = rows.pulls[0]
     if not rows.tables:

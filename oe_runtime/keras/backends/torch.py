@@ -110,11 +110,13 @@ class Steps:
             examples = int(keras.tree.flatten(x)[0].shape[0])
             cause = self._causes.of(partial(padding_cause, rows.layers, rows.ids, examples))
             if not model.served.ends_with({"loss": loss.detach()}):
-                one_by_one.push(self._client, rows, [g.cpu().numpy() for g in gradients], rate, cause)
+                parts = [g.cpu().numpy() for g in gradients]
+                iterations = int(optimizer._iterations) + 1
+                one_by_one.push(model.served, rows, parts, rate, iterations, cause)
             if variables:
                 optimizer.apply(dense, variables)
             else:
-                optimizer.iterations.assign_add(1)
+                optimizer._iterations.assign_add(1)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -178,7 +180,9 @@ class Steps:
                 numbers[same] = len(ids)
                 ids.append(to_keys(tensor.cpu().numpy(), layer.name))
             sources.append(numbers[same])
-        return one_by_one.pull(self._client, getattr(self._model, "optimizer", None), collect.layers, ids, sources)
+        return one_by_one.pull(
+            self._client, getattr(self._model, "optimizer", None), collect.layers, ids, sources
+        )
 
 
 def _tensors(data: Any) -> tuple[Any, Any, Any]:

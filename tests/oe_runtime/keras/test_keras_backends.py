@@ -125,6 +125,86 @@ def test_steps_per_execution_and_eager_runs():
     same(model, stock, x)
 
 
+ACCUMULATING = {
+    "sgd": lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=3),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=3),
+    "momentum": lambda: keras.optimizers.SGD(
+        0.2, momentum=0.9, weight_decay=0.05, gradient_accumulation_steps=3
+    ),
+    "adam": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.7),
+        epsilon=1e-6,
+        gradient_accumulation_steps=3,
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", ACCUMULATING)
+def test_accumulated_gradients_equal_stock_keras(optimizer):
+    """Over the ends of epochs too, and with rows that only some of the batches have."""
+    model, stock = pair(ACCUMULATING[optimizer])
+    # The other rules move rows that are in no batch.
+    x, y = permutations(batches=4) if optimizer in ("momentum", "adam") else random_ids(4 * ROWS)
+    options = {"batch_size": ROWS, "epochs": 3, "shuffle": False, "verbose": 0}
+    before = model.predict(x, verbose=0)
+    for one in (model, stock):
+        one.train_on_batch([part[:ROWS] for part in x], y[:ROWS])
+        one.train_on_batch([part[:ROWS] for part in x], y[:ROWS])
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)  # no update yet
+    ours, theirs = model.fit(x, y, **options).history, stock.fit(x, y, **options).history
+    np.testing.assert_allclose(ours["loss"], theirs["loss"], atol=1e-5)
+    assert np.abs(model.predict(x, verbose=0) - before).max() > 0.01
+    same(model, stock, x)
+
+
+def test_accumulated_gradients_with_regularizers_and_embeddings_in_the_worker():
+    def layer(rows, dim, *args, name):
+        regularizer = keras.regularizers.L2(0.01) if name == "table_a" else None
+        return keras.layers.Embedding(rows, dim, *args, embeddings_regularizer=regularizer, name=name)
+
+    x, y = permutations(batches=7)
+    stock = two_fields(layer)
+    model = embed.distributed_model(stock, in_worker=["table_b"])
+    model.compile(ACCUMULATING["adam"](), "binary_crossentropy")
+    copy_rows(model, stock)
+    stock.compile(ACCUMULATING["adam"](), "binary_crossentropy")
+    for one in (model, stock):
+        one.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
+    same(model, stock, x)
+
+
+def test_accumulated_gradients_of_a_model_of_rows_alone():
+    ids = keras.Input((2,), dtype="int64")
+    rows = keras.layers.Embedding(ROWS, 1, name="table")(ids)
+    stock = keras.Model(ids, keras.layers.GlobalAveragePooling1D()(rows))
+    model = embed.distributed_model(stock)
+    for one in (model, stock):
+        one.compile(ACCUMULATING["sgd"](), "mse")
+    stock.get_layer("table").set_weights(model.get_layer("table").get_weights())
+    x = np.random.default_rng(0).integers(0, ROWS, (7 * 32, 2))
+    for one in (model, stock):
+        one.fit(x, x[:, :1] % 3, batch_size=32, shuffle=False, verbose=0)
+    same(model, stock, x)
+
+
+def test_a_save_between_updates_has_the_accumulated_gradients(tmp_path):
+    x, y = random_ids(5 * 64)
+    batches = [([part[i : i + 64] for part in x], y[i : i + 64]) for i in range(0, len(y), 64)]
+    model, _ = pair(ACCUMULATING["adagrad"])
+    for batch in batches[:2]:
+        model.train_on_batch(*batch)
+    model.save_weights(tmp_path / "saved")
+    losses = [model.train_on_batch(*batch) for batch in batches[2:]]
+    again, _ = pair(ACCUMULATING["adagrad"])
+    again.train_on_batch(*batches[4])  # which the load forgets
+    again.load_weights(tmp_path / "saved")
+    np.testing.assert_allclose([again.train_on_batch(*batch) for batch in batches[2:]], losses, atol=1e-6)
+    np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    # What was compiled with another optimizer does not go on with them.
+    again.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    assert not again.served.accumulated.arrays()
+
+
 def test_predict_before_compile():
     WarmStarts(keras, embed, two_fields, permutations, random_ids).assert_predicts_before_compile()
 

@@ -53,9 +53,15 @@ def test_a_directory_that_is_named_like_a_keras_file(tmp_path):
 @pytest.mark.parametrize(
     ("optimizer", "named"),
     [
-        (keras.optimizers.Ftrl(use_ema=True), "use_ema"),
+        (
+            keras.optimizers.Ftrl(use_ema=True),
+            r"\(use_ema=True\): the average of a row .*; leave use_ema out",
+        ),
         (keras.optimizers.Adam(loss_scale_factor=2.0), "loss_scale_factor"),
-        (keras.optimizers.Adam(gradient_accumulation_steps=2), "gradient_accumulation_steps"),
+        (
+            keras.optimizers.Adam(gradient_accumulation_steps=2, clipnorm=1.0),
+            r"\(gradient_accumulation_steps=2\): clipping needs",
+        ),
         (keras.optimizers.Adafactor(), "Adafactor"),
         (keras.optimizers.Lamb(), "Lamb"),
     ],
@@ -68,6 +74,17 @@ def test_unsupported_optimizers(optimizer, named):
     with pytest.raises(ValueError, match=named):
         model.compile(optimizer, "mse")
     assert not model.compiled
+
+
+def test_gradient_accumulation_with_staleness_and_under_a_tape():
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=2)
+    model = embed.distributed_model(two_fields(), staleness=1)
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps does not work with .* staleness=1"):
+        model.compile(optimizer, "mse")
+    model = embed.distributed_model(two_fields())
+    model.compile(optimizer, "mse")
+    with pytest.raises(ValueError, match="gradient_accumulation_steps is not offered; train with fit"):
+        embed.GradientTape(model)
 
 
 def test_supported_optimizers_are_returned():

@@ -73,6 +73,8 @@ def test_what_needs_the_gradients_of_all_is_refused():
     model = embed.distributed_model(two_fields(), Client.in_process(), workers=Two())
     with pytest.raises(ValueError, match="meet at the servers only"):
         model.compile(keras.optimizers.Adagrad(0.1, clipnorm=1.0), "mse")
+    with pytest.raises(ValueError, match="gradient_accumulation_steps does not work with several workers"):
+        model.compile(keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=2), "mse")
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     with pytest.raises(ValueError, match="each of 2 workers has its own metrics"):
         model.fit(callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
