@@ -255,19 +255,36 @@ def _first(callback: Any, given: dict[str, Any]) -> list[Any]:
 
 
 def _first_batch(given: dict[str, Any]) -> Any:
-    """Return a batch of fit's data, which still has it afterwards: (x, …), of arrays the first example."""
+    """Return a batch of fit's data, which still has it afterwards: (x, …), of arrays the first example.
+
+    Raises ValueError for data without one.
+    """
     import tensorflow as tf
 
     data = given["x"]
     if isinstance(data, Iterator):
-        batch = next(data)
+        if (batch := next(data, None)) is None:
+            raise _no_batch("generator")
         given["x"] = (one for one in itertools.chain([batch], data))  # Keras asks for a generator
         return batch
     if _is_py_dataset(data):
+        if _size(given) == 0:
+            raise _no_batch(type(data).__name__)
         return data[0]
     if isinstance(data, tf.data.Dataset):
-        return next(iter(data))
+        if (batch := next(iter(data), None)) is None:
+            raise _no_batch("dataset")
+        return batch
+    if _size(given) == 0:
+        raise _no_batch("array")
     return (tf.nest.map_structure(lambda array: array[:1], data),)
+
+
+def _no_batch(data: str) -> ValueError:
+    return ValueError(
+        f"fit: its data are empty: the {data} has no batch, from which the model makes its weights; give it "
+        "at least one"
+    )
 
 
 def _taken(losses: Any) -> tuple[float, int]:

@@ -62,6 +62,28 @@ def test_fit_builds_a_subclassed_model_and_trains_on_every_batch(data: str, tmp_
     assert len(losses(tmp_path / "run")) == 20
 
 
+@pytest.mark.parametrize("data", ["array", "Batches", "dataset", "generator"])
+def test_fit_of_a_subclassed_model_on_no_data(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = job_scripts.SUBCLASSED
+    text = text[: text.index("import tensorflow as tf")]
+    text += {
+        "array": "data = features[:0], labels[:0]",
+        "Batches": job_scripts.PY_DATASET[: job_scripts.PY_DATASET.index("model.fit")]
+        .removeprefix(job_scripts.KERAS)
+        .replace("return 20", "return 0")
+        + "\ndata = (Batches(),)",
+        "dataset": "import tensorflow as tf\n"
+        "data = (tf.data.Dataset.from_tensor_slices((features, labels)).take(0).batch(50),)",
+        "generator": "data = (pair for pair in [])\ndata = (data,)",
+    }[data]
+    script = write(tmp_path, text + "\nmodel.fit(*data, verbose=0, callbacks=callbacks)\n")
+    assert run(script, tmp_path / "run") == 1
+    said = capsys.readouterr().err
+    assert f"ValueError: fit: its data are empty: the {data} has no batch" in said, said
+
+
 @pytest.mark.parametrize("kind", ["ENDLESS", "STEPS"])
 def test_epochs_that_share_an_iterator_go_on_in_the_middle(kind: str, tmp_path: Path) -> None:
     script = write(tmp_path, getattr(job_scripts, kind))
