@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -128,13 +129,34 @@ def check_positive(path: Path, schema: Schema) -> None:
         )
 
 
-def can_be_read(kind: pa.DataType) -> bool:
-    """Return whether some schema reads columns of this type."""
+def texts_of(column: pa.Array) -> list[Any]:
+    """Return a column's values as the texts that are hashed, "" where missing; those of lists as lists."""
+    column = _plain(column)
+    if _is_list(column.type):
+        flat = texts_of(column.flatten())
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False))
+        return [flat[start:end] for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
+    if _is_text(column.type):
+        return [_shown_text(value) for value in column.to_pylist()]
+    return ["" if value is None or value != value else _number_text(value) for value in column.to_pylist()]
+
+
+def _shown_text(value: str | bytes | None) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
+
+
+def _number_text(value: Any) -> str:
+    return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
+
+
+def can_be(kind: pa.DataType) -> tuple[bool, bool]:
+    """Return whether columns of this type can be numbers, and whether they can be categories."""
     kind = _plain_type(kind)
-    several = _is_list(kind)
-    if several:
+    if _is_list(kind):
         kind = _plain_type(kind.value_type)
-    return _is_whole(kind) or _is_text(kind) or _is_date(kind) or (_is_fraction(kind) and not several)
+        return False, _is_whole(kind) or _is_text(kind) or _is_date(kind)
+    number = _is_whole(kind) or _is_fraction(kind)
+    return number, number or _is_text(kind) or _is_date(kind)
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

@@ -1,63 +1,56 @@
-"""Propose a schema for a file: what its columns seem to be, from a sample of its rows.
+"""Propose a schema for files: what their columns seem to be, from a sample of their rows.
 
     python -m oe_runtime.data.inspect [--label COLUMN] [--rows N] FILE
 
 Prints YAML with a comment per column: distinct values, missing share, range, what a table takes. Edit it and
-give it to --schema. FILE may be a directory or a glob; its first file is read.
+give it to --schema. FILE may be a directory or a glob; the rows are of several of its files.
+
+The trainer's reader has read the sample, and the first rows of each file, with what is printed. A column that
+it cannot read is listed under `ignored`, with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
+import contextlib
 import itertools
 import json
 import math
-import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import yaml
 
+import oe_runtime._core as _core
 from oe_runtime.data import open_source, row_schema
-from oe_runtime.data.columns import can_be_read
-from oe_runtime.data.criteo import file_kind, find_files
-from oe_runtime.data.schema import COLUMNS
-from oe_runtime.data.text import CODECS
+from oe_runtime.data.criteo import CriteoFiles, file_kind, open_file
+from oe_runtime.data.row_schema import Schema
+from oe_runtime.data.sample import ABSENT, Sample, is_number, read_sample
+from oe_runtime.data.text import has_quotes, typed_value
 from oe_runtime.errors import DataError, OeError
 from oe_runtime.support import interrupt, remote_files
 
 ROWS = 100_000
 WIDTHS = (9, 16, 64, 128)
-_MOST_BYTES = 256 << 20
-_SEPARATORS = "\t,;|\x01 "
 _LABELS = ("label", "click", "clicked", "target", "y", "is_click", "converted", "conversion", "bought")
 _CATEGORY = re.compile(
     r"^c\d+$|(^|_)(id|ids|ip|type|cat|category|code|zip|hash|hour|day|weekday|pos|model|domain|site|device)($|_)",
     re.I,
 )
-_ABSENT = ("NA", "N/A", "n/a", "NaN", "nan", "\\N", "NULL", "null", "None", "?", "-")  # among numbers
 _YES = ("1", "yes", "y", "true", "t", "click", "clicked", "positive", "+")
 _STATES = 2  # a row and adagrad's state of it
-
-
-@dataclass
-class Sample:
-    """The first rows of a file as texts; several values of a field are a list."""
-
-    names: list[str]
-    rows: list[Sequence[Any]]
-    separator: str = ""  # of text files
-    header: bool = True
-    more: bool = False  # whether the file has more rows
-    unread: Mapping[str, str] = field(default_factory=dict)  # types that no schema reads, by column
+_MOST_LENGTH = 4096  # values of a row
+_MOST_SCALED = 1e15  # numbers beyond it are taken as logarithms
+_MOST_KEY = 1000  # characters of a name in YAML
+_REFUSALS = 8  # files outside the sample that change the proposal
+_READERS = 8  # files read at the same time
 
 
 @dataclass
@@ -70,15 +63,15 @@ class Column:
     missing: int
     separator: str = ""  # of several values
     length: int = 1
+    number: bool = True  # whether its type can be a number's
+    category: bool = True  # or a category's
+    whole: bool = False  # whether its text must be read as integers, as that of other formats is
 
     @property
     def floats(self) -> list[float] | None:
         """The distinct values as numbers, if all are."""
-        try:
-            found = [float(value) for value in self.values]
-        except ValueError:
-            return None
-        return found if found and all(map(math.isfinite, found)) else None
+        found = [_core.parse_number(value) for value in self.values]
+        return [one for one in found if one is not None] if found and None not in found else None
 
     @property
     def estimate(self) -> int:
@@ -96,121 +89,6 @@ class Column:
         return -(-wanted // step) * step
 
 
-def read_sample(path: Path, most: int) -> Sample:
-    """Return up to `most` rows. Raises DataError."""
-    kind = file_kind(path) or "tabs"
-    if kind in ("parquet", "arrow"):
-        return _of_arrow(path, kind, most)
-    if kind == "tfrecord":
-        return _of_records(path, most)
-    return _of_text(path, most)
-
-
-def _of_text(path: Path, most: int) -> Sample:
-    try:
-        codec = CODECS.get(path.suffix.lower())
-        with remote_files.open_input(path) as raw:
-            stream = pa.CompressedInputStream(raw, codec) if codec else raw
-            text = stream.read(_MOST_BYTES)
-            more = bool(stream.read(1))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
-    lines = io.StringIO(text.decode("utf-8", "replace").removeprefix("\ufeff"), newline="")
-    first = lines.readline().rstrip("\r\n")
-    if not first:
-        raise DataError(f"{path} is empty: it has no row")
-    lines.seek(0)
-    separator = max(_SEPARATORS, key=lambda one: (first.count(one), -_SEPARATORS.index(one)))
-    quoted = csv.reader(lines, delimiter=separator)
-    plain = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
-    try:
-        rows: list[Sequence[Any]] = list(itertools.islice(quoted if separator in ",;" else plain, most + 2))
-    except csv.Error as error:
-        raise DataError(f"{path}: {error}") from error
-    head = [name.strip() for name in rows[0]]
-    header = not any(_is_number(name) or not name for name in head)
-    if twice := [name for name, count in Counter(head).items() if header and count > 1]:
-        raise DataError(f"{path}: its first line has {twice[0]} twice; give each column a name of its own")
-    names = head if header else list(COLUMNS)
-    if not header and len(head) != len(COLUMNS):
-        names = [f"c{place}" for place in range(1, len(head) + 1)]
-    rows = [row for row in rows[header : header + most] if len(row) == len(names)]
-    return Sample(names, rows, separator, header, more or len(rows) == most)
-
-
-def _of_arrow(path: Path, kind: str, most: int) -> Sample:
-    import pyarrow.parquet as pq
-
-    try:
-        if kind == "parquet":
-            with remote_files.open_input(path) as raw, pq.ParquetFile(raw) as file:
-                batches = list(itertools.islice(file.iter_batches(most), 1))
-                total, schema = file.metadata.num_rows, file.schema_arrow
-        else:
-            with remote_files.open_input(path) as raw:
-                read = pa.ipc.open_file(raw)
-                batches, total, schema = [], 0, read.schema
-                for number in range(read.num_record_batches):
-                    if total <= most:
-                        batches.append(read.get_batch(number))
-                        total += batches[-1].num_rows
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
-    table = pa.Table.from_batches(batches, schema).slice(0, most)
-    columns = [map(_text, column.to_pylist()) for column in table.columns]
-    unread = {one.name: str(one.type) for one in table.schema if not can_be_read(one.type)}
-    rows: list[Sequence[Any]] = list(zip(*columns, strict=True))
-    return Sample(table.column_names, rows, more=total > table.num_rows, unread=unread)
-
-
-def _of_records(path: Path, most: int) -> Sample:
-    from oe_runtime.support.tensorflow_noise import without_noise
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        with without_noise():
-            import tensorflow as tf
-    except ImportError:
-        raise DataError(
-            f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow"
-        ) from None
-    records = tf.data.TFRecordDataset(
-        str(path), compression_type="GZIP" if path.suffix.lower() == ".gz" else ""
-    )
-    found = []
-    try:
-        for record in records.take(min(most, 10_000)):
-            features = tf.train.Example.FromString(record.numpy()).features.feature
-            row = {}
-            for name, feature in features.items():
-                kind = feature.WhichOneof("kind")
-                values = list(getattr(feature, kind).value) if kind else []
-                row[name] = _text(values if len(values) > 1 else (values or [None])[0])
-            found.append(row)
-    except Exception as error:
-        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]:.200}") from error
-    names = list(dict.fromkeys(name for row in found for name in row))
-    return Sample(names, [[row.get(name, "") for name in names] for row in found], more=len(found) >= most)
-
-
-def _text(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_text(one) for one in value]
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return str(int(value)) if isinstance(value, (bool, float)) and value == int(value) else str(value)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def examine(name: str, fields: Sequence[Any]) -> Column:
     """Return what a column has; fields of several values count each."""
     missing = sum(not field for field in fields)
@@ -220,131 +98,318 @@ def examine(name: str, fields: Sequence[Any]) -> Column:
         return Column(name, Counter(there), len(fields), missing)
     longest = sorted(map(len, pieces))[len(pieces) * 99 // 100]
     values = Counter(itertools.chain.from_iterable(pieces))
-    return Column(name, values, len(fields), missing, separator, max(2, longest))
+    length = min(max(2, longest), _MOST_LENGTH)
+    return Column(name, values, len(fields), missing, separator, length, number=False)
 
 
 def _divided(fields: Sequence[Any]) -> tuple[str, list[list[str]] | None]:
     """Return the separator and pieces of a column of several values, whose pieces come again and again."""
     if any(isinstance(field, list) for field in fields):
-        return row_schema.SEPARATOR, [one if isinstance(one, list) else [one] for one in fields]
-    distinct = len(set(fields))
+        lists = [one if isinstance(one, list) else [one] for one in fields]
+        return row_schema.SEPARATOR, [[value for value in one if value] for one in lists]
+    distinct = set(fields)
     for separator in "|;, ":
+        if not any(separator in field for field in distinct):
+            continue
         pieces = [[one for one in field.split(separator) if one] for field in fields]
         count = sum(map(len, pieces))
-        if count > 1.2 * len(fields) and len({one for row in pieces for one in row}) < max(2, distinct // 2):
+        if count > 1.2 * len(fields) and len({one for row in pieces for one in row}) < max(
+            2, len(distinct) // 2
+        ):
             return separator, pieces
     return "", None
 
 
-def propose(path: Path, sample: Sample, label: str | None) -> str:
-    """Return the schema as YAML with comments. Raises DataError without a label."""
-    if not sample.rows:
-        raise DataError(
-            f"{path}: no row of the sample has {len(sample.names)} columns, as the first line has"
-        )
-    fields = list(zip(*sample.rows, strict=True))
-    absent = sorted({word for values in fields for word in _absent(values)})
+def propose(data: str, most: int = ROWS, label: str | None = None) -> tuple[str, Schema]:
+    """Return a schema of the files `data`, as YAML with comments and as it is read.
+
+    Raises DataError if there is no row, or no schema that reads all files.
+    """
+    files = CriteoFiles(data).files
+    wanted: list[Path] = []
+    while True:
+        found = _propose(data, read_sample(files, most, label, wanted), label)
+        text = found.text()
+        schema = row_schema.parse(yaml.safe_load(text), "the proposal")
+        try:
+            open_source(data, schema=schema).check()
+        except DataError:
+            # A file outside the sample has other columns or values: look at it, too.
+            refusing = [path for path in files if path not in wanted and _problem(path, schema, 1)]
+            if not refusing or len(wanted) == _REFUSALS:
+                raise
+            wanted.append(refusing[0])
+        else:
+            return text, schema
+
+
+def _propose(data: str, sample: Sample, label: str | None) -> _Proposal:
+    fields = sample.columns
+    for name in fields:
+        if len(_word(name)) > _MOST_KEY:
+            sample.unread[name] = "its name is too long for a schema"
+    for name, reason in sample.unread.items():
+        if label is not None and name.lower() == label.strip().lower():
+            raise DataError(f"{data}: column {name} cannot be the label: {reason}")
+    columns = {name: _column(sample, name) for name in fields if name not in sample.unread}
+    chosen = _label(data, columns, label)
+    words = (_absent(fields[name]) for name, one in columns.items() if one.number and one is not chosen)
+    absent = sorted(set().union(*words) - chosen.values.keys())
     if absent:
-        fields = [tuple("" if value in absent else value for value in values) for values in fields]
-    columns = {name: examine(name, list(values)) for name, values in zip(sample.names, fields, strict=True)}
-    chosen = _label(path, columns, label)
-    rest = [one for one in columns.values() if one is not chosen and one.name not in sample.unread]
-    ignored = [one for one in rest if _is_key(one)]
-    numbers = [one for one in rest if one not in ignored and _is_amount(one)]
-    categories = [one for one in rest if one not in ignored and one not in numbers]
-    lines = [
-        f"# {path.name}: {len(sample.rows):,} rows" + (" of its beginning." if sample.more else "."),
-        f"label: {_word(chosen.name)}  # {_rate(chosen)}",
-    ]
-    if not set(chosen.values) <= {"0", "1"}:
-        positive = _positive(chosen)
-        others = ", ".join(value for value in chosen.values if value != positive)
-        lines.append(f"positive: {_quoted(positive)}  # {others} is 0")
+        columns |= {name: _column(sample, name, absent) for name in columns if name != chosen.name}
+    found = _Proposal(data, sample, chosen, absent, columns)
+    if found.problem(found.schema()) is not None:
+        found.try_each()
+    return found
+
+
+def _column(sample: Sample, name: str, absent: Sequence[str] = ()) -> Column:
+    """Return what a column of the sample has, without the words for missing values."""
+    fields = sample.columns[name]
     if absent:
-        lines.append(f"missing: [{', '.join(map(_quoted, absent))}]")
-    for title, part, describe in (
-        ("numbers", numbers, _number_line),
-        ("categories", categories, _category_line),
-    ):
-        if part:
-            lines += [f"{title}:", *map(describe, part)]
-    if ignored or sample.unread:
-        lines.append("ignored:")
-        lines += [f"  - {_word(one.name)}  # as many values as rows: a key?" for one in ignored]
-        lines += [
-            f"  - {_word(name)}  # its type, {kind}, is not read" for name, kind in sample.unread.items()
+        fields = [_present(value, absent) for value in fields]
+    one = examine(name, fields)
+    number, one.category = sample.can_be[name]
+    one.number &= number
+    one.whole = bool(sample.separator) and bool(typed_value(value.encode() for value in one.values))
+    return one
+
+
+def _present(value: Any, absent: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [one for one in value if one not in absent]
+    return "" if value in absent else value
+
+
+def _problem(path: Path, schema: Schema, rows: int) -> str | None:
+    """Return why the trainer's reader does not read the first rows of a file: without its name."""
+    try:
+        with contextlib.closing(open_file(path, schema)) as file:
+            read = 0
+            for task in file.pieces():
+                piece = task()
+                if piece.broken:
+                    row, problem = piece.broken[0]
+                    return f"{file.unit} {file.first + read + row}: {problem}"
+                read += piece.batch.rows
+                if read >= rows:
+                    break
+    except DataError as error:
+        return re.sub(rf"{re.escape(str(path))}:? ", "", str(error), count=1)
+    except pa.ArrowException as error:  # of a type that pyarrow does not read yet
+        return remote_files.reason(error)
+    return None
+
+
+class _Proposal:
+    """What each column of a sample is, as the trainer's reader can read it."""
+
+    def __init__(
+        self, data: str, sample: Sample, label: Column, absent: list[str], columns: Mapping[str, Column]
+    ) -> None:
+        self._data, self._sample, self._label, self._absent = data, sample, label, absent
+        self._ignored = dict(sample.unread)
+        self._numbers: list[Column] = []
+        self._categories: list[Column] = []
+        keys = []
+        for one in columns.values():
+            if one is label:
+                continue
+            if not one.values:
+                self._ignored[one.name] = "it has no value"
+            elif _has_comma_points(one):
+                self._ignored[one.name] = "its numbers have commas as points, which are not read"
+            elif _is_key(one):
+                keys.append(one)
+            else:
+                self._take(one)
+        if not (self._numbers or self._categories):  # keys are better than nothing
+            for one in keys:
+                self._take(one)
+        else:
+            self._ignored |= {one.name: "as many values as rows: a key?" for one in keys}
+
+    def _take(self, one: Column) -> None:
+        is_number = one.number and (not one.category or _is_amount(one))
+        (self._numbers if is_number else self._categories).append(one)
+
+    def schema(self) -> Schema:
+        """Return the schema, with all other columns ignored. Raises DataError."""
+        return replace(row_schema.parse(yaml.safe_load(self.text()), "the proposal"), ignored=None)
+
+    def problem(self, schema: Schema) -> str | None:
+        """Return why the trainer's reader does not read the sample with a schema."""
+        files = self._sample.files
+        with ThreadPoolExecutor(_READERS, "inspect") as threads:
+            problems = threads.map(_problem, files, itertools.repeat(schema), files.values())
+            for path, problem in zip(files, problems, strict=True):
+                if problem is not None:
+                    return problem if str(path) == self._data else f"{path.name} {problem}"
+        return None
+
+    def try_each(self) -> None:
+        """Make each column that cannot be read as it is another one, or ignore it, with the reason."""
+        whole = self.schema()
+        alone = replace(whole, numbers=(), categories=())
+        if (problem := self.problem(alone)) is not None:
+            raise DataError(f"{self._data} {problem}")
+        for one, number in zip(list(self._numbers), whole.numbers, strict=True):
+            if (reason := self.problem(replace(alone, numbers=(number,)))) is not None:
+                self._numbers.remove(one)
+                if one.category:
+                    self._categories.append(one)
+                else:
+                    self._ignored[one.name] = reason
+        for one in list(self._categories):
+            category = row_schema.parse(
+                {"label": self._label.name, "categories": {one.name: _category_value(one)}}, "the proposal"
+            ).categories
+            if (reason := self.problem(replace(alone, categories=category))) is not None:
+                self._categories.remove(one)
+                self._ignored[one.name] = reason
+        if (problem := self.problem(self.schema())) is not None:
+            raise DataError(f"{self._data} {problem}")
+
+    def text(self) -> str:
+        """Return it as YAML with comments. Raises DataError if there is no column to train on."""
+        if not (self._numbers or self._categories):
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._ignored.items())
+            raise DataError(
+                f"{self._data} has no column to train on besides the label {self._label.name}"
+                + (f"; {reasons:.400}" if reasons else "")
+            )
+        label, sample, ignored = self._label, self._sample, self._ignored
+        lines = [
+            _line("", f"{Path(self._data).name}: {_looked_at(sample)}"),
+            _line(f"label: {_word(label.name)}", _rate(label)),
         ]
+        if not (
+            label.number
+            and (set(label.values) <= {"0", "1"} or (_is_binary(label) and len(label.values) == 1))
+        ):
+            positive = _positive(label)
+            others = ", ".join(value for value in label.values if value != positive)
+            lines.append(_line(f"positive: {_quoted(positive)}", f"{others} is 0" if others else ""))
+        if self._absent:
+            lines.append(f"missing: [{', '.join(map(_quoted, self._absent))}]")
+        for title, part, describe in (
+            ("numbers", self._numbers, _number_line),
+            ("categories", self._categories, _category_line),
+        ):
+            if part:
+                lines += [f"{title}:", *map(describe, part)]
+        if ignored:
+            lines += ["ignored:", *(_line(f"  - {_word(name)}", reason) for name, reason in ignored.items())]
+        lines += _form_lines(sample)
+        if self._categories:
+            rows = sum(one.cardinality + 1 for one in self._categories)
+            sizes = ", ".join(f"{width}: {_size(rows * width)}" for width in WIDTHS)
+            lines.append(
+                f"# All tables have {rows:,} rows; with adagrad's state they take, by --dim, {sizes}."
+            )
+        return "\n".join(lines) + "\n"
+
+
+def _line(text: str, comment: str) -> str:
+    """Return a line of YAML with a comment, whatever characters that has."""
+    words = " ".join(comment.split())
+    shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)
+    return "  ".join(part for part in (text, f"# {shown}" if shown else "") if part)
+
+
+def _looked_at(sample: Sample) -> str:
+    """Return how many rows there are, or of how many the sample is."""
+    files = f", of {len(sample.files)} files" if len(sample.files) > 1 else ""
+    return f"{sample.rows:,} rows{files}" + (", from the beginning." if sample.more else ".")
+
+
+def _form_lines(sample: Sample) -> list[str]:
+    """Return what a schema says of how the lines of text files are divided."""
+    lines = []
     if not sample.header:
         lines.append("header: false")
-        names = ", ".join(map(_word, sample.names))
+        names = ", ".join(map(_word, sample.columns | dict.fromkeys(sample.unread)))
         lines.append(f"columns: [{names}]  # in their order")
-    usual = "\t" if file_kind(path) in (None, "tabs") else ","
-    if sample.separator and sample.separator not in (usual, "\t"):
-        lines.append(f"separator: {_word(sample.separator)}")
-    if categories:
-        rows = sum(one.cardinality + 1 for one in categories)
-        sizes = ", ".join(f"{width}: {_size(rows * width)}" for width in WIDTHS)
-        lines.append(f"# All tables have {rows:,} rows; with adagrad's state they take, by --dim, {sizes}.")
-    return "\n".join(lines) + "\n"
+    if sample.separator:
+        usual = {"," if file_kind(path) == "commas" else "\t" for path in sample.files}
+        if usual != {sample.separator}:
+            lines.append(f"separator: {_quoted(sample.separator)}")
+        if sample.quotes != has_quotes(sample.separator):
+            lines.append(f"quotes: {str(sample.quotes).lower()}")
+    return lines
 
 
-def _label(path: Path, columns: dict[str, Column], name: str | None) -> Column:
+def _label(data: str, columns: dict[str, Column], name: str | None) -> Column:
     if name is not None:
-        found = {one.lower(): column for one, column in columns.items()}.get(name.lower())
+        found = {one.lower(): column for one, column in columns.items()}.get(name.strip().lower())
         if found is None:
             near = ", ".join(columns)
-            raise DataError(f"{path} has no column {name}; it has {near:.400}")
+            raise DataError(f"{data} has no column {name}; it has {near:.400}")
         if not _is_label(found):
             shown = ", ".join(f"'{value:.20}'" for value in list(found.values)[:3])
-            raise DataError(f"{path}: column {found.name} has the values {shown}; a label has two")
-        return found
-    named = [columns[one] for one in columns if one.lower() in _LABELS]
-    fitting = [one for one in (*named, *columns.values()) if one.values and set(one.values) <= {"0", "1"}]
-    fitting = fitting or [one for one in named if _is_label(one)]
+            raise DataError(f"{data}: column {found.name} has the values {shown}; a label has two")
+        return _checked(data, found)
+    named = [one for one in columns.values() if one.name.lower() in _LABELS and _is_label(one)]
+    others = [
+        one for one in columns.values() if not one.separator and _is_binary(one) and len(one.values) > 1
+    ]
+    # Columns with both values before constant ones, 0 and 1 before other values, columns without gaps first.
+    fitting = sorted(named, key=lambda one: (len(one.values) < 2, not _is_binary(one), one.missing > 0))
+    fitting += sorted(others, key=lambda one: one.missing > 0)
     if not fitting:
-        raise DataError(f"{path} has no column of 0 and 1, which could be the label; name it with --label")
-    return fitting[0]
+        raise DataError(f"{data} has no column of 0 and 1, which could be the label; name it with --label")
+    return _checked(data, fitting[0])
+
+
+def _checked(data: str, label: Column) -> Column:
+    """Return the label. Raises DataError if one of its values cannot stand in a schema."""
+    if any("\ufffd" in value for value in label.values):
+        raise DataError(f"{data}: the label {label.name} has values that are not UTF-8")
+    return label
 
 
 def _is_label(column: Column) -> bool:
     """Whether its values are 0 and 1, or two others."""
-    return not column.separator and (set(column.values) <= {"0", "1"} or len(column.values) == 2)
+    return not column.separator and len(column.values) > 0 and (_is_binary(column) or len(column.values) == 2)
+
+
+def _is_binary(one: Column) -> bool:
+    """Whether its values are 0 or 1, as the trainer reads labels."""
+    return set(one.floats or [math.nan]) <= {0, 1}
 
 
 def _positive(label: Column) -> str:
     """Return the value that means 1: by its word, or the rarer one."""
-    if set(label.values) <= {"0", "1"}:
-        return "1"
     by_word = [value for value in label.values if value.lower() in _YES]
     if not by_word and (numbers := label.floats):
-        return max(label.values, key=float) if len(set(numbers)) > 1 else next(iter(label.values))
+        return max(label.values, key=_value) if len(set(numbers)) > 1 else next(iter(label.values))
     return by_word[0] if len(by_word) == 1 else min(label.values, key=lambda one: (label.values[one], one))
+
+
+def _value(text: str) -> float:
+    """Return the number of a text; 0 if it is none."""
+    return _core.parse_number(text) or 0.0
 
 
 def _absent(values: Sequence[Any]) -> set[str]:
     """Return the words for missing values in a column whose other values are numbers."""
     found = {value for value in values if isinstance(value, str) and value}
-    words = found.intersection(_ABSENT)
-    return words if words and found != words and all(map(_is_finite, found - words)) else set()
-
-
-def _is_finite(text: str) -> bool:
-    return _is_number(text) and math.isfinite(float(text))
+    words = found.intersection(ABSENT)
+    return words if words and found != words and all(map(is_number, found - words)) else set()
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # which is YAML
+    found: str = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=10**6)
+    return found.strip()
 
 
 def _rate(label: Column) -> str:
-    ones = label.values[_positive(label)]
     if len(label.values) == 1:
-        return (
-            f"it is {next(iter(label.values))} in all {label.rows:,} rows: there is nothing to learn from it"
-        )
-    return f"{_positive(label)} in {ones / label.rows:.2%} of the rows" + (
-        f", {_missing(label)}" if label.missing else ""
-    )
+        (value,) = label.values
+        return f"it is {value} in all {label.rows:,} rows: there is nothing to learn from it"
+    positive = _positive(label)
+    missing = f", {_missing(label)}" if label.missing else ""
+    return f"{positive} in {label.values[positive] / label.rows:.2%} of the rows{missing}"
 
 
 def _is_key(one: Column) -> bool:
@@ -354,6 +419,15 @@ def _is_key(one: Column) -> bool:
     return not one.separator and not fractions and len(one.values) == one.rows > 100
 
 
+def _has_comma_points(one: Column) -> bool:
+    """Whether its values are numbers with commas as points."""
+    return (
+        one.number
+        and any("," in value for value in one.values)
+        and all(value.count(",") < 2 and is_number(value.replace(",", ".")) for value in one.values)
+    )
+
+
 def _is_amount(one: Column) -> bool:
     if one.separator or (floats := one.floats) is None:
         return False
@@ -361,30 +435,53 @@ def _is_amount(one: Column) -> bool:
 
 
 def _number_line(one: Column) -> str:
-    counts = list(one.values.items())
+    counts = [(_value(value), count) for value, count in one.values.items()]
+    low, high = min(value for value, _ in counts), max(value for value, _ in counts)
     total = sum(count for _, count in counts)
-    mean = sum(float(value) * count for value, count in counts) / total
-    variance = sum((float(value) - mean) ** 2 * count for value, count in counts) / total
-    low, high = min(one.floats or [0.0]), max(one.floats or [0.0])
+    mean, variance = math.nan, 0.0
+    if max(-low, high) <= _MOST_SCALED:
+        mean = sum(value * count for value, count in counts) / total
+        variance = sum((value - mean) ** 2 * count for value, count in counts) / total
+    deviation = float(f"{math.sqrt(variance):.6g}")
     if low >= 0 and high <= 1:
         scale = "none"
-    elif (low >= 0 and high > 20 * mean) or variance == 0:
+    elif (low >= 0 and high > 20 * mean) or deviation == 0:
         scale = "log1p"
     else:
-        scale = f"{{scale: standard, mean: {mean:.6g}, deviation: {math.sqrt(variance):.6g}}}"
-    return f"  {_word(one.name)}: {scale}  # {low:g} to {high:g}, mean {mean:.4g}, {_missing(one)}"
+        middle = float(f"{mean:.6g}")
+        scale = f"{{scale: standard, mean: {_float(middle)}, deviation: {_float(deviation)}}}"
+    described = f"{low:g} to {high:g}" + ("" if math.isnan(mean) else f", mean {mean:.4g}")
+    return _line(f"  {_word(one.name)}: {scale}", f"{described}, {_missing(one)}")
+
+
+def _category_value(one: Column) -> Any:
+    value: dict[str, Any] = {"cardinality": one.cardinality}
+    if one.separator:
+        value |= {"separator": one.separator, "length": one.length}
+    if one.whole:
+        value["whole"] = True
+    return value if len(value) > 1 else one.cardinality
 
 
 def _category_line(one: Column) -> str:
-    value: Any = one.cardinality
-    if one.separator:
-        separator = _word(one.separator)
-        value = f"{{cardinality: {one.cardinality}, separator: {separator}, length: {one.length}}}"
+    value = _category_value(one)
+    if isinstance(value, dict):
+        value = "{" + ", ".join(f"{key}: {_inline(item)}" for key, item in value.items()) + "}"
     seen = f"{len(one.values):,} distinct"
     if one.estimate > 1.05 * len(one.values):
         seen += f", about {one.estimate:,} in all"
     size = ", ".join(f"{width}: {_size(one.cardinality * width)}" for width in WIDTHS)
-    return f"  {_word(one.name)}: {value}  # {seen}, {_missing(one)}; table by --dim {size}"
+    return _line(f"  {_word(one.name)}: {value}", f"{seen}, {_missing(one)}; table by --dim {size}")
+
+
+def _inline(value: Any) -> str:
+    return _word(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _float(value: float) -> str:
+    """Return a number as YAML has it: 1.0e-05, while 1e-05 is a text there."""
+    found: str = yaml.safe_dump(value)
+    return found.split("\n", 1)[0] if value != int(value) else str(int(value))
 
 
 def _missing(one: Column) -> str:
@@ -402,6 +499,8 @@ def _size(floats: int) -> str:
 
 def _word(text: str) -> str:
     """Return a text as YAML has it, in flow style too."""
+    if not text.isprintable():
+        return _quoted(text)
     found: str = yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=10**6)
     return found.strip()[1:-1]
 
@@ -413,18 +512,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--label", metavar="COLUMN", help="the label, if it is not found")
+    parser.add_argument(
+        "--label",
+        metavar="COLUMN",
+        help="the label, if it is not found; c1 is the first column without a header",
+    )
     parser.add_argument(
         "--rows", type=int, default=ROWS, metavar="N", help=f"rows to read (default {ROWS:,})"
     )
     parser.add_argument("data", metavar="FILE")
     given = parser.parse_args(argv)
     try:
-        path = find_files(given.data)[0]
-        text = propose(path, read_sample(path, max(1, given.rows)), given.label)
+        text, _ = propose(given.data, max(1, given.rows), given.label)
         print(text, end="")
-        schema = row_schema.parse(yaml.safe_load(text), "the proposal")
-        open_source(str(path), max_bad_rows=0, schema=schema).check()
     except OeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -151,6 +151,7 @@ class Schema:
         DataError names missing columns with the most similar ones, columns that the file has several times,
         and columns that nobody named.
         """
+        names = column_names(names)
         exact, alike = _positions(names), _positions([name.lower() for name in names])
         found = {name: exact.get(name) or alike.get(name.lower(), []) for name in self.names}
         missing = [name for name in self.names if not found[name]]
@@ -208,6 +209,11 @@ class Schema:
         if self.quotes is not None:
             value["quotes"] = self.quotes
         return value
+
+
+def column_names(names: Sequence[str]) -> list[str]:
+    """Return a file's columns without spaces around their names; without a name, as pandas calls them."""
+    return [name.strip() or f"Unnamed: {place}" for place, name in enumerate(names)]
 
 
 def load(text: str) -> Schema:

@@ -23,11 +23,11 @@ from oe_runtime.support import remote_files
 BLOCK_BYTES = 2 << 20
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _DOUBTED_BYTES = 64 << 10  # at the beginning of a file
-_QUOTED = re.compile(rb'"([^"]|"")*"')
+QUOTED = re.compile(rb'"([^"]|"")*"')
 # What pandas, Spark and others write of integers beside missing values, and of booleans; and of integers.
 _TYPED = re.compile(rb"-?[0-9]+\.0+|-?[0-9](\.[0-9]+)?[eE]\+?[0-9]+|[Tt]rue|TRUE|[Ff]alse|FALSE")
 _TYPED_OR_INTEGER = re.compile(rb"-?[0-9]+|" + _TYPED.pattern)
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _ENCODINGS = (
     (b"\xff\xfe\0\0", "UTF-32"),
     (b"\0\0\xfe\xff", "UTF-32"),
@@ -61,8 +61,8 @@ class TextFile:
             self._stop: int | None = None  # the byte after which no line begins
             self._ended = False  # whether that was reached
             head = self._read()
-            _check_encoding(path, head)
-            self._head = head.removeprefix(_BOM)
+            check_encoding(path, head)
+            self._head = head.removeprefix(BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
             self._form = _begin(path, line, commas, schema) if head else _NO_LINES
         except BaseException:
@@ -184,8 +184,8 @@ class LineRows:
             cut = len(data)
         data, self._rest = data[:cut], data[cut:]
         if self._form is None and data:
-            _check_encoding(self._name, data)
-            data = data.removeprefix(_BOM)
+            check_encoding(self._name, data)
+            data = data.removeprefix(BOM)
             line, _, rest = data.partition(b"\n")
             self._form = _begin(self._name, line.rstrip(b"\r"), True, self._schema)
             if self._form.header:
@@ -199,7 +199,7 @@ class LineRows:
         self._line += len(labels) + len(broken)
 
 
-def _check_encoding(path: Path, head: bytes) -> None:
+def check_encoding(path: Path, head: bytes) -> None:
     """Raise DataError for bytes that begin a file of another kind than lines of UTF-8 that end in LF."""
     if what := next((what for magic, what in _OTHERS if head.startswith(magic)), ""):
         raise DataError(f"{path} is {what}, not a text file; name it so, or save it as CSV")
@@ -243,7 +243,7 @@ def _doubts(form: _Form, text: bytes) -> dict[str, str]:
     rows = [form.layout.split(line.rstrip(b"\r")) for line in lines]
     found = {}
     if form.unquoted and (
-        quoted := next((one for row in rows for one in row if _QUOTED.fullmatch(one)), None)
+        quoted := next((one for row in rows for one in row if QUOTED.fullmatch(one)), None)
     ):
         found[""] = (
             f"fields such as {quoted.decode('utf-8', 'replace'):.20} stand in quotes, which are read as part "
@@ -251,7 +251,7 @@ def _doubts(form: _Form, text: bytes) -> dict[str, str]:
         )
     for name, place in form.unsaid.items():
         fields = (row[place] for row in rows if len(row) > place)
-        if odd := _typed_value(one for one in fields if one not in form.missing):
+        if odd := typed_value(one for one in fields if one not in form.missing):
             found[name] = (
                 f"the category {name} has values such as {odd.decode()}, and other formats would have "
                 f"{_typed_text(odd)}, which has another id; set whole: true for it in the schema, "
@@ -260,7 +260,18 @@ def _doubts(form: _Form, text: bytes) -> dict[str, str]:
     return found
 
 
-def _typed_value(values: Iterator[bytes]) -> bytes:
+def guessed_separator(line: bytes, commas: bool) -> str:
+    """Return what is between fields if no schema says it; `commas`: the file's name says commas."""
+    # Many .csv files are tab-separated.
+    return "," if commas and not (b"\t" in line and b"," not in line) else "\t"
+
+
+def has_quotes(separator: str) -> bool:
+    """Return whether fields may stand in double quotes if no schema says it."""
+    return separator in (",", ";")
+
+
+def typed_value(values: Iterator[bytes]) -> bytes:
     """Return the first value that other formats would have otherwise; none if some value is a text."""
     found = b""
     for value in values:
@@ -280,13 +291,11 @@ def _typed_text(value: bytes) -> str:
 
 def _begin(path: Path, line: bytes, commas: bool, schema: Schema) -> _Form:
     """Return the form of lines of which this is the first."""
-    # Many .csv files are tab-separated.
-    guessed = "," if commas and not (b"\t" in line and b"," not in line) else "\t"
-    return _layout(path, line, schema.separator or guessed, schema)
+    return _layout(path, line, schema.separator or guessed_separator(line, commas), schema)
 
 
 def _layout(path: Path, line: bytes, delimiter: str, schema: Schema) -> _Form:
-    quotes = delimiter in ",;" if schema.quotes is None else schema.quotes
+    quotes = has_quotes(delimiter) if schema.quotes is None else schema.quotes
     plain = _core.TextLayout(delimiter, quotes, 1, 0, [], [])
     names = [field.decode("utf-8", "replace").strip() for field in plain.split(line)]
     header = schema.header

@@ -26,16 +26,25 @@ def _group() -> None:
 )
 def inspect(
     file: Annotated[
-        str, typer.Argument(help="Rows: text (.csv, .tsv; also .gz, .zst), .parquet, .arrow or .tfrecord.")
+        str,
+        typer.Argument(
+            help="Rows: text (.csv, .tsv; also .gz, .zst), .parquet, .arrow or .tfrecord; a file, a "
+            "directory or a glob."
+        ),
     ],
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The label, where it is not found.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The label, where it is not found; c1 is the first column without a header.",
+        ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows to read.")] = 100_000,
 ) -> int:
-    """Print a schema to edit for a file: what its columns seem to be, from a sample of its rows.
+    """Print a schema to edit for files: what their columns seem to be, from a sample of their rows.
 
-    With the label's rate, distinct values, missing shares, ranges, and what tables of each width take.
+    With the label's rate, distinct values, missing shares, ranges, and what tables of each width take. The
+    trainer reads the files with it; columns that it cannot read are ignored, with the reason.
     """
     named = [] if label is None else ["--label", label]
     return run_program("oe_runtime.data.inspect", "--rows", rows, *named, "--", file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import uuid
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -68,6 +69,54 @@ LABELS: dict[str, tuple[st.SearchStrategy[Any], str, bool | None]] = {
     "boolean": (st.booleans(), "bool", None),
     "float": (st.integers(0, 1).map(float), "float64", None),
 }
+# Columns that no schema reads, or only some: of these `inspect` must say so.
+DATETIMES = st.datetimes(datetime.datetime(1678, 1, 1), datetime.datetime(2261, 1, 1))
+FLOATS = st.floats(allow_subnormal=False)
+ODD: dict[str, tuple[st.SearchStrategy[Any], str, bool | None]] = {
+    "seen": (optional(DATETIMES), "datetime64[ns]", None),
+    "time": (optional(st.times()), "object", None),
+    "duration": (
+        optional(st.timedeltas(datetime.timedelta(0), datetime.timedelta(9))),
+        "timedelta64[ns]",
+        None,
+    ),
+    "struct": (optional(st.fixed_dictionaries({"a": st.integers(0, 9)})), "object", None),
+    "vector": (optional(st.lists(st.floats(0, 1), max_size=3)), "object", None),
+    "any_float": (FLOATS, "float64", None),
+    "tiny": (st.floats(-1e-300, 1e-300, allow_subnormal=False), "float64", None),
+    "nothing": (st.none(), "object", None),
+    "fraction_code": (st.sampled_from([0.5, 2.0, 3.25]), "float64", None),
+    "words_and_numbers": (
+        st.sampled_from(["NA", "-", "?", "1", "2.5", "+3", "1_0", " 4", "nan", "inf"]),
+        "object",
+        None,
+    ),
+    "comma_points": (st.sampled_from(["1,5", "2,25", "3"]), "object", None),
+    "lines": (st.sampled_from(["a\nb", "c"]), "object", None),
+    "many_words": (st.sampled_from(["a b c", "b c", "c a b", "a"]), "object", None),
+}
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0\r\n"), min_size=1, max_size=8
+) | st.sampled_from(
+    [
+        "user id",
+        "price, usd",
+        "a;b",
+        "x|y",
+        "yes",
+        "null",
+        "1.5",
+        "2024",
+        "#a",
+        "a: b",
+        '"q"',
+        " a ",
+        "A",
+        "a",
+        "",
+        "-",
+    ]
+)
 LISTS = ("texts", "integers")
 
 
@@ -85,6 +134,33 @@ def frames(draw: st.DrawFn, most_rows: int = 12) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+@st.composite
+def odd_frames(draw: st.DrawFn, most_rows: int = 60) -> pd.DataFrame:
+    """A frame with a label `y` of two values, and columns of any type with any names: `attrs["kinds"]`."""
+    rows = draw(st.integers(2, most_rows))
+    first, second = draw(st.sampled_from([(0, 1), (1, 0), (0.0, 1.0), (False, True), ("no", "yes"), (2, 1)]))
+    kinds = CATEGORIES | NUMBERS | ODD
+    columns = {
+        "y": pd.Series([first, second][:rows] + draw(_several(st.sampled_from([first, second]), rows - 2)))
+    }
+    chosen = draw(st.lists(st.tuples(NAMES, st.sampled_from(list(kinds))), min_size=1, max_size=8))
+    chosen = [(name, kind) for name, kind in chosen if name.strip().lower() != "y"]
+    for name, kind in chosen:
+        values, dtype, _ = kinds[kind]
+        columns.setdefault(name, pd.Series(draw(_several(values, rows)), dtype=dtype))  # type: ignore[call-overload]
+    frame = pd.DataFrame(columns)
+    frame.attrs["kinds"] = {name: kind for name, kind in reversed(chosen) if name in columns}
+    return frame
+
+
+def _several(values: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[list[Any]]:
+    """Some values, again and again: few draws make many rows."""
+    if not count:
+        return st.just([])
+    few = st.lists(values, min_size=1, max_size=6)
+    return few.map(lambda some: [some[(row * 7) % len(some)] for row in range(count)])
+
+
 def schema_of(frame: pd.DataFrame) -> Schema:
     """The schema of all columns, with cardinalities of 63 bits, so that other ids are other values."""
     categories = []
@@ -99,12 +175,12 @@ def schema_of(frame: pd.DataFrame) -> Schema:
 def with_joined_lists(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame as text files have it."""
     joined = frame.copy()
-    for name in joined.columns.intersection(LISTS):
-        joined[name] = pd.Series(
-            [None if value is None else "|".join(map(str, value)) for value in frame[name]], dtype="object"
-        )
-    if "uuid" in joined:  # Arrow's writer of CSV knows no UUIDs
-        joined["uuid"] = joined["uuid"].map(str, na_action="ignore")
+    for name in joined.columns:
+        if any(isinstance(value, list) for value in frame[name]):
+            texts = ["|".join(map(str, value)) if isinstance(value, list) else None for value in frame[name]]
+            joined[name] = pd.Series(texts, dtype="object")
+        elif any(isinstance(value, uuid.UUID) for value in frame[name]):  # Arrow's writer of CSV knows none
+            joined[name] = joined[name].map(str, na_action="ignore")
     return joined
 
 
