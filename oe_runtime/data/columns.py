@@ -244,6 +244,8 @@ def _present(column: pa.Array, missing: Sequence[str], *, exact: bool = False) -
         words = pa.array([word.encode() for word in missing], pa.binary()).cast(kind)
     elif pa.types.is_floating(kind) or pa.types.is_integer(kind):
         words = pa.array(_of_type(kind, missing, exact), kind)
+        if pa.types.is_floating(kind):
+            column = pc.add(column, pa.scalar(0.0, kind))  # is_in tells -0.0 from 0.0
     else:
         return column
     return pc.if_else(pc.is_in(column, words), pa.scalar(None, kind), column)
@@ -257,7 +259,7 @@ def _of_type(kind: pa.DataType, words: Sequence[str], exact: bool) -> list[Any]:
         if number is None or (pa.types.is_integer(kind) and number != int(number)):
             continue
         try:
-            number = float(number) if pa.types.is_floating(kind) else int(number)
+            number = float(number) + 0.0 if pa.types.is_floating(kind) else int(number)
             found.append(pa.scalar(number, kind).as_py())
         except (OverflowError, pa.ArrowInvalid):
             continue  # no value of the column is equal to it

@@ -200,9 +200,7 @@ def _table(rows: Any) -> pa.Table | None:
         if isinstance(rows, pa.Table) or hasattr(rows, "__arrow_c_stream__"):
             return pa.table(rows)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{_TABLE} has values that Arrow has no type for: {' '.join(map(str, error.args))}"
-        ) from error
+        raise DataError(f"cannot convert {_TABLE} to Arrow: {' '.join(map(str, error.args))}") from error
     return None
 
 

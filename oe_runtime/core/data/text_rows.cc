@@ -81,7 +81,7 @@ float Log1p(uint64_t value, const std::array<float, 4096>& logs) {
 }
 
 struct Integer {
-  uint64_t size;  // up to 2^63 - 1
+  uint64_t size;  // up to 2^63 - 1, and 2^63 if negative
   bool negative;
 
   double value() const { return negative ? -static_cast<double>(size) : static_cast<double>(size); }
@@ -99,7 +99,7 @@ bool ParseInteger(std::string_view text, Integer* out) {
     if (value > (~uint64_t{0} >> 1) / 10) return false;
     value = value * 10 + digit;
   }
-  if (i == first || value > ~uint64_t{0} >> 1) return false;
+  if (i == first || value > (~uint64_t{0} >> 1) + (negative ? 1 : 0)) return false;
   if (i < text.size()) {
     if (text[i] != '.' || text.find_first_not_of('0', i + 1) != std::string_view::npos) return false;
   }
@@ -357,7 +357,7 @@ class Parser {
       *out = column.missing;
       return true;
     }
-    if (column.whole && !IsWhole(*value)) return false;
+    if (column.whole && !is_integer && !IsWhole(*value)) return false;
     *out = Scaled(*value, column);
     return std::isfinite(*out);
   }

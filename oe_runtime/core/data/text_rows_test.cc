@@ -331,6 +331,24 @@ TEST(TextRowsTest, MissingNumbersOfEveryScale) {
   EXPECT_EQ(parsed.broken[0].problem, "the label is '-1.0', which is no value");
 }
 
+TEST(TextRowsTest, IntegersOfEverySize) {
+  TextLayout layout;
+  layout.columns = 3;
+  layout.numbers = {{1, "log", true, Scale::kLog1p, 0, 1, 0}, {2, "linear", true, Scale::kLinear, 0, 1, 0}};
+  const auto field = [](std::string_view text) { return "\t" + std::string(text); };
+  std::string text;
+  for (const char* value : {"9223372036854775807", "-9223372036854775808", "-9223372036854775808.0"}) {
+    text += "0" + field(value) + field(value) + "\n";
+  }
+  const Parsed parsed(
+      text + "0\t9223372036854775808\t0\n0\t0\t9223372036854775808\n0\t-9223372036854775809\t0\n", layout);
+  ASSERT_EQ(parsed.rows, 3);
+  const auto log = static_cast<float>(std::log1p(0x1p63));
+  EXPECT_EQ(std::vector<float>(parsed.dense.begin(), parsed.dense.begin() + 6),
+            (std::vector<float>{log, 0x1p63, -log, -0x1p63, -log, -0x1p63}));
+  EXPECT_EQ(parsed.broken.size(), 3);
+}
+
 TEST(TextRowsTest, CategoriesOfEveryKindKeepTheirPlaces) {
   TextLayout layout;
   layout.columns = 5;

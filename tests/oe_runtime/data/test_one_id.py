@@ -199,21 +199,25 @@ def test_a_word_is_no_positive_label_of_numbers(tmp_path: Path, name: str) -> No
 @pytest.mark.parametrize("name", random_frames.FORMATS)
 def test_missing_numbers_are_compared_as_numbers(tmp_path: Path, name: str) -> None:
     frame = pd.DataFrame(
-        {"y": [1, 0, 1], "number": [-1.0, 2.5, np.nan], "beside_missing": [-1.0, 2.0, np.nan]}
+        {
+            "y": [1, 0, 1, 1],
+            "number": [-1.0, 2.5, np.nan, -0.0],
+            "beside_missing": [-1.0, 2.0, np.nan, -0.0],
+        }
     )
     random_frames.FORMATS[name](frame, tmp_path / name)
     schema = row_schema.parse(
         {
             "label": "y",
-            "missing": ["-1"],
+            "missing": ["-1", "0"],
             "numbers": {"number": {"scale": "none", "missing": 9}},
             "categories": {"beside_missing": {"cardinality": "hash64", "whole": True}},
         },
         "schema",
     )
     rows = everything(tmp_path / name, schema)
-    assert rows.dense[:, 0].tolist() == [9, 2.5, 9]
-    assert rows.ids[:, 0].tolist() == [0, ident("2"), 0]
+    assert rows.dense[:, 0].tolist() == [9, 2.5, 9, 9]
+    assert rows.ids[:, 0].tolist() == [0, ident("2"), 0, 0]
 
 
 @pytest.mark.parametrize("name", random_frames.FORMATS)
@@ -353,9 +357,11 @@ def test_a_table_in_place_of_files(tmp_path: Path) -> None:
         list(Rows(schema, frame.assign(y=[1, 7, 1, 1]), 2))
     with pytest.raises(DataError, match="the table is empty"):
         Rows(schema, frame[:0], 2)
-    with pytest.raises(DataError, match=r"the table has values that Arrow has no type for: .*text"):
+    with pytest.raises(DataError, match=r"cannot convert the table to Arrow: .*text"):
         Rows(schema, frame.assign(text=[1, "a", "b", "c"]), 2)
-    with pytest.raises(DataError, match=r"the table has values that Arrow has no type for: .*too large"):
+    with pytest.raises(DataError, match=r"cannot convert the table to Arrow: .*too large"):
         Rows(schema, frame.assign(text=[2**70, 1, 2, 3]), 2)
+    with pytest.raises(DataError, match=r"cannot convert the table to Arrow: .*expected length 1 but got"):
+        features(schema, {"number": [1], "text": ["a", "b"]})
     with pytest.raises(TypeError, match="table is a int, expected a DataFrame"):
         features(schema, 7)
