@@ -82,7 +82,9 @@ class TableSpec:
     updates it; until then the key reads ``default_value`` (0.0). Pulls do not count. A counter counts at most
     ``max_keys`` keys (default 1e8, of the whole table) and first forgets those not pushed lately. With
     ``global_step`` or ``ttl`` below it also forgets keys not pushed for as long as a row would live, or at
-    most twice as long. Forgotten keys start again at zero.
+    most twice as long. With ``"every_steps": k`` a key that is not pushed again is forgotten within ``2 *
+    (steps_to_live + 17 * k)`` pushes (``ttl``: twice the seconds and 34 * k pushes), however many new keys
+    come. Forgotten keys start again at zero.
 
     ``eviction`` lists the rules by which rows are removed. ``{"name": "global_step", "steps_to_live": n}``:
     rows whose last push is more than n pushes of the table ago. ``{"name": "l2_weight", "threshold": t}``:

@@ -40,10 +40,13 @@ class AdmissionFilter {
   // The key has a row now: a counter forgets it, a Bloom filter does not. Throws StorageError when a pool has
   // no room for the tombstone.
   virtual void Forget(uint32_t part, Key key) = 0;
-  // Ends a period of a part: looks at about `most` keys from *position on (0 at first) and forgets those that
-  // were counted last before the period began. False after the last key: then the next period begins. A Bloom
-  // filter forgets nothing. Throws StorageError.
-  virtual bool Sweep(uint32_t part, uint64_t* position, size_t most) = 0;
+  // Looks at about `most` keys of a part with places in the range, from *position on (0 at first), and
+  // forgets those that were counted last before the part's period began. False after the last key. Nothing
+  // may be counted between calls for one range. A Bloom filter forgets nothing. Throws StorageError.
+  virtual bool Sweep(uint32_t part, const Index::Range& places, uint64_t* position, size_t most) = 0;
+  // Begins the next period of a part, all of whose places were swept: a key that a sweep did not see counts
+  // as of the new period.
+  virtual void EndPeriod(uint32_t part) noexcept = 0;
   // How many periods of a part have ended, by sweeps or since there was no room.
   virtual uint64_t periods(uint32_t /*part*/) const noexcept { return 0; }
   uint32_t filter_freq() const { return filter_freq_; }

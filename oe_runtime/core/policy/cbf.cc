@@ -108,7 +108,11 @@ class BloomFilter final : public AdmissionFilter {
       : AdmissionFilter(spec), at_(geometry), cells_(std::move(cells)) {}
 
   void Forget(uint32_t /*part*/, Key /*key*/) override {}
-  bool Sweep(uint32_t /*part*/, uint64_t* /*position*/, size_t /*most*/) override { return false; }
+  bool Sweep(uint32_t /*part*/, const Index::Range& /*places*/, uint64_t* /*position*/,
+             size_t /*most*/) override {
+    return false;
+  }
+  void EndPeriod(uint32_t /*part*/) noexcept override {}
   uint64_t forgotten(uint32_t /*part*/) const noexcept override { return 0; }
   uint64_t bytes(uint32_t part) const noexcept override { return cells_.bytes(part); }
 

@@ -13,6 +13,7 @@ constexpr double kMostKeys = 1e8;  // 2 GB of counts, and as much again in a poo
 constexpr size_t kEntryBytes = sizeof(Key) + sizeof(uint32_t);
 constexpr size_t kEntries = 4096;  // written and read at a time
 constexpr size_t kSample = 16;     // counts of which the first is forgotten
+constexpr size_t kSwept = 64;      // counts that a sweep looks at together
 
 AdmissionSpec CompleteSpec(const AdmissionSpec& spec, bool /*hash*/) {
   const CheckedParams checked("'admission' " + spec.name, spec.params,
@@ -66,6 +67,10 @@ class DramWords {
   size_t Scan(uint32_t part, uint64_t* position, size_t max, Key* keys, uint32_t* words) const noexcept {
     return words_[part]->Scan(position, max, keys, words);
   }
+  size_t Scan(uint32_t part, const Index::Range& range, uint64_t* position, size_t max, Key* keys,
+              uint32_t* words) const noexcept {
+    return words_[part]->Scan(range, position, max, keys, words);
+  }
 
  private:
   std::vector<std::unique_ptr<Index>> words_;  // by part; the "row" of a key is its word
@@ -92,14 +97,21 @@ class PooledWords {
   }
   void Erase(uint32_t part, Key key) { (void)maps_[part]->Erase(key); }
   size_t Scan(uint32_t part, uint64_t* position, size_t max, Key* keys, uint32_t* words) const noexcept {
-    const RowMap& map = *maps_[part];
-    const size_t found = map.Scan(position, max, keys, words);
+    return Read(*maps_[part], maps_[part]->Scan(position, max, keys, words), words);
+  }
+  size_t Scan(uint32_t part, const Index::Range& range, uint64_t* position, size_t max, Key* keys,
+              uint32_t* words) const noexcept {
+    return Read(*maps_[part], maps_[part]->Scan(range, position, max, keys, words), words);
+  }
+
+ private:
+  // Turns the numbers of rows into their words.
+  static size_t Read(const RowMap& map, size_t found, uint32_t* words) noexcept {
     for (size_t i = 0; i < found; ++i) Prefetch(map.row(words[i]));
     for (size_t i = 0; i < found; ++i) std::memcpy(&words[i], map.row(words[i]), sizeof(uint32_t));
     return found;
   }
 
- private:
   AdmissionEntry::Maps maps_;
 };
 
@@ -132,17 +144,14 @@ class CounterFilter final : public AdmissionFilter {
     if (words_.Get(part, key) != kNoRow) words_.Erase(part, key);
   }
 
-  bool Sweep(uint32_t number, uint64_t* position, size_t most) override {
+  bool Sweep(uint32_t number, const Index::Range& places, uint64_t* position, size_t most) override {
     Part& part = parts_[number];
-    std::array<Key, kSample> keys{};
-    std::array<uint32_t, kSample> words{};
+    std::array<Key, kSwept> keys{};
+    std::array<uint32_t, kSwept> words{};
     for (size_t seen = 0; seen < most;) {
       const uint64_t start = *position;
-      const size_t found = words_.Scan(number, position, kSample, keys.data(), words.data());
-      if (found == 0) {
-        EndPeriod(&part);
-        return false;
-      }
+      const size_t found = words_.Scan(number, places, position, kSwept, keys.data(), words.data());
+      if (found == 0) return false;
       seen += found;
       for (size_t i = 0; i < found; ++i) {
         if ((words[i] & kPeriod) == part.period) continue;
@@ -152,6 +161,12 @@ class CounterFilter final : public AdmissionFilter {
       }
     }
     return true;
+  }
+
+  void EndPeriod(uint32_t number) noexcept override {
+    Part& part = parts_[number];
+    part.period ^= kPeriod;
+    ++part.periods;
   }
 
   uint64_t WrittenBytes() const noexcept override {
@@ -206,11 +221,6 @@ class CounterFilter final : public AdmissionFilter {
     uint64_t forgotten = 0;
   };
 
-  static void EndPeriod(Part* part) {
-    part->period ^= kPeriod;
-    ++part->periods;
-  }
-
   // Forgets one of the next few keys: rather one that was not counted in this period, then one with a low
   // count. A period ends when the hand has been around.
   void MakeRoom(uint32_t number) {
@@ -220,7 +230,7 @@ class CounterFilter final : public AdmissionFilter {
     size_t found = words_.Scan(number, &part.hand, kSample, keys.data(), words.data());
     if (found == 0) {
       part.hand = 0;
-      EndPeriod(&part);
+      EndPeriod(number);
       found = words_.Scan(number, &part.hand, kSample, keys.data(), words.data());
     }
     if (found == 0) return;

@@ -334,6 +334,10 @@ class RowMap {
   size_t Scan(uint64_t* position, size_t max, Key* keys, uint32_t* numbers) const noexcept {
     return index_->Scan(position, max, keys, numbers);
   }
+  size_t Scan(const Index::Range& range, uint64_t* position, size_t max, Key* keys,
+              uint32_t* numbers) const noexcept {
+    return index_->Scan(range, position, max, keys, numbers);
+  }
 
  private:
   static constexpr size_t kAtOnce = 64;

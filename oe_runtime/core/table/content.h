@@ -44,10 +44,13 @@ struct Table::Content {
     uint64_t step = 0;
     uint32_t seconds = 0;
     bool known = false;
-    uint64_t position = 0;  // of a sweep that is under way
-    uint64_t period = 0;    // AdmissionFilter::periods
+    // Sweeps that began at the part's first place and go on, as bits: of policies their reasons'.
+    uint32_t under_way = 0;
+    static constexpr uint32_t kOfCall = uint32_t{1} << 31;  // of a save or of Evict()
+    uint64_t period = 0;                                    // AdmissionFilter::periods
   };
-  std::array<Swept, kShards> swept{};  // under the shards' locks
+  std::array<Swept, kShards> swept{};  // of sweeps, which keep pushes away
+  bool loaded = false;                 // from files or a checkpoint: the age of its counts is not known
   std::atomic<uint64_t> version{0};
   bool opened = false;  // the pool was there already
   // The pool or the log, if there is one: what keeps checkpoints.

@@ -286,8 +286,10 @@ class Table {
   static RowLog::Room RoomToEvict(const RowMap& map, size_t rows);
   bool Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, uint64_t* position);
   void SweepQuietly(uint32_t shard, uint32_t reasons, const Index::Range& range);
+  void SweepFilterQuietly(uint32_t shard, uint32_t reasons, uint32_t sweep, const Index::Range& places);
   void SweepInTurn(uint64_t step);
-  bool SweepFilter(uint32_t shard, uint32_t reasons);
+  bool SweepFilter(uint32_t shard, uint32_t reasons, uint32_t sweep, Index::Range places);
+  bool HasSmallFilter(uint32_t shard) const;
   void NoteLoaded(const Content& content);
 
   TableFiles Files() const;

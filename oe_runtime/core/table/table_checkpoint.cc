@@ -36,7 +36,10 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   if (eviction_.sweeps() != 0) {
-    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, eviction_.sweeps(), {});
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      SweepQuietly(shard, eviction_.sweeps(), {});
+      SweepFilterQuietly(shard, eviction_.sweeps(), Content::Swept::kOfCall, {});
+    }
   }
   const auto save = [&] {
     const bool known = std::all_of(content_->shards.begin(), content_->shards.end(),
@@ -92,6 +95,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
     if (same_servers) content->saved = infos[i].checksum;
   }
   content->version = infos.front().version;
+  content->loaded = true;
   content->saved_version = infos.front().version;
   if (content->saved) {
     for (const auto& map : content->shards) map->changes().Start();
@@ -248,6 +252,7 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
   damage_->Recovered();
   content_->hands = {};
   content_->swept = {};
+  content_->loaded = true;
   if (eviction_.capped()) KeepCap(content_.get());
   NoteLoaded(*content_);
 }

@@ -16,9 +16,10 @@
 namespace oe {
 namespace {
 
-constexpr size_t kSample = 16;             // rows of which the cap evicts the first
-constexpr size_t kSwept = size_t{4096};    // rows that a sweep looks at while pushes wait
-constexpr size_t kSweptOfLog = 512;        // the same in a log, which must have room for their tombstones
+constexpr size_t kSample = 16;           // rows of which the cap evicts the first
+constexpr size_t kSwept = size_t{4096};  // rows that a sweep looks at while pushes wait
+constexpr size_t kSweptOfLog = 512;      // the same in a log, which must have room for their tombstones
+constexpr uint64_t kSmallFilterBytes = uint64_t{128} << 10;
 constexpr size_t kSampled = size_t{4096};  // rows of an internal shard that say how old the newest is
 
 std::vector<std::unique_ptr<Index>> NewIndexes() {
@@ -316,24 +317,49 @@ RowLog::Room Table::RoomToEvict(const RowMap& map, size_t rows) {
   return map.log()->log()->Reserve(2 * rows, RowLog::Need::kWriteBack);
 }
 
-// Some more of a sweep of the filter's part, if one is due: keys that were not counted for as long as a row
-// lives without a push are forgotten. False when there is nothing more to do. The caller keeps pushes away.
-bool Table::SweepFilter(uint32_t shard, uint32_t reasons) {
+// Whether the filter's part is looked at in less time than is lost where it is cut (Index::Scan reads all of
+// a segment for each slice).
+bool Table::HasSmallFilter(uint32_t shard) const {
+  return content_->filter->bytes(shard) <= kSmallFilterBytes;
+}
+
+// A slice of a sweep of the filter's part: forgets the keys that were not counted for as long as a row lives
+// without a push. A sweep begins with the first place of the part, if the period has lasted that long, and
+// ends the period with the last. `sweep` says whose it is (Content::Swept): several may be under way, and the
+// first that has seen all places ends the period. As a slice is seen at once, the filter may grow between two
+// of them. Small parts are one slice. False if no sweep is under way afterwards. The caller keeps pushes
+// away.
+bool Table::SweepFilter(uint32_t shard, uint32_t reasons, uint32_t sweep, Index::Range places) {
   if (!content_->filter) return false;
-  const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
+  if (HasSmallFilter(shard)) places = {};
   Content::Swept& swept = content_->swept[shard];
   const uint64_t step = content_->version.load();
   const TtlClock::Reading time = eviction_.has_ttl() ? clock_.Read() : TtlClock::Reading{};
   const uint64_t period = content_->filter->periods(shard);
+  const auto begin_period = [&](uint64_t number) { swept = {step, time.now, true, 0, number}; };
+  if (!swept.known) {
+    begin_period(period);
+    if (!content_->loaded) swept.step = 0;
+  }
   // A want of room may have ended the period: its keys are no older than that.
-  if (!swept.known || swept.period != period) swept = {step, time.now, true, 0, period};
+  if (swept.period != period) begin_period(period);
   // The clock makes no key old either, and if it was set back, time begins anew.
   swept.seconds = std::min(std::max(swept.seconds, time.floor), time.now);
-  if (swept.position == 0 && !eviction_.Expired(reasons, step - swept.step, time.now - swept.seconds)) {
-    return false;
+  const bool begins =
+      places.first == 0 && eviction_.Expired(reasons, step - swept.step, time.now - swept.seconds);
+  const bool goes_on = places.first != 0 && (swept.under_way & sweep) != 0;
+  swept.under_way &= ~sweep;  // also of one that fails, which begins anew
+  if (!begins && !goes_on) return false;
+  uint64_t position = 0;
+  for (bool more = true; more;) {
+    const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
+    more = content_->filter->Sweep(shard, places, &position, kSwept);
   }
-  if (content_->filter->Sweep(shard, &swept.position, kSwept)) return true;
-  swept = {step, time.now, true, 0, content_->filter->periods(shard)};
+  swept.under_way |= sweep;
+  if (places.last != Index::Range().last) return true;
+  const std::unique_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
+  content_->filter->EndPeriod(shard);
+  begin_period(content_->filter->periods(shard));
   return false;
 }
 
@@ -365,21 +391,35 @@ void Table::SweepQuietly(uint32_t shard, uint32_t reasons, const Index::Range& r
     uint64_t position = 0;
     while (Sweep(shard, reasons, range, &position)) {
     }
-    (void)SweepFilter(shard, reasons);  // a slice of it, too
-  } catch (const StorageError&) {       // NOLINT(bugprone-empty-catch): see above
+  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
+  }
+}
+
+// The same of the counts of the filter.
+void Table::SweepFilterQuietly(uint32_t shard, uint32_t reasons, uint32_t sweep, const Index::Range& places) {
+  try {
+    (void)SweepFilter(shard, reasons, sweep, places);
+  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
   }
 }
 
 void Table::SweepInTurn(uint64_t step) {
   for (const Eviction::Turn& turn : eviction_.Due(step, kShards)) {
+    const Index::Range places = SliceOf(Index::Range().last, turn.slice, turn.slices);
     if (!is_array_) {
-      SweepQuietly(turn.part, turn.reasons, SliceOf(~uint64_t{0}, turn.slice, turn.slices));
+      SweepQuietly(turn.part, turn.reasons, places);
+      SweepFilterQuietly(turn.part, turn.reasons, turn.reasons, places);
       continue;
     }
-    // The internal shard of a key depends on the number of servers, so a part is some of the keys.
+    // The internal shard of a key depends on the number of servers, so a part is some of the keys. Of small
+    // filters all shards forget at once, for the same reason.
     const Index::Range keys =
         SliceOf(spec_.input_dim - 1, turn.part * turn.slices + turn.slice, kShards * turn.slices);
-    for (uint32_t shard = 0; shard < kShards; ++shard) SweepQuietly(shard, turn.reasons, keys);
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      SweepQuietly(shard, turn.reasons, keys);
+      if (!content_->filter || (shard != turn.part && !HasSmallFilter(shard))) continue;
+      SweepFilterQuietly(shard, turn.reasons, turn.reasons, places);
+    }
   }
 }
 
@@ -403,10 +443,12 @@ uint64_t Table::Evict() {
       }
       evicted += before - content_->shards[shard]->size();
     }
-    for (more = true; more;) {
+    more = true;
+    for (uint64_t slice = 0; more && slice < Eviction::kMostSlices; ++slice) {
       const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
       const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
-      more = SweepFilter(shard, eviction_.sweeps());
+      more = SweepFilter(shard, eviction_.sweeps(), Content::Swept::kOfCall,
+                         SliceOf(Index::Range().last, slice, Eviction::kMostSlices));
     }
   }
   if (full.empty()) return evicted;
