@@ -235,8 +235,8 @@ class _Division(NamedTuple):
     """How well a separator divides lines: the best of several is the largest."""
 
     same: int  # lines of as many fields as the first one has
-    is_usual: bool
     fields: int
+    is_usual: bool
     order: int  # of separators, from the last one
     separator: str
     quotes: bool
@@ -264,7 +264,7 @@ def _division(lines: Sequence[bytes], separator: str, is_usual: bool, order: int
     quotes = has_quotes(separator)
     plain = [_splitter(separator, False)(line) for line in lines]
     same = sum(len(fields) == len(plain[0]) for fields in plain)
-    found = _Division(same, is_usual, len(plain[0]), order, separator, quotes)
+    found = _Division(same, len(plain[0]), is_usual, order, separator, quotes)
     if not any(b'"' in line for line in lines):
         return found
     rows = [_splitter(separator, True)(line) for line in lines]

@@ -352,6 +352,7 @@ def test_values_that_text_files_have_otherwise_are_whole(
         (",click,site\n0,1,a\n1,0,b\n2,0,a\n", "", True, ["Unnamed: 0", "click", "site"]),
         ("click;price;tags\n0;1,5;a,b\n1;2,5;a\n", ";", True, ["click", "price", "tags"]),
         ('click|"a|b"|c d\n0|x y|2\n1|"x|z"|3\n', "|", True, ["click", "a|b", "c d"]),
+        ("click|a, b|c\n0|x, y|2\n1|z, w|3\n", "|", True, ["click", "a, b", "c"]),
         ('click;site\n0;"a;b"\n1;c\n', ";", True, ["click", "site"]),
         ('click,size\n0,5" pipe\n1,"\n0,"a\n', "", True, ["click", "size"]),  # quotes that are none
         ("click site\n0 a\n1 b\n", " ", True, ["click", "site"]),
