@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -133,9 +132,9 @@ class Rows:
         storage, directory = replace(self._storage, weights_only=True), None
         if storage.type != "dram" and storage.path:
             directory = Path(storage.path) / f"serving-{self._generation}"
-            with contextlib.suppress(FileNotFoundError):  # of an earlier process
-                shutil.rmtree(directory)
-            directory.mkdir(parents=True)
+            directory.mkdir(
+                parents=True, exist_ok=True
+            )  # rows of an earlier process go, checkpoints are refused
             storage = replace(storage, path=str(directory))
         client = Client.in_process(storage, servers, self._threads)
         try:

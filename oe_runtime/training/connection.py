@@ -20,7 +20,12 @@ def connect(options: RunOptions) -> Client | None:
         return None
     if options.in_process:
         storage = StorageSpec(
-            options.storage, options.storage_path, options.storage_size, cache_bytes=options.storage_cache
+            options.storage,
+            options.storage_path,
+            options.storage_size,
+            recover=options.storage_recover,
+            fresh=options.storage_fresh,
+            cache_bytes=options.storage_cache,
         )
         return Client.in_process(storage)
     worker = None
@@ -77,6 +82,7 @@ def refuse_trained(client: Client) -> None:
     kept = client.checkpoints()
     if kept and kept != [0]:  # one of step 0 has no rows
         raise RunError(
-            f"the storage of the servers already holds checkpoint {kept[-1]} of another run; start them with "
-            "another --storage-path, or continue that run with --resume"
+            f"the storage of the servers already holds checkpoint {kept[-1]} of another run; continue that "
+            "run with --resume, or start the servers with another --storage-path, or with --storage-fresh, "
+            "which removes it (in a job of oeprov: oeprov resume JOB --consent JOB)"
         )

@@ -82,6 +82,8 @@ class RunOptions:
     storage_path: str
     storage_size: int
     storage_cache: int
+    storage_recover: bool
+    storage_fresh: bool
     run_dir: Path
     checkpoint_steps: int
     checkpoint_minutes: int
@@ -256,6 +258,18 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     p.add_argument(
         "--storage-size", type=size(), metavar="SIZE", help="With --in-process: most memory of the rows."
     )
+    kept = p.add_mutually_exclusive_group()
+    kept.add_argument(
+        "--storage-recover",
+        action="store_true",
+        help="With --storage-path: open the tables in that directory. Without this and --storage-fresh, a "
+        "directory with a checkpoint is refused.",
+    )
+    kept.add_argument(
+        "--storage-fresh",
+        action="store_true",
+        help="With --storage-path: remove the tables in that directory.",
+    )
 
     worker_options.add_arguments(p)
 
@@ -369,6 +383,7 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
 _OF_SCRIPTS = {
     *("script", "data", "servers", "in_process", "token_file", "tls", "checkpoint_transfer", "job"),
     *("server_wait", "storage", "storage_path", "storage_size", "storage_cache"),
+    *("storage_recover", "storage_fresh"),
     *("workers", "rank", "worker_wait", "generation", "run_dir", "resume", "log_every", "stats_seconds"),
     *("checkpoint_steps", "checkpoint_minutes", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
     *("checkpoint_increments", "exit_with_parent", "upload_to", "upload_bandwidth"),
@@ -489,13 +504,16 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
     """Check what belongs together; return the options by name. `name`: the script's."""
     if a.resume and a.run_dir is None:
         p.error("--resume needs --run-dir, the directory of the run to go on with")
-    if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache):
+    kept = a.storage_recover or a.storage_fresh
+    if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache or kept):
         p.error("--storage and --storage-* go with --in-process; servers have their own")
     if a.storage in DURABLE and not a.storage_path:
         where = "an NVMe drive" if a.storage == "dram_ssd" else "an fsdax mount"
         p.error(f"--storage {a.storage} needs --storage-path, a directory (on {where})")
     if a.storage_path and a.storage in (None, "dram"):
         p.error(f"--storage-path goes with --storage {', '.join(DURABLE)} or pmem_memkind")
+    if kept and a.storage not in DURABLE:
+        p.error(f"--storage-recover and --storage-fresh go with --storage {', '.join(DURABLE)}")
     if bool(a.storage_cache) != (a.storage in CACHED):
         p.error(f"--storage {' or '.join(CACHED)} and --storage-cache go together")
     servers = worker_options.endpoints(p, "--servers", a.servers) if a.servers is not None else ()

@@ -5,14 +5,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from training_runs import DATA, SMALL, events, losses
 
-from oe_runtime import TableSpec
+from oe_runtime import StorageError, StorageSpec, TableSpec
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.support.argument_types import size
 from oe_runtime.train import main
+from oe_runtime.training.connection import connect
 from oe_runtime.training.optimizers import LEARNING_RATES
 from oe_runtime.training.options import parse, parser
 from oe_runtime.training.policies import admission, eviction
@@ -161,3 +163,27 @@ def test_a_backend_that_the_trainer_does_not_run_on_is_one_line(
         f"error: KERAS_BACKEND is {backend}, but this trainer runs on tensorflow: unset it"
     )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*is not persistent memory")
+@pytest.mark.parametrize("storage", ["pmem_libpmem", "dram_pmem", "dram_ssd"])
+def test_a_run_says_what_happens_to_an_earlier_ones_checkpoint(tmp_path: Path, storage: str) -> None:
+    """With tables in its own process, in a directory where another process has a checkpoint."""
+    cache = 0 if storage == "pmem_libpmem" else 1 << 20
+    spec, where = TableSpec("e", 2), str(tmp_path / "rows")
+    with Client.in_process(StorageSpec(storage, where, recover=True, cache_bytes=cache)) as client:
+        client.assign(client.create_table(spec), np.arange(3), np.ones((3, 2), np.float32))
+        client.checkpoint(7, wait=True)
+    words = ["--data", "generate:10", "--in-process", "--storage", storage, "--storage-path", where]
+    words += ["--storage-cache", str(cache)] if cache else []
+    files = {path.name: path.stat().st_size for path in (tmp_path / "rows").iterdir()}
+    with pytest.raises(
+        StorageError, match=r"has checkpoints of table 'e': .*--storage-recover.*--storage-fresh"
+    ):
+        connect(parse(words))
+    assert {path.name: path.stat().st_size for path in (tmp_path / "rows").iterdir()} == files
+    for flag, rows in (("--storage-recover", 3), ("--storage-fresh", 0)):
+        client = connect(parse([*words, flag]))
+        assert client is not None
+        with client:
+            assert client.to_arrow(client.create_table(spec)).num_rows == rows

@@ -129,7 +129,7 @@ def test_servers_are_bound_to_their_nodes_persistent_memory(tmp_path: Path) -> N
     assert template["spec"]["storageClassName"] == ""
     words = pod_of(stateful)["containers"][0]["args"]
     assert words[words.index("--storage-path") + 1].startswith(parts.POOL_DIR)
-    assert "--storage-recover" in words
+    assert not [word for word in words if word in ("--storage-recover", "--storage-fresh")]
     assert words[words.index("--count") + 1] == "3"
 
 
@@ -307,6 +307,24 @@ class TestScripts:
         assert self.start(place, container).wait(20) == 0
         assert not (place / "pool").exists()
 
+    @pytest.mark.parametrize("begun", [False, True])
+    def test_a_server_takes_only_rows_of_a_job_that_has_begun(self, place: Path, *, begun: bool) -> None:
+        container = pod_of(made(place)["StatefulSet/ctr-server"])["containers"][0]
+        if begun:
+            (place / "job" / "metrics.jsonl").write_text(json.dumps({"event": "start"}) + "\n")
+        assert self.start(place, container).wait(20) == 0
+        more = ["--storage-recover"] if begun else []
+        assert self.said(place)[4:] == [*container["args"], *more]
+        assert (place / "pool").exists()
+
+    def test_rows_of_a_job_that_trains_longer_stay(self, place: Path) -> None:
+        """Its events have the end of the run before."""
+        container = pod_of(made(place)["StatefulSet/ctr-server"])["containers"][0]
+        lines = [json.dumps({"event": name}) for name in ("start", "end", "report", "start", "checkpoint")]
+        (place / "job" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        assert self.start(place, container).wait(20) == 0
+        assert (place / "pool").exists()
+
     def test_a_worker_goes_on_from_a_checkpoint(self, place: Path) -> None:
         container = pod_of(made(place)["Job/ctr-worker"])["containers"][0]
         assert self.start(place, container).wait(20) == 0
@@ -352,7 +370,11 @@ class TestScripts:
         assert done.returncode == 1
 
     def test_shells_take_them(self, tmp_path: Path) -> None:
-        for script in (servers._START + servers._EMPTY, workers._SCRIPT, workers._MPI_LAUNCHER):
+        for script in (
+            servers._RECOVER + servers._START + servers._EMPTY,
+            workers._SCRIPT,
+            workers._MPI_LAUNCHER,
+        ):
             subprocess.run(["sh", "-n", "-c", script], check=True)
 
 

@@ -13,9 +13,17 @@ ROLE = "server"
 END_SECONDS = 120
 _REQUEST_BYTES = 4 << 30  # the runtime's own default, where there is memory for it
 
-_START = parts.TAKE_TOKEN + parts.passing_on('python -m oe_runtime.server --index "${POD_NAME##*-}" "$@"')
-# The rows of a job that is done are in files of its last checkpoint, so volumes that are kept are emptied.
-_EMPTY = """if grep -qs '"event": "end"' "$RUN/metrics.jsonl"; then rm -rf "$POOL"; fi\n"""
+# Rows in the volume are the job's own once its trainer has begun. Before, they are of an earlier job of its
+# name, or of another namespace's on the same mount point: the server refuses them and names the tables.
+_RECOVER = 'if [ -e "$RUN/metrics.jsonl" ]; then set -- "$@" --storage-recover; fi\n'
+_START = parts.passing_on('python -m oe_runtime.server --index "${POD_NAME##*-}" "$@"')
+# The rows of a job that is done are in files of its last checkpoint, so volumes that are kept are emptied. A
+# job that was applied again with more steps has earlier ends in its events too.
+_EMPTY = """\
+case $(grep -Es '"event": "(start|end)"' "$RUN/metrics.jsonl" | tail -n 1) in
+  *'"event": "end"'*) rm -rf "$POOL" ;;
+esac
+"""
 _END = 'exit "$status"\n'
 
 
@@ -175,7 +183,7 @@ def _container(plan: Plan) -> Document:
     values = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108 - a volume of the pod's own
     if plan.pools:
         values.update(RUN=str(plan.directory / "run"), POOL=pool)
-    script = _START + (_EMPTY if plan.pools else "") + _END
+    script = parts.TAKE_TOKEN + (f"{_RECOVER}{_START}{_EMPTY}" if plan.pools else _START) + _END
     page = {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 5, "timeoutSeconds": 5}
     mounts = parts.mounts(plan)
     if plan.pools:
@@ -224,13 +232,11 @@ def _words(plan: Plan, pool: str) -> list[str]:
         # Three budgets of this size beside the rows.
         "max-request-bytes": min(_REQUEST_BYTES, plan.settings.server_memory // 8),
     }
-    flags = []
     if plan.pools:
         kept = max(LEAST_POOL_CHECKPOINTS, plan.request.training.keep_checkpoints)
         options.update({"storage-path": pool, "storage-checkpoints": kept})
-        flags.append("--storage-recover")
     if plan.cache:
         options["storage-cache"] = plan.cache
     if plan.size:
         options["storage-size"] = plan.size
-    return [*arguments(options), *flags]
+    return arguments(options)

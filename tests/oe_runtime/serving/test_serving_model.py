@@ -15,7 +15,7 @@ from serving_models import Training, batch
 from training_runs import DATA, SMALL, events
 
 import oe_runtime.keras as embed
-from oe_runtime import Client, StorageSpec, TableSpec, checkpoint, train
+from oe_runtime import Client, StorageError, StorageSpec, TableSpec, checkpoint, train
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import Split, holdout_batches, open_source
 from oe_runtime.errors import CheckpointError, ServerLost, SpecError
@@ -292,6 +292,22 @@ def test_a_run_of_a_script_has_no_model_to_serve(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"script": "train.py", "stock": False}))
     with pytest.raises(ServingError, match=r"is a run of train\.py, which alone makes its model"):
         Model.load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not persistent memory")
+def test_rows_of_others_are_not_removed(tmp_path):
+    """Not even where they lie in the directory that serving makes for itself."""
+    spec, place = TableSpec("t", 2), tmp_path / "rows" / "serving-1"
+    place.parent.mkdir()
+    with Client.in_process(StorageSpec("pmem_libpmem", str(place))) as trained:
+        trained.assign(trained.create_table(spec), np.arange(3), np.ones((3, 2), np.float32))
+        trained.checkpoint(1, wait=True)
+        checkpoint.publish(tmp_path / "saved", 1, lambda path: {"tables": trained.save(path)}, keep=1)
+    store = Rows([spec], StorageSpec("pmem_libpmem", str(place.parent)), threads=1)
+    with pytest.raises(StorageError, match="serving-1 has checkpoints of table 't'"):
+        store.load(Checkpoints(tmp_path / "saved").newest())
+    with Client.in_process(StorageSpec("pmem_libpmem", str(place), recover=True)) as trained:
+        assert trained.to_arrow(trained.create_table(spec)).num_rows == 3
 
 
 def test_optimizer_state_takes_no_memory(tmp_path):
