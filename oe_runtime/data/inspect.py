@@ -120,22 +120,27 @@ def _divided(fields: Sequence[Any]) -> tuple[str, list[list[str]] | None]:
     return "", None
 
 
-def propose(data: str, most: int = ROWS, label: str | None = None) -> tuple[str, Schema]:
+def propose(
+    data: str, most: int = ROWS, label: str | None = None, max_bad_rows: int = 0
+) -> tuple[str, Schema]:
     """Return a schema of the files `data`, as YAML with comments and as it is read.
 
-    Raises DataError if there is no row, or no schema that reads all files.
+    Raises DataError if there is no row, or no schema that reads all files but for `max_bad_rows` rows.
     """
     files = CriteoFiles(data).files
     wanted: list[Path] = []
     while True:
-        found = _propose(data, read_sample(files, most, label, wanted), label)
+        sample = read_sample(files, most, label, wanted, max_bad_rows)
+        found = _propose(data, sample, label, max_bad_rows)
         text = found.text()
         schema = row_schema.parse(yaml.safe_load(text), "the proposal")
         try:
-            open_source(data, schema=schema).check()
+            open_source(data, max_bad_rows=max_bad_rows, schema=schema).check()
         except DataError:
             # A file outside the sample has other columns or values: look at it, too.
-            refusing = [path for path in files if path not in wanted and _problem(path, schema, 1)]
+            refusing = [
+                path for path in files if path not in wanted and _problem(path, schema, 1, max_bad_rows)
+            ]
             if not refusing or len(wanted) == _REFUSALS:
                 raise
             wanted.append(refusing[0])
@@ -143,7 +148,7 @@ def propose(data: str, most: int = ROWS, label: str | None = None) -> tuple[str,
             return text, schema
 
 
-def _propose(data: str, sample: Sample, label: str | None) -> _Proposal:
+def _propose(data: str, sample: Sample, label: str | None, max_bad_rows: int) -> _Proposal:
     fields = sample.columns
     for name in fields:
         if len(_word(name)) > _MOST_KEY:
@@ -157,7 +162,7 @@ def _propose(data: str, sample: Sample, label: str | None) -> _Proposal:
     absent = sorted(set().union(*words) - chosen.values.keys())
     if absent:
         columns |= {name: _column(sample, name, absent) for name in columns if name != chosen.name}
-    found = _Proposal(data, sample, chosen, absent, columns)
+    found = _Proposal(data, sample, chosen, absent, columns, max_bad_rows)
     if found.problem(found.schema()) is not None:
         found.try_each()
     return found
@@ -181,17 +186,18 @@ def _present(value: Any, absent: Sequence[str]) -> Any:
     return "" if value in absent else value
 
 
-def _problem(path: Path, schema: Schema, rows: int) -> str | None:
+def _problem(path: Path, schema: Schema, rows: int, max_bad_rows: int) -> str | None:
     """Return why the trainer's reader does not read the first rows of a file: without its name."""
     try:
         with contextlib.closing(open_file(path, schema)) as file:
-            read = 0
+            read = broken = 0
             for task in file.pieces():
                 piece = task()
-                if piece.broken:
-                    row, problem = piece.broken[0]
+                broken += len(piece.broken)
+                if broken > max_bad_rows:
+                    row, problem = piece.broken[max_bad_rows - broken]
                     return f"{file.unit} {file.first + read + row}: {problem}"
-                read += piece.batch.rows
+                read += piece.batch.rows + len(piece.broken)
                 if read >= rows:
                     break
     except DataError as error:
@@ -205,9 +211,16 @@ class _Proposal:
     """What each column of a sample is, as the trainer's reader can read it."""
 
     def __init__(
-        self, data: str, sample: Sample, label: Column, absent: list[str], columns: Mapping[str, Column]
+        self,
+        data: str,
+        sample: Sample,
+        label: Column,
+        absent: list[str],
+        columns: Mapping[str, Column],
+        max_bad_rows: int,
     ) -> None:
         self._data, self._sample, self._label, self._absent = data, sample, label, absent
+        self._max_bad_rows = max_bad_rows
         self._ignored = dict(sample.unread)
         self._numbers: list[Column] = []
         self._categories: list[Column] = []
@@ -241,7 +254,8 @@ class _Proposal:
         """Return why the trainer's reader does not read the sample with a schema."""
         files = self._sample.files
         with ThreadPoolExecutor(_READERS, "inspect") as threads:
-            problems = threads.map(_problem, files, itertools.repeat(schema), files.values())
+            repeated = itertools.repeat(schema), files.values(), itertools.repeat(self._max_bad_rows)
+            problems = threads.map(_problem, files, *repeated)
             for path, problem in zip(files, problems, strict=True):
                 if problem is not None:
                     return problem if str(path) == self._data else f"{path.name} {problem}"
@@ -252,7 +266,7 @@ class _Proposal:
         whole = self.schema()
         alone = replace(whole, numbers=(), categories=())
         if (problem := self.problem(alone)) is not None:
-            raise DataError(f"{self._data} {problem}")
+            raise DataError(f"{self._data} {problem}; mend it, or allow broken rows with --max-bad-rows")
         for one, number in zip(list(self._numbers), whole.numbers, strict=True):
             if (reason := self.problem(replace(alone, numbers=(number,)))) is not None:
                 self._numbers.remove(one)
@@ -520,10 +534,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rows", type=int, default=ROWS, metavar="N", help=f"rows to read (default {ROWS:,})"
     )
+    parser.add_argument(
+        "--max-bad-rows", type=int, default=0, metavar="N", help="broken rows to skip, as in training"
+    )
     parser.add_argument("data", metavar="FILE")
     given = parser.parse_args(argv)
     try:
-        text, _ = propose(given.data, max(1, given.rows), given.label)
+        text, _ = propose(given.data, max(1, given.rows), given.label, max(0, given.max_bad_rows))
         print(text, end="")
     except OeError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -76,7 +76,11 @@ def is_number(text: str) -> bool:
 
 
 def read_sample(
-    files: Sequence[Path], most: int, label: str | None = None, wanted: Sequence[Path] = ()
+    files: Sequence[Path],
+    most: int,
+    label: str | None = None,
+    wanted: Sequence[Path] = (),
+    max_bad_rows: int = 0,
 ) -> Sample:
     """Return about `most` rows: of some files, from the first to the last one, and of each of the `wanted`.
 
@@ -102,7 +106,7 @@ def read_sample(
             break
     form = _Form()
     if texts:
-        form, divided = _divide(texts, label)
+        form, divided = _divide(texts, label, max_bad_rows)
         parts += divided
     found = sorted((part for part in parts if part.rows), key=lambda part: files.index(part.path))
     if not found and texts:
@@ -195,14 +199,14 @@ def _first_lines(path: Path, rows: int) -> _Lines:
     return _Lines(path, lines, more)
 
 
-def _divide(texts: Sequence[_Lines], label: str | None) -> tuple[_Form, list[_Part]]:
+def _divide(texts: Sequence[_Lines], label: str | None, max_bad_rows: int) -> tuple[_Form, list[_Part]]:
     """Return the form that text files have together, and their rows. Raises DataError."""
     usual = guessed_separator(texts[0].lines[0], commas=file_kind(texts[0].path) == "commas")
     separator, quotes = _separator(texts, usual)
     split = _splitter(separator, quotes)
     divided = [[split(line) for line in text.lines] for text in texts]
     count = len(divided[0][0])
-    if any(len(fields) != count for rows in divided for fields in rows):
+    if sum(len(fields) != count for rows in divided for fields in rows) > max_bad_rows:
         for text in texts:
             _check_line_ends(text, separator)
     fields = [[[one.decode("utf-8", "replace") for one in row] for row in rows] for rows in divided]

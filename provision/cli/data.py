@@ -40,6 +40,9 @@ def inspect(
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Rows to read.")] = 100_000,
+    max_bad_rows: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Broken rows to skip, as in training.")
+    ] = 0,
 ) -> int:
     """Print a schema to edit for files: what their columns seem to be, from a sample of their rows.
 
@@ -47,4 +50,5 @@ def inspect(
     trainer reads the files with it; columns that it cannot read are ignored, with the reason.
     """
     named = [] if label is None else ["--label", label]
-    return run_program("oe_runtime.data.inspect", "--rows", rows, *named, "--", file)
+    counts = ["--rows", rows, "--max-bad-rows", max_bad_rows]
+    return run_program("oe_runtime.data.inspect", *counts, *named, "--", file)

@@ -458,3 +458,18 @@ def test_names_with_any_characters_are_written(tmp_path: Path, capsys: pytest.Ca
     schema, _ = proposal(path, capsys)
     assert [one.name for one in schema.numbers] == names[:-1]
     assert schema.ignored == (names[-1], "\x07")
+
+
+def test_broken_rows_are_allowed_as_in_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("click,price,site\n" + "0,1.5,a\n1,2.5,b\n" * 20 + '1,2\n0,"a\nb",c\n,1,a\n')
+    assert inspect.main(["--max-bad-rows", "3", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {path} line 45: the label is '', expected 0 or 1; mend it, or allow broken rows with "
+        "--max-bad-rows\n"
+    )
+    assert inspect.main(["--max-bad-rows", "4", str(path)]) == 0
+    schema = row_schema.parse(yaml.safe_load(capsys.readouterr().out), "proposal")
+    source = open_source(str(path), max_bad_rows=4, schema=schema)
+    assert concatenate(list(source.blocks())).rows == 40
+    assert [one.name for one in schema.numbers] == ["price"]
