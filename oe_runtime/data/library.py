@@ -67,9 +67,12 @@ class TableSource:
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
         """See Source."""
         self._broken.start()
-        for batch in file_rows(Path(_TABLE), self._rows(), Pass(start_row), self._broken):
+        pass_ = Pass(start_row)
+        for batch in file_rows(Path(_TABLE), self._rows(), pass_, self._broken):
             if batch.rows:
                 yield batch
+        if self._table.num_rows and not pass_.rows:
+            raise DataError(f"{_TABLE} has no row that is not broken")
 
     def ranges(self) -> list[Range]:
         """See Source: a table is in one process, so it has no parts."""

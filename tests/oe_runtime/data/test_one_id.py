@@ -355,6 +355,8 @@ def test_a_table_in_place_of_files(tmp_path: Path) -> None:
         features(schema, {"number": [1]})
     with pytest.raises(DataError, match="the table row 2: the label is '7', expected 0 or 1"):
         list(Rows(schema, frame.assign(y=[1, 7, 1, 1]), 2))
+    with pytest.raises(DataError, match="the table has no row that is not broken"):
+        list(Rows(schema, frame.assign(y=7), 2, max_bad_rows=4))
     with pytest.raises(DataError, match="the table is empty"):
         Rows(schema, frame[:0], 2)
     with pytest.raises(DataError, match=r"cannot convert the table to Arrow: .*text"):
