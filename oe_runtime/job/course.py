@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -138,10 +140,14 @@ class ScriptCourse(Course):
             self.position = replace(self.position, epoch=epoch, batch=0)
 
     def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> dict[str, float]:
-        """Note the end of an epoch, with its figures; return those of worker 0."""
+        """Note the end of an epoch, with its figures; return their means over the workers that have them."""
         self._ranks.end_epoch()
-        values = {name: float(value) for name, value in figures.items()}
-        values = dict(json.loads(self._ranks.share(json.dumps(values).encode())))
+        mine = json.dumps({name: float(value) for name, value in figures.items()}).encode()
+        each = [json.loads(self._ranks.share(mine, rank)) for rank in range(self._ranks.count)]
+        values = {
+            name: fmean(of_one[name] for of_one in each if name in of_one)
+            for name in dict.fromkeys(itertools.chain.from_iterable(each))
+        }
         self._directory.event("epoch", epoch=epoch, step=self.position.step, figures=values)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self._view.say(f"epoch {epoch + 1} done at step {self.position.step}  {shown}".rstrip())

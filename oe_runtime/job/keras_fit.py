@@ -54,10 +54,13 @@ class KerasScriptState(ScriptState):
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
+        if self.callbacks is None:
+            return {}
+        return {"callbacks": np.frombuffer(json.dumps(self.callbacks.changed()).encode(), np.uint8)}
+
+    def own(self) -> Mapping[str, NDArray[Any]]:
+        """See ScriptState: of this worker's part of the data."""
         metrics = {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
-        if self.callbacks is not None:
-            changed = json.dumps(self.callbacks.changed()).encode()
-            metrics["callbacks"] = np.frombuffer(changed, np.uint8)
         states = {f"random/{i}": one.state.numpy() for i, one in enumerate(self._generators())}
         return {**metrics, **states}
 
@@ -65,7 +68,7 @@ class KerasScriptState(ScriptState):
         """See ScriptState."""
         super().load_extra(directory)
         for i, generator in enumerate(self._generators()):
-            if (state := self.loaded.get(f"random/{i}")) is not None:
+            if (state := self.loaded_own(f"random/{i}")) is not None:
                 generator.state.assign(state)
 
     def unsaved_random_layers(self) -> list[str]:
@@ -90,7 +93,7 @@ class KerasScriptState(ScriptState):
     def restore_metrics(self) -> None:
         """Give the metrics the values that they had at the checkpoint, where they are the same metrics."""
         variables = self._metrics()
-        values = [self.loaded.get(f"metric/{i}") for i in range(len(variables))]
+        values = [self.loaded_own(f"metric/{i}") for i in range(len(variables))]
         if all(v is not None and v.shape == m.shape for v, m in zip(values, variables, strict=True)):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
@@ -224,7 +227,7 @@ class FitPart:
         self._course.begin_epoch(epoch)
 
     def end_epoch(self, epoch: int, figures: dict[str, Any]) -> None:
-        """Note the position, and the epoch's figures, which become worker 0's: callbacks then do the same."""
+        """Note the position and the epoch's figures, of which callbacks get the means over the workers."""
         assert self._course is not None  # noqa: S101 - in fit
         state: Any = self._course.state
         if (unsaved := state.callbacks.unsaved()) and not self._session.told_of_callbacks:

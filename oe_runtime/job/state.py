@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.spec import TableSpec
@@ -24,10 +26,16 @@ class ScriptState:
     def __init__(self, model: Any, dense: DenseState) -> None:
         self.model = model
         self._dense = dense
-        self.loaded: dict[str, NDArray[Any]] = {}  # the extra arrays of the checkpoint that was loaded
+        self.loaded: dict[str, NDArray[Any]] = {}  # the loop's arrays of the checkpoint that was loaded
+        self._rank = 0
+        self._gathered: dict[str, NDArray[Any]] = {}  # the other workers' own arrays
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
-        """Return copies of the loop's arrays; for subclasses."""
+        """Return copies of the loop's arrays that are the same in all workers; for subclasses."""
+        return {}
+
+    def own(self) -> Mapping[str, NDArray[Any]]:
+        """Return copies of the loop's arrays that each worker has of its own; for subclasses."""
         return {}
 
     def settings(self) -> Mapping[str, Any]:
@@ -39,7 +47,23 @@ class ScriptState:
         return {}
 
     def gather(self, ranks: Ranks) -> None:
-        """Before a checkpoint: let worker 0 have what the others add to it; for subclasses."""
+        """Before a checkpoint: let worker 0 have the other workers' own arrays."""
+        self._rank, self._gathered = ranks.rank, {}
+        for rank in range(1, ranks.count):
+            mine = io.BytesIO()
+            if rank == ranks.rank:
+                np.savez(mine, **self.own())  # type: ignore[arg-type]
+            found = ranks.share(mine.getvalue(), rank)
+            if ranks.rank == 0:
+                with np.load(io.BytesIO(found), allow_pickle=False) as file:
+                    self._gathered |= {f"{name}/{rank}": file[name] for name in file.files}
+
+    def loaded_own(self, name: str) -> NDArray[Any] | None:
+        """Return this worker's array of `own` in the checkpoint that was loaded, if there is one.
+
+        A worker that the checkpoint has none of takes worker 0's.
+        """
+        return self.loaded.get(f"{name}/{self._rank}", self.loaded.get(name))
 
     def begin_epoch(self, *, resumed: bool) -> None:
         """Before the data of an epoch; for subclasses."""
@@ -54,7 +78,8 @@ class ScriptState:
 
     def values(self) -> dict[str, NDArray[Any]]:
         """See DenseState."""
-        return self._dense.values() | {_PREFIX + name: value for name, value in self.extra().items()}
+        arrays = {**self.own(), **self._gathered, **self.extra()}
+        return self._dense.values() | {_PREFIX + name: value for name, value in arrays.items()}
 
     def write(self, arrays: Mapping[str, NDArray[Any]], directory: Path) -> None:
         """See DenseState."""
@@ -76,6 +101,7 @@ class ScriptState:
 
     def share_extra(self, ranks: Ranks, directory: Path) -> None:
         """Give the other workers the loop's arrays of the checkpoint that worker 0 has loaded."""
+        self._rank = ranks.rank
         path = directory / FILE
         mine = path.read_bytes() if ranks.rank == 0 and path.exists() else b""
         if (found := ranks.share(mine)) and ranks.rank:

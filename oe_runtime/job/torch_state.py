@@ -16,7 +16,6 @@ from oe_runtime.job.state import ScriptState
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
 from oe_runtime.torch.model import table_layers
-from oe_runtime.training.ranks import Ranks
 
 _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
 
@@ -131,37 +130,22 @@ class TorchScriptState(ScriptState):
         self._trained = TorchDense(model, optimizer)
         super().__init__(model, self._trained)
         self._others = others
-        self._rank = 0
-        self._gathered: dict[str, NDArray[Any]] = {}  # the other workers' generators
         self._epoch: NDArray[Any] = torch.get_rng_state().numpy().copy()  # of the generator, at its begin
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
-        states = {
+        return {
             f"other/{name}": to_json(one.state_dict(), f"job.training({name}=…)")
             for name, one in self._others.items()
         }
-        return {**self._random(), **self._gathered, **states}
 
-    def _random(self) -> dict[str, NDArray[Any]]:
+    def own(self) -> dict[str, NDArray[Any]]:
+        """See ScriptState."""
         return {"random/epoch": self._epoch, "random/now": torch.get_rng_state().numpy().copy()}
 
     def equal_values(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
         return self._trained.trained()
-
-    def gather(self, ranks: Ranks) -> None:
-        """See ScriptState."""
-        self._rank = ranks.rank
-        for rank in range(1, ranks.count):
-            for name, mine in self._random().items():
-                found = ranks.share(mine.tobytes(), rank)
-                self._gathered[f"{name}/{rank}"] = np.frombuffer(found, np.uint8)
-
-    def share_extra(self, ranks: Ranks, directory: Path) -> None:
-        """See ScriptState."""
-        self._rank = ranks.rank
-        super().share_extra(ranks, directory)
 
     def load_extra(self, directory: Path) -> None:
         """See ScriptState."""
@@ -181,9 +165,8 @@ class TorchScriptState(ScriptState):
         self._go_to("random/now")
 
     def _go_to(self, name: str) -> None:
-        """Set the generator's state; a worker that the checkpoint has none of takes worker 0's."""
-        state = self.loaded.get(f"{name}/{self._rank}", self.loaded.get(name))
-        if state is not None:
+        """Set the generator's state."""
+        if (state := self.loaded_own(name)) is not None:
             torch.set_rng_state(torch.from_numpy(state.copy()))
 
 

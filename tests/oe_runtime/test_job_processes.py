@@ -130,6 +130,36 @@ def test_two_workers_have_the_losses_of_one_whoever_is_lost(tmp_path: Path) -> N
         assert found[step][0] == pytest.approx(loss, rel=1e-3), step
 
 
+def test_an_epoch_has_the_figures_of_all_workers_after_a_stop_too(tmp_path: Path) -> None:
+    """Each worker goes on with the sums of its own part of the data."""
+    script, run_dir = (
+        write(tmp_path, WORKERS.replace("keras.ops.ones_like(labels)", "labels")),
+        tmp_path / "run",
+    )
+    server = ServerProcess(tmp_path / "server")
+    workers = start_workers(script, run_dir, server)
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        workers[1].send_signal(signal.SIGTERM)
+        said = [worker.communicate(timeout=120) for worker in workers]
+        assert [worker.returncode for worker in workers] == [130, 130], said
+        assert 0 < events(run_dir, "interrupted")[0]["step"] < 60
+        workers = start_workers(script, run_dir, server, "--resume")
+        said = [worker.communicate(timeout=120) for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0], said
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.stop()
+    assert run(script, tmp_path / "one") == 0
+    found, expected = figures(run_dir), figures(tmp_path / "one")
+    assert found.keys() == expected.keys() == {0, 1}
+    for epoch, whole in expected.items():
+        assert found[epoch]["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+        assert 2 * found[epoch]["rows"] == whole["rows"]
+
+
 ELSEWHERE = (
     """
 import json, os
