@@ -151,7 +151,12 @@ class StorageSpec:
     and ``fresh`` removes them. With neither, a directory with a checkpoint is refused (``StorageError``).
     ``kept_checkpoints`` (2 to 64; 1 for a single table on a single server) of ``Client.checkpoint`` are kept.
     A row that changes between two checkpoints takes one more slot for each kept checkpoint and for the next.
-    Where a storage lacks these slots, it refuses new rows (``StorageFull``); updates and evictions go on.
+
+    A storage reserves these slots for as many rows as changed between earlier checkpoints; of rows for which
+    no checkpoint has shown that, for a sixteenth, with more than 3 kept checkpoints for
+    4 / (``kept_checkpoints`` + 1) of a sixteenth. New rows that would take reserved slots are refused
+    (``StorageFull``); updates and evictions go on. Where more rows change, a full storage refuses updates
+    too, until a checkpoint gives slots back: leave it more room.
 
     ``weights_only`` leaves out the state of optimizers and policies: for tables that are restored from files
     and only read. They refuse pushes, saves and checkpoints.

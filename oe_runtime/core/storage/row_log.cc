@@ -8,6 +8,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/storage/row_store.h"
+#include "oe_runtime/core/storage/slot_store.h"
 
 namespace oe {
 namespace {
@@ -18,17 +19,15 @@ constexpr uint64_t kLeastSegments = 8;      // that the log has at least, if the
 // Without that, a recovery would bring the row back.
 constexpr const char* kNoTombstone =
     "the log has no room to note that a row is gone; save the table to a file and restore it";
+constexpr uint64_t kPartForPushes = 72;  // of the rows
 constexpr uint64_t kMostGrowth = 256;    // segments at once
 constexpr size_t kMostUnwritten = 16;    // full chunks, beyond which Reserve() writes them
 constexpr int kMostAttempts = 64;        // to make room
 constexpr uint64_t kReserveWindow = 16;  // segments that are begun; see IsLow()
 constexpr int kMostInVain = 2;           // cleanings in turn, beyond which the log takes more space
 
-// Of `most` segments, those that only write-backs and cleaning may fill; for new rows, with those for
-// updates.
-uint64_t KeptSegments(uint64_t most, bool new_rows) {
-  return std::min(most, kCleanerSegments + kWriteBackSegments + 2 + (new_rows ? most / 16 + 2 : 0));
-}
+// Of `most` segments, those that only write-backs and cleaning may fill.
+uint64_t KeptSegments(uint64_t most) { return std::min(most, kCleanerSegments + kWriteBackSegments + 2); }
 
 }  // namespace
 
@@ -189,15 +188,18 @@ bool RowLog::HasRoom(uint64_t rows) const {
 // Rows that the log may have in `most` segments, those that are promised among them, so that enough is left
 // to what must go on: cleaning, and for new rows also updates.
 uint64_t RowLog::MostRows(uint64_t most, Need need) const {
-  const uint64_t kept = KeptSegments(most, need == Need::kNewRows);
-  uint64_t changes = 0;  // versions that kept checkpoints will need, beyond those that they need now
-  if (need == Need::kNewRows) {
-    changes = (spec_.window + uint64_t{1}) * std::max(most_changed_, changed_now_);
-    changes -= std::min<uint64_t>(changes, retired_.size());
-  }
   // Commits leave chunks that are not full.
-  const uint64_t rows = (most - kept) * segment_rows_ * 7 / 8;
-  return rows - std::min(rows, changes);
+  const uint64_t rows = (most - KeptSegments(most)) * segment_rows_ * 7 / 8;
+  if (need != Need::kNewRows) return rows;
+  // A part for the appends of pushes, and the versions that kept checkpoints will need: of as many rows as
+  // they did, or of as many as are expected where no epoch has shown more. For four epochs both together are
+  // what `spare` has beside the rows: as the log grows by that first, it knows whether the device has it.
+  const uint64_t kept = rows - rows / kPartForPushes;
+  const uint64_t retired = retired_.size();
+  const uint64_t shown = (spec_.window + uint64_t{1}) * std::max(most_changed_, changed_now_);
+  const uint64_t more = shown > retired ? shown - retired : 0;
+  const uint64_t unseen = kept * 16 / (16 + SlotStore::Epochs(spec_.window)) + retired;
+  return std::min(kept - std::min(kept, more), unseen);
 }
 
 bool RowLog::MayTake(uint64_t rows, Need need) const {
@@ -211,9 +213,9 @@ RowLogRoom RowLog::room(uint64_t left) const {
   RowLogRoom room;
   room.slots = segments_.size() * segment_rows_;
   room.free = room.slots - std::min(room.slots, wanted);
-  room.reserved = KeptSegments(most, true) * segment_rows_;
   room.changed = std::max(most_changed_, changed_now_);
   const uint64_t rows = MostRows(most, Need::kNewRows);
+  room.reserved = most * segment_rows_ - std::min(most * segment_rows_, rows);
   room.headroom = rows - std::min(rows, wanted);
   return room;
 }

@@ -402,11 +402,11 @@ void Table::CheckRows(const std::vector<Key>& keys) const {
 // Room for so many appends to the log, if there is one, for a call on these keys. Without a lock of a shard.
 // `adds`: keys without rows get some; where that has no room, there may be for those that have.
 RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
-  if (!content_->log) return {};
+  LogPool* const log = content_->log.get();
+  if (log == nullptr) return {};
   try {
-    return content_->log->Reserve(appends, adds ? RowLog::Need::kNewRows : RowLog::Need::kUpdates);
+    if (adds) return log->Reserve(appends, RowLog::Need::kNewRows);
   } catch (const StorageFull& full) {
-    if (!adds) throw;
     bool added = false;
     plan.ForEachShard(nullptr, [&](size_t begin, size_t end, size_t shard) {
       const std::shared_lock<FairSharedMutex> lock(content_->shards[shard]->mutex());
@@ -415,11 +415,16 @@ RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
       added = added || (map.size() < most_rows_[shard] && !map.HasAll(&plan.keys[begin], end - begin));
     });
     if (added) {
-      content_->log->NoteRefused();
+      log->NoteRefused();
       throw NoNewRows(full, spec_.name, storage_->spec().kept_checkpoints);
     }
   }
-  return content_->log->Reserve(appends, RowLog::Need::kUpdates);
+  try {
+    return log->Reserve(appends, RowLog::Need::kUpdates);
+  } catch (const StorageFull&) {
+    log->WaitIdle();  // a checkpoint that is being made durable gives room back
+  }
+  return log->Reserve(appends, RowLog::Need::kUpdates);
 }
 
 void Table::CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor) const {

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
@@ -185,6 +189,79 @@ TEST_P(TableFullTest, ACapThatIsLoweredMakesRoom) {
   const PolicyCounts counts = table->policy_counts();
   EXPECT_EQ(counts.evicted.at("cap"), rows + counts.admitted - table->rows());
 }
+
+// What StorageSpec promises of a full storage, by type and kept checkpoints.
+class TableUpdatesTest : public testing::TestWithParam<std::tuple<const char*, uint32_t>> {
+ protected:
+  TableUpdatesTest() {
+    TableSpec spec;
+    spec.name = "t";
+    spec.dim = kDim;
+    spec.optimizer.name = "sgd";
+    spec.initializer = {"constant", {{"value", 0}}, 0};
+    StorageSpec storage = TestStorage(std::get<0>(GetParam()), directory_.path(), uint64_t{16} << 20);
+    storage.kept_checkpoints = std::get<1>(GetParam());
+    table_ = Table::Create(spec, storage);
+  }
+
+  // Adds a row for each of the next keys; false: it was refused.
+  bool Grow(size_t n) {
+    try {
+      Push(table_.get(), KeysFrom(keys_.size(), n), 1);
+    } catch (const StorageFull&) {
+      return false;
+    }
+    for (size_t i = 0; i < n; ++i) keys_.push_back(keys_.size());
+    return true;
+  }
+  // Changes as many rows, by chance, in ten pushes, and makes a checkpoint for which nobody waits.
+  void ChangeAndCheckpoint(size_t rows) {
+    std::shuffle(keys_.begin(), keys_.end(), random_);
+    const size_t part = rows / 10;
+    for (size_t push = 0; push < 10; ++push) {
+      const Key* const first = &keys_[push * part];
+      Push(table_.get(), std::vector<Key>(first, first + part), 2);
+    }
+    table_->Checkpoint(++id_);
+  }
+
+  TestDirectory directory_;
+  std::unique_ptr<Table> table_;
+  std::vector<Key> keys_;
+  std::mt19937_64 random_{1};
+  uint64_t id_ = 0;
+};
+
+TEST_P(TableUpdatesTest, ASixteenthOfTheRowsMayChangeBetweenCheckpoints) {
+  while (Grow(500)) {
+  }
+  // Of more than three kept checkpoints, as many rows as three have in all.
+  const uint64_t epochs = std::max<uint64_t>(4, std::get<1>(GetParam()) + uint64_t{1});
+  for (int turn = 0; turn < 28; ++turn) {
+    ASSERT_NO_THROW(ChangeAndCheckpoint(keys_.size() * 4 / epochs / 16)) << turn;
+  }
+  ASSERT_NO_THROW(table_->WaitDurable());
+}
+
+TEST_P(TableUpdatesTest, AsManyRowsMayChangeAsDidBetweenEarlierCheckpoints) {
+  ASSERT_TRUE(Grow(40'000));
+  size_t rows = 0;
+  do {
+    table_->WaitDurable();
+    rows = keys_.size() / 5;
+    ASSERT_NO_THROW(ChangeAndCheckpoint(rows)) << keys_.size();
+  } while (Grow(keys_.size() / 30));
+  for (int turn = 0; turn < 12; ++turn) ASSERT_NO_THROW(ChangeAndCheckpoint(rows)) << turn;
+  ASSERT_NO_THROW(table_->WaitDurable());
+}
+
+INSTANTIATE_TEST_SUITE_P(Storages, TableUpdatesTest,
+                         testing::Combine(testing::Values("pmem_libpmem", "dram_pmem", "dram_ssd"),
+                                          testing::Values(2, 3, 5)),
+                         [](const auto& kind) {
+                           return std::string(std::get<0>(kind.param)) + "_" +
+                                  std::to_string(std::get<1>(kind.param));
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Pools, TableFullTest, testing::Values("pmem_libpmem", "dram_pmem"),
                          [](const auto& kind) { return std::string(kind.param); });
