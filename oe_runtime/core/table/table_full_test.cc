@@ -46,7 +46,9 @@ class TableFullTest : public testing::TestWithParam<const char*> {
     return spec;
   }
   std::unique_ptr<Table> New(const TableSpec& spec) const {
-    return Table::Create(spec, TestStorage(GetParam(), directory_.path(), uint64_t{8} << 20));
+    StorageSpec storage = TestStorage(GetParam(), directory_.path(), uint64_t{8} << 20);
+    storage.fresh = true;
+    return Table::Create(spec, storage);
   }
   // Pushes new keys, each once, until they are refused; how many there are now.
   static Key Fill(Table* table, Key first) {
