@@ -78,7 +78,9 @@ class TableChainTest : public testing::Test {
 TEST_F(TableChainTest, AnIncrementHasTheRowsThatWerePushedSince) {
   for (const std::string type : kStorageTypes) {
     SCOPED_TRACE(type);
-    const auto table = Table::Create(Spec(), TestStorage(type, directory_.path()));
+    StorageSpec storage = TestStorage(type, directory_.path());
+    storage.fresh = true;  // of the type before
+    const auto table = Table::Create(Spec(), storage);
     const auto read = [&](Key first, size_t n) {
       std::vector<float> rows(n * table->spec().dim);
       table->Pull(KeysFrom(first, n).data(), n, rows.data());

@@ -275,10 +275,14 @@ TEST_P(TableCheckpointTest, SaveAndRestoreWorkBesideCheckpoints) {
   EXPECT_EQ(Ids(*table), std::vector<uint64_t>{1});
 }
 
-TEST_P(TableCheckpointTest, WithoutRecoveryOldPoolsAreRemoved) {
+TEST_P(TableCheckpointTest, OldPoolsAreRemovedOnRequestOnly) {
   MakePool();
-  EXPECT_FALSE(std::filesystem::is_empty(directory_.path()));
-  EXPECT_EQ(Open(false)->rows(), 0U);
+  EXPECT_NE(MessageOf<StorageError>([&] { (void)Open(false); }).find("has checkpoints of table 'C1': start"),
+            std::string::npos);
+  EXPECT_GT(Open()->rows(), 0U);
+  StorageSpec fresh = Directory(false);
+  fresh.fresh = true;
+  EXPECT_EQ(Table::Create(Spec(), fresh)->rows(), 0U);
   EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }
 
@@ -302,7 +306,7 @@ TEST_P(TableCheckpointTest, ADifferentSpecIsRefusedAndNothingChanges) {
   const std::string super = File(IsLog() ? ".log" : "-super.pool");
   const auto expected = [&](const std::string& difference) {
     return super + ": " + difference +
-           "; start it as it was, or fresh (--storage-fresh), which removes the pool";
+           "; start it as it was, or fresh (--storage-fresh), which removes all tables of the directory";
   };
   TableSpec spec = Spec();
   spec.dim = 8;
