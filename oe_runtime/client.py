@@ -119,8 +119,8 @@ class Client:
     def _begin(self, core: _core.Client, job: str = "") -> None:
         self._core = core
         self._job = job
-        self._tables = 0
-        self._dropped: set[int] = set()  # ids
+        self._tables: dict[int, str] = {}  # names by id, without those that this client has dropped
+        self._next_table = 0
         self._pending: Future[None] | None = None
         self.connection = 0  # counts reconnects
 
@@ -155,17 +155,16 @@ class Client:
             raise SpecError("this client keeps its tables in this process: it has no servers to connect to")
         with contextlib.suppress(OeError):
             self.settle()
-        specs = [None if table in self._dropped else self._core.spec(table) for table in range(self._tables)]
+        specs = {table: self._core.spec(table) for table in sorted(self._tables)}
         torn = self._core.torn
         self._core.close()
         core = self._connect()
         if torn:  # the remaining servers do not know it yet
             core.tear(torn)
-        for spec in specs:
-            if spec is None:
-                core.skip_table()
-            else:
-                core.create_table(spec)
+        for table, spec in specs.items():
+            core.skip_tables(table)
+            core.create_table(spec)
+        core.skip_tables(self._next_table)
         self._core = core
         self.connection += 1
 
@@ -176,7 +175,8 @@ class Client:
         """
         self._refuse_change("create_table")
         table = self._settled().create_table(spec.to_json())
-        self._tables = max(self._tables, table + 1)
+        self._tables[table] = spec.name
+        self._next_table = max(self._next_table, table + 1)
         return table
 
     def drop_table(self, table: int | str, *, force: bool = False) -> None:
@@ -216,14 +216,12 @@ class Client:
             self._refuse_change("dropping tables")
         core = self._settled()
         if job is None:
-            mine = {
-                table: self.spec(table).name for table in range(self._tables) if table not in self._dropped
-            }
-            gone = {table for table, name in mine.items() if name in names or not names}
+            gone = {table for table, name in self._tables.items() if name in names or not names}
         else:
             gone = set()
         parts = core.drop(names, job, force)
-        self._dropped |= gone
+        for table in gone:
+            del self._tables[table]
         return -1 if parts is None else -(-parts // self.servers)
 
     def spec(self, table: int) -> TableSpec:
@@ -506,9 +504,7 @@ class Client:
     def _id(self, table: int | str) -> int:
         if not isinstance(table, str):
             return table
-        names = {
-            self.spec(number).name: number for number in range(self._tables) if number not in self._dropped
-        }
+        names = {name: number for number, name in self._tables.items()}
         if table not in names:
             raise SpecError(
                 f"table '{table}' is not one of this client's: {', '.join(names) or 'it has none'}"

@@ -372,7 +372,7 @@ void BindClient(py::module_& module) {
       .def("drop",
            [](Client& client, const std::vector<std::string>& tables, const std::optional<std::string>& job,
               bool force) { return Released([&] { return client.Drop(tables, job, force); }); })
-      .def("skip_table", &Client::SkipTable)
+      .def("skip_tables", &Client::SkipTables, py::arg("next"))
       .def("spec", [](const Client& client, uint32_t table) { return ToJsonText(client.Spec(table)); })
       .def("pull", &Pull, py::arg("ids"), py::arg("lookups"))
       .def("plan", &Plan, py::arg("ids"), py::arg("lookups"))

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "oe_runtime/core/common/copy_row.h"
@@ -75,11 +77,6 @@ void CheckSums(const PlannedGroup& group, const PlannedTable& planned, const Bat
   }
 }
 
-void RequireThere(const TableSpec& spec, uint32_t id) {
-  if (!spec.name.empty()) return;
-  throw SpecError("table id " + std::to_string(id) + " is of a table that this client has dropped");
-}
-
 void RequireInRange(const TableSpec& spec, const Key* keys, size_t n) {
   if (spec.index != "array") return;
   for (size_t i = 0; i < n; ++i) {
@@ -140,25 +137,28 @@ uint32_t Client::CreateTable(const TableSpec& spec) {
   const std::lock_guard<std::mutex> request(request_mutex_);
   std::vector<uint32_t> ids = backend_->CreateTable(wanted);
   const std::lock_guard<std::mutex> lock(tables_mutex_);
-  for (uint32_t id = 0; id < tables_.size(); ++id) {
-    if (tables_[id].name != wanted.name) continue;
-    server_ids_[id] = std::move(ids);  // others, if another client has dropped the table since
-    tables_[id] = wanted;
+  for (auto& [id, opened] : tables_) {
+    if (opened.spec.name != wanted.name) continue;
+    opened = {wanted, std::move(ids)};  // others, if another client has dropped the table since
     return id;
   }
-  tables_.push_back(wanted);
-  server_ids_.push_back(std::move(ids));
-  return static_cast<uint32_t>(tables_.size() - 1);
+  tables_[next_table_] = {wanted, std::move(ids)};
+  return next_table_++;
+}
+
+const Client::Opened& Client::Get(uint32_t table) const {
+  const auto found = tables_.find(table);
+  if (found != tables_.end()) return found->second;
+  if (table < next_table_) {
+    throw SpecError("table id " + std::to_string(table) + " is of a table that this client has dropped");
+  }
+  throw SpecError("table id " + std::to_string(table) + " does not exist; this client has " +
+                  std::to_string(tables_.size()) + " tables");
 }
 
 TableSpec Client::Spec(uint32_t table) const {
   const std::lock_guard<std::mutex> lock(tables_mutex_);
-  if (table >= tables_.size()) {
-    throw SpecError("table id " + std::to_string(table) + " does not exist; this client has " +
-                    std::to_string(tables_.size()) + " tables");
-  }
-  RequireThere(tables_[table], table);
-  return tables_[table];
+  return Get(table).spec;
 }
 
 std::optional<uint64_t> Client::Drop(const std::vector<std::string>& tables,
@@ -168,17 +168,17 @@ std::optional<uint64_t> Client::Drop(const std::vector<std::string>& tables,
   const std::optional<uint64_t> dropped = backend_->Drop(tables, job, force);
   if (job) return dropped;
   const std::lock_guard<std::mutex> lock(tables_mutex_);
-  for (TableSpec& spec : tables_) {
-    if (tables.empty() || std::find(tables.begin(), tables.end(), spec.name) != tables.end())
-      spec.name.clear();
+  for (auto it = tables_.begin(); it != tables_.end();) {
+    const bool gone =
+        tables.empty() || std::find(tables.begin(), tables.end(), it->second.spec.name) != tables.end();
+    it = gone ? tables_.erase(it) : std::next(it);
   }
   return dropped;
 }
 
-void Client::SkipTable() {
+void Client::SkipTables(uint32_t next) {
   const std::lock_guard<std::mutex> lock(tables_mutex_);
-  tables_.emplace_back().name.clear();
-  server_ids_.emplace_back();
+  next_table_ = std::max(next_table_, next);
 }
 
 std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vector<std::byte*>& groups,
@@ -194,7 +194,7 @@ std::vector<ServerBatch> Client::Batches(const BatchPlan& plan, const std::vecto
       const PlannedGroup& group = plan.groups[g];
       for (const PlannedTable& table : group.tables) {
         batch.entries.push_back(
-            {server_ids_[table.table][server], static_cast<uint32_t>(table.keys), learning_rates[g]});
+            {Get(table.table).server_ids[server], static_cast<uint32_t>(table.keys), learning_rates[g]});
         batch.values.push_back(groups[g] + table.offsets[server] * group.row_bytes());
         batch.bytes.push_back(plan.keys[table.keys].on(server) * group.row_bytes());
       }
@@ -211,7 +211,7 @@ std::vector<std::vector<uint32_t>> Client::AddCounts(const BatchPlan& plan,
     const PlannedGroup& group = plan.groups[g];
     std::vector<bool> wanted(group.tables.size());
     for (size_t t = 0; t < group.tables.size(); ++t) {
-      const TableSpec& spec = tables_[group.tables[t].table];
+      const TableSpec& spec = Get(group.tables[t].table).spec;
       wanted[t] = CountsKeys(spec.admission, spec.eviction);
       if (wanted[t]) counts[g].resize(group.rows);
     }
@@ -232,26 +232,33 @@ std::vector<std::vector<uint32_t>> Client::AddCounts(const BatchPlan& plan,
 
 std::shared_ptr<PulledBatch> Client::Plan(const std::vector<IdsView>& ids,
                                           const std::vector<std::pair<uint32_t, uint32_t>>& lookups) {
+  // The plan is of the tables that are looked up, in the order of their ids.
+  std::map<uint32_t, uint32_t> numbers;
+  for (const auto& [table, source] : lookups) numbers.emplace(table, 0);
   std::vector<TableSpec> tables;
+  std::vector<uint32_t> table_ids;
   {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
-    tables = tables_;
+    for (auto& [table, number] : numbers) {
+      number = static_cast<uint32_t>(tables.size());
+      tables.push_back(Get(table).spec);
+      table_ids.push_back(table);
+    }
   }
-  for (size_t i = 0; i < lookups.size(); ++i) {
-    if (lookups[i].first >= tables.size()) {
-      throw SpecError("lookup " + std::to_string(i) + ": table id " + std::to_string(lookups[i].first) +
-                      " does not exist; this client has " + std::to_string(tables.size()) + " tables");
+  std::vector<std::pair<uint32_t, uint32_t>> of_plan;
+  of_plan.reserve(lookups.size());
+  for (const auto& [table, source] : lookups) {
+    if (source >= ids.size()) {
+      throw SpecError("lookup " + std::to_string(of_plan.size()) + ": ids " + std::to_string(source) +
+                      " of " + std::to_string(ids.size()) + " arrays");
     }
-    RequireThere(tables[lookups[i].first], lookups[i].first);
-    if (lookups[i].second >= ids.size()) {
-      throw SpecError("lookup " + std::to_string(i) + ": ids " + std::to_string(lookups[i].second) + " of " +
-                      std::to_string(ids.size()) + " arrays");
-    }
+    of_plan.emplace_back(numbers.at(table), source);
   }
   auto pulled = std::make_shared<PulledBatch>();
   pulled->client = this;
-  pulled->plan = MakePlan(tables, ids, lookups, servers_, &pool_);
-  for (const PlannedGroup& group : pulled->plan.groups) {
+  pulled->plan = MakePlan(tables, ids, of_plan, servers_, &pool_);
+  for (PlannedGroup& group : pulled->plan.groups) {
+    for (PlannedTable& table : group.tables) table.table = table_ids[table.table];
     pulled->rows.push_back(backend_->NewBuffer(group.rows * group.row_bytes()));
   }
   return pulled;
@@ -336,10 +343,12 @@ void Client::Follow(PulledBatch* batch, std::shared_ptr<const PulledBatch> befor
   if (batch->client != this || before->client != this) {
     throw SpecError("this batch was pulled by another client");
   }
-  std::vector<bool> whole;
+  std::set<uint32_t> whole;
   {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
-    for (const TableSpec& spec : tables_) whole.push_back(!spec.eviction.empty());
+    for (const auto& [id, opened] : tables_) {
+      if (!opened.spec.eviction.empty()) whole.insert(id);
+    }
   }
   batch->shared = FindOverlap(batch->plan, before->plan, whole, &pool_);
   batch->before = std::move(before);
@@ -388,10 +397,12 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
     if (!begun[g] && !Repeats(plan.groups[g])) seen[g].resize(plan.groups[g].rows);
     for (size_t t = 0; t < plan.groups[g].tables.size(); ++t) work.push_back({g, t});
   }
-  std::vector<TableSpec> tables;
+  std::map<uint32_t, TableSpec> tables;
   if (servers_ > 1) {  // one server refuses all of a push or nothing by itself
     const std::lock_guard<std::mutex> lock(tables_mutex_);
-    tables = tables_;
+    for (const PlannedGroup& group : plan.groups) {
+      for (const PlannedTable& table : group.tables) tables.emplace(table.table, Get(table.table).spec);
+    }
   }
   std::vector<std::atomic<bool>> refusing(servers_);
   pool_.ParallelFor(work.size(), [&](size_t i) {
@@ -401,7 +412,7 @@ void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
     const auto sum = group.is_float64 ? SumTable<double> : SumTable<float>;
     uint8_t* const of_group = seen[g].empty() ? nullptr : seen[g].data();
     if (of_ids[g].given()) sum(plan, group, work[i].table, of_ids[g], !begun[g], places[g], of_group);
-    if (servers_ > 1) CheckSums(group, planned, plan, tables[planned.table], places[g], &refusing);
+    if (servers_ > 1) CheckSums(group, planned, plan, tables.at(planned.table), places[g], &refusing);
   });
   std::vector<ServerBatch> batches = Batches(plan, places, rates);
   const std::vector<std::vector<uint32_t>> counts = AddCounts(plan, &batches);
@@ -422,7 +433,7 @@ void Client::PullRows(uint32_t table, const Key* keys, size_t n, void* out) {
   const auto part = [&](uint32_t server, const Key* of_server, size_t count, std::byte* rows) {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
     ServerBatch batch;
-    batch.entries = {{server_ids_[table][server], 0, 0.0}};
+    batch.entries = {{Get(table).server_ids[server], 0, 0.0}};
     batch.blocks = {{of_server, count}};
     batch.values = {rows};
     batch.bytes = {count * row_bytes};
@@ -469,7 +480,7 @@ void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t byte
   std::vector<uint32_t> ids;
   {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
-    ids = server_ids_[table];
+    ids = Get(table).server_ids;
   }
   const size_t most = std::clamp<size_t>(kPieceBytes / bytes_of_key, 1, kPieceKeys);
   for (size_t begin = 0; begin < n; begin += most) {
@@ -626,7 +637,7 @@ std::vector<Key> Client::Keys(uint32_t table, uint32_t part) {
   std::vector<uint32_t> ids;
   {
     const std::lock_guard<std::mutex> lock(tables_mutex_);
-    ids = server_ids_[table];
+    ids = Get(table).server_ids;
   }
   const std::lock_guard<std::mutex> request(request_mutex_);
   return backend_->Keys(ids, part);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json_fwd.hpp>
@@ -57,8 +58,9 @@ class Client {
   // asked. How many parts of tables there were; nothing if another worker's request has dropped them.
   std::optional<uint64_t> Drop(const std::vector<std::string>& tables, const std::optional<std::string>& job,
                                bool force);
-  // Skips the next id: a client that reconnects does so for a table that was dropped.
-  void SkipTable();
+  // Gives no table an id below `next` from now on: a client that reconnects does so for those of tables that
+  // were dropped, which must not reach others.
+  void SkipTables(uint32_t next);
   // The specification of a table, every default filled in. Throws SpecError for an id that does not exist.
   TableSpec Spec(uint32_t table) const;
 
@@ -173,9 +175,16 @@ class Client {
   std::atomic<uint64_t> pushes_{0};
   std::atomic<uint64_t> others_{0};
 
+  struct Opened {
+    TableSpec spec;
+    std::vector<uint32_t> server_ids;  // per server
+  };
+  // Under tables_mutex_. Throws SpecError for an id that was never given, or whose table was dropped.
+  const Opened& Get(uint32_t table) const;
+
   mutable std::mutex tables_mutex_;
-  std::vector<TableSpec> tables_;                  // by id; without a name: dropped, or skipped
-  std::vector<std::vector<uint32_t>> server_ids_;  // per table, per server
+  std::map<uint32_t, Opened> tables_;  // by id
+  uint32_t next_table_ = 0;            // ids are not used again
 };
 
 }  // namespace oe

@@ -275,7 +275,7 @@ BatchPlan MakePlan(const std::vector<TableSpec>& tables, const std::vector<IdsVi
   return Planner(tables, ids, lookups, servers, pool).Make();
 }
 
-Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::vector<bool>& whole,
+Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::set<uint32_t>& whole,
                     ThreadPool* pool) {
   // Tables that share their keys in both plans share the work.
   constexpr size_t kAll = ~size_t{0};
@@ -288,7 +288,7 @@ Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::ve
     part.dim = group.dim;
     part.is_float64 = group.is_float64;
     for (const PlannedTable& table : group.tables) {
-      size_t keys = whole[table.table] ? kAll : kAll - 1;
+      size_t keys = whole.count(table.table) > 0 ? kAll : kAll - 1;
       for (const PlannedGroup& other_group : other.groups) {
         for (const PlannedTable& other_table : other_group.tables) {
           if (other_table.table == table.table && keys != kAll) keys = other_table.keys;

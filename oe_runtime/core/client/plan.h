@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -74,7 +75,7 @@ struct Overlap {
 };
 
 // `whole`: tables, by client's id, of which all rows count as common.
-Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::vector<bool>& whole,
+Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::set<uint32_t>& whole,
                     ThreadPool* pool);
 
 }  // namespace oe

@@ -1,6 +1,7 @@
 // Tables that are dropped while others use them.
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <atomic>
 #include <chrono>
@@ -227,6 +228,58 @@ TEST_P(DropTest, DropsTablesThatNobodyHasOpened) {
   const auto of_y = ClientOf(cluster, "y");
   EXPECT_EQ(of_x->Keys(of_x->CreateTable(spec)).size(), 0U);
   EXPECT_EQ(of_y->Keys(of_y->CreateTable(spec)).size(), kKeys.size());
+}
+
+// Bytes that this process has allocated and not freed.
+uint64_t HeapBytes() {
+#if __GLIBC_PREREQ(2, 33)
+  return mallinfo2().uordblks;
+#else
+  return static_cast<unsigned>(mallinfo().uordblks);
+#endif
+}
+
+// Makes and drops 10,000 tables: neither the client nor the server keeps anything of them.
+void ExpectNothingStays(Client* client) {
+  constexpr uint32_t kTables = 10000;
+  uint64_t before = 0;
+  for (uint32_t i = 0; i < kTables; ++i) {
+    ASSERT_EQ(client->CreateTable(Spec("e" + std::to_string(i % 7), 3, "adam")), i + 1);
+    ASSERT_GT(client->Drop({"e" + std::to_string(i % 7)}, std::nullopt, true).value_or(0), 0U);
+    if (i == kTables / 5) before = HeapBytes();  // the server has the names of the last 1,000
+  }
+  EXPECT_LT(HeapBytes(), before + 10 * kTables);
+}
+
+TEST(DroppedTablesTest, LeaveNothingInThisProcess) {
+  const auto client = Client::InProcess({}, 2, 1);
+  ASSERT_EQ(client->CreateTable(Spec("stays", 3, "adam")), 0U);
+  Assign(client.get(), 0, 1);
+  ExpectNothingStays(client.get());
+  EXPECT_EQ(Rows(client.get(), 0), std::vector<float>(24, 1));
+  EXPECT_EQ(MessageOf<SpecError>([&] { Rows(client.get(), 1); }),
+            "table id 1 is of a table that this client has dropped");
+  EXPECT_EQ(MessageOf<SpecError>([&] { Rows(client.get(), 20000); }),
+            "table id 20000 does not exist; this client has 1 tables");
+}
+
+// The id of a dropped table never reaches another one, however many came after it.
+TEST(DroppedTablesTest, LeaveNothingOnServers) {
+  const Cluster cluster(1);
+  const auto old = ClientOf(cluster);
+  ASSERT_EQ(old->CreateTable(Spec("e", 3, "adam")), 0U);
+  Assign(old.get(), 0, 1);
+  const auto client = ClientOf(cluster);
+  ASSERT_EQ(client->CreateTable(Spec("e", 3, "adam")), 0U);
+  EXPECT_EQ(client->Drop({"e"}, std::nullopt, true), 1U);
+  EXPECT_EQ(MessageOf<SpecError>([&] { Rows(old.get(), 0); }).find("table 'e' was dropped by a client"), 0U);
+  ExpectNothingStays(client.get());
+  ASSERT_EQ(client->CreateTable(Spec("e", 3, "adam")), 10001U);
+  EXPECT_EQ(MessageOf<SpecError>([&] { Rows(old.get(), 0); }).find("table 0 was dropped by a client"), 0U);
+  EXPECT_EQ(cluster.servers[0]->Stats()["tables"].size(), 1U);
+  EXPECT_EQ(old->CreateTable(Spec("e", 3, "adam")), 0U);
+  Assign(client.get(), 10001, 4);
+  EXPECT_EQ(Rows(old.get(), 0), std::vector<float>(24, 4));
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, DropTest, testing::Values("dram", "pmem_libpmem", "dram_pmem", "dram_ssd"),

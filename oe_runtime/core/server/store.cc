@@ -25,6 +25,7 @@ namespace oe {
 namespace {
 
 constexpr size_t kMaxTableName = 150;  // as it stands in a file name
+constexpr size_t kDroppedNames = 1000;
 
 void CheckPart(uint32_t part) {
   if (part < Table::kParts) return;
@@ -150,16 +151,19 @@ uint32_t Store::CreateTable(const TableSpec& spec) {
     const std::shared_lock<std::shared_mutex> lock(mutex_);
     if (const auto id = FindTable(wanted)) return *id;
     CheckKeptCheckpoints(wanted.name);
+    if (next_id_ == std::numeric_limits<uint32_t>::max()) {
+      throw SpecError("table '" + wanted.name + "': this server has made 2^32 tables; start it again");
+    }
   }
   // It may have rows to recover: those that use other tables meanwhile do not wait.
-  std::unique_ptr<Table> table = Table::Create(wanted, storage_, shard_, job_);
+  std::shared_ptr<Table> table = Table::Create(wanted, storage_, shard_, job_);
   const std::vector<CheckpointInfo> recovered = table->Checkpoints();
   const std::lock_guard<std::shared_mutex> lock(mutex_);
-  tables_.push_back({wanted.name, std::move(table)});
   const std::lock_guard<std::mutex> torn_lock(torn_mutex_);
-  histories_[tables_.back().table.get()] = {
+  histories_[table.get()] = {
       std::nullopt, recovered.empty() ? "an empty table" : OriginOf(recovered.back().id), 0, {}};
-  return static_cast<uint32_t>(tables_.size() - 1);
+  tables_.emplace(next_id_, std::move(table));
+  return next_id_++;
 }
 
 // Each table drops its oldest checkpoint when a new one is durable: of one that crashes in between, some
@@ -168,9 +172,7 @@ void Store::CheckKeptCheckpoints(const std::string& table) const {
   const StorageSpec& storage = storage_->spec();
   const bool keeps =
       storage.type == "pmem_libpmem" || storage.type == "dram_pmem" || storage.type == "dram_ssd";
-  const bool first =
-      std::none_of(tables_.begin(), tables_.end(), [](const Entry& entry) { return entry.table != nullptr; });
-  if (!keeps || storage.kept_checkpoints > 1 || (shard_.servers == 1 && first)) return;
+  if (!keeps || storage.kept_checkpoints > 1 || (shard_.servers == 1 && tables_.empty())) return;
   throw SpecError("table '" + table + "': its storage keeps one checkpoint ('kept_checkpoints', " +
                   "--storage-checkpoints), but " +
                   (shard_.servers > 1 ? std::to_string(shard_.servers) + " servers" : "several tables") +
@@ -187,9 +189,8 @@ uint32_t Store::OpenTable(const TableSpec& spec) const {
 }
 
 std::optional<uint32_t> Store::FindTable(const TableSpec& complete) const {
-  for (uint32_t id = 0; id < tables_.size(); ++id) {
-    if (tables_[id].table == nullptr) continue;
-    const TableSpec& present = tables_[id].table->spec();
+  for (const auto& [id, table] : tables_) {
+    const TableSpec& present = table->spec();
     if (present.name != complete.name) continue;
     if (const auto difference = Difference(present, complete)) {
       throw SpecMismatch("table '" + complete.name + "' exists already with " + difference->field + " " +
@@ -205,9 +206,16 @@ uint64_t Store::Drop(const std::optional<std::string>& name) {
   const std::lock_guard<std::mutex> create_lock(create_mutex_);  // a table that is being made is there or not
   {
     const std::lock_guard<std::shared_mutex> lock(mutex_);
-    for (Entry& entry : tables_) {
-      if (entry.table == nullptr || (name && entry.name != *name)) continue;
-      dropped.push_back(std::exchange(entry.table, nullptr));
+    for (auto it = tables_.begin(); it != tables_.end();) {
+      const std::string& present = it->second->spec().name;
+      if (name && present != *name) {
+        ++it;
+        continue;
+      }
+      dropped_.emplace(it->first, present);
+      if (dropped_.size() > kDroppedNames) dropped_.erase(dropped_.begin());
+      dropped.push_back(std::move(it->second));
+      it = tables_.erase(it);
     }
   }
   {
@@ -221,14 +229,15 @@ uint64_t Store::Drop(const std::optional<std::string>& name) {
 
 std::shared_ptr<Table> Store::Get(uint32_t id) const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
-  if (id >= tables_.size()) {
+  const auto found = tables_.find(id);
+  if (found != tables_.end()) return found->second;
+  if (id >= next_id_) {
     throw ProtocolError("table " + std::to_string(id) + " does not exist on this server; it has " +
                         std::to_string(tables_.size()));
   }
-  const Entry& entry = tables_[id];
-  if (entry.table != nullptr) return entry.table;
-  throw SpecError("table '" + entry.name + "' was dropped" +
-                  (job_.empty() ? "" : " from job '" + job_ + "'") +
+  const auto name = dropped_.find(id);
+  throw SpecError("table " + (name == dropped_.end() ? std::to_string(id) : "'" + name->second + "'") +
+                  " was dropped" + (job_.empty() ? "" : " from job '" + job_ + "'") +
                   " by a client: its rows are gone; create it again to go on with a new one");
 }
 
@@ -236,9 +245,7 @@ std::vector<std::shared_ptr<Table>> Store::Tables() const {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
   std::vector<std::shared_ptr<Table>> tables;
   tables.reserve(tables_.size());
-  for (const Entry& entry : tables_) {
-    if (entry.table != nullptr) tables.push_back(entry.table);
-  }
+  for (const auto& [id, table] : tables_) tables.push_back(table);
   return tables;
 }
 

@@ -157,10 +157,6 @@ class Store {
   unsigned threads() const { return pool_->threads(); }
 
  private:
-  struct Entry {
-    std::string name;
-    std::shared_ptr<Table> table;  // nullptr: it was dropped
-  };
   struct History {
     using Changes = std::optional<uint64_t>;  // the sum of their numbers; nullopt: not all had one
     std::optional<uint64_t> base;             // the version that was last put back
@@ -191,8 +187,11 @@ class Store {
   // Shared: a change of rows by key; exclusive: a checkpoint, which has both the rows and the change or none.
   FairSharedMutex changes_mutex_;
   std::mutex create_mutex_;          // held to make or drop tables, which may take long; before the other
-  mutable std::shared_mutex mutex_;  // guards the vector, not the tables
-  std::vector<Entry> tables_;        // by id
+  mutable std::shared_mutex mutex_;  // guards these, not the tables
+  std::map<uint32_t, std::shared_ptr<Table>> tables_;  // by id
+  // Never an earlier one: a client that holds the id of a dropped table must not reach another table by it.
+  uint32_t next_id_ = 0;
+  std::map<uint32_t, std::string> dropped_;  // names of the newest dropped tables, for messages
 
   std::atomic<bool> is_torn_{false};
   std::atomic<uint64_t> pushing_{0};
