@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from user import User
 
+from oe_runtime import Client, ServerLost, TableSpec
 from provision.jobs.store import Job, all_jobs
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2 * 3600)]
@@ -161,6 +163,42 @@ def test_reboot_of_the_node_then_killed_launcher(user: Trainer) -> None:
     assert user.status()["processes"][0]["state"] == "runs"
     assert "lab-1: stopped server-0" in user.say("stop", user.job.id)
     nothing_left(user, pools=True)
+
+
+def test_servers_alone_keep_a_checkpoint_over_a_reboot(user: Trainer) -> None:
+    """The shutdown ends the server with SIGTERM, and the one that systemd starts has the checkpoint."""
+    out, _ = user.finish(user.begin("servers", "up", "-i", str(user.inventory), "--json"))
+    found = json.loads(out)
+
+    def connect() -> Client:
+        token = Path(found["token_file"]).read_text().strip()
+        return Client(found["endpoints"], token=token, tls=found["tls"])
+
+    keys, spec = np.arange(500), TableSpec("t", 4, optimizer={"name": "sgd"})
+    with connect() as client:
+        table = client.create_table(spec)
+        pulled = client.pull([keys], [(table, 0)])
+        client.push(pulled, [np.ones((len(keys), 4), np.float32)], 1.0)
+        client.checkpoint(1, wait=True)
+        rows = client.pull_rows(table, keys)
+    node = user.lab.node("lab-1")
+    boot = node.boot_id()
+    node.run("systemctl reboot")
+    node.wait_ssh(after=boot)
+    end = time.monotonic() + 600
+    while True:
+        try:
+            client = connect()
+            break
+        except ServerLost:
+            assert time.monotonic() < end
+            time.sleep(1)
+    with client:
+        table = client.create_table(spec)
+        assert client.recover() == 1
+        assert np.array_equal(client.pull_rows(table, keys), rows)
+        client.drop_table(table)
+    user.say("servers", "down")
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the real rows are not here")

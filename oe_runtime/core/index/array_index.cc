@@ -40,13 +40,15 @@ size_t ArrayIndex::Scan(const Range& range, uint64_t* position, size_t max, Key*
   const bool none = count_ == 0 || range.last < first_;
   const uint64_t end = none ? 0 : std::min(count_ - 1, (range.last - first_) / stride_) + 1;
   size_t found = 0;
-  for (uint64_t at = begin + *position; found < max && at < end; ++at, ++*position) {
+  uint64_t at = begin + *position;
+  for (; found < max && at < end; ++at) {
     const uint32_t row = rows_[at];
     if (row == 0) continue;
     keys[found] = first_ + at * stride_;
     rows[found] = row - 1;
     ++found;
   }
+  *position = at - begin;
   return found;
 }
 
