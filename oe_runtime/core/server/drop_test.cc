@@ -1,7 +1,6 @@
 // Tables that are dropped while others use them.
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 
 #include <atomic>
 #include <chrono>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/common/test_heap.h"
 #include "oe_runtime/core/server/test_cluster.h"
 #include "oe_runtime/core/storage/test_storage.h"
 
@@ -228,15 +228,6 @@ TEST_P(DropTest, DropsTablesThatNobodyHasOpened) {
   const auto of_y = ClientOf(cluster, "y");
   EXPECT_EQ(of_x->Keys(of_x->CreateTable(spec)).size(), 0U);
   EXPECT_EQ(of_y->Keys(of_y->CreateTable(spec)).size(), kKeys.size());
-}
-
-// Bytes that this process has allocated and not freed.
-uint64_t HeapBytes() {
-#if __GLIBC_PREREQ(2, 33)
-  return mallinfo2().uordblks;
-#else
-  return static_cast<unsigned>(mallinfo().uordblks);
-#endif
 }
 
 // Makes and drops 10,000 tables: neither the client nor the server keeps anything of them.
