@@ -149,6 +149,8 @@ class Fleet:
         Their rows in persistent memory are removed too, unless ``keep_pools``: see ``node.job.stop``.
         """
         args = self.args(role=role, keep_pools=keep_pools)
+        if keep_pools:  # also where an earlier stop, which told nobody, has removed the units
+            args["pools"] = {item.name: item.pools for item in self.processes.values() if item.pools}
         answers = errands.on_all(self.hosts_of(role), "stop", args, STOP_SECONDS[role])
         for answer in answers.values():
             if isinstance(answer, dict):
@@ -203,7 +205,8 @@ def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError])
         answer = answers.get(item.host)
         if item.unit and item.exit_code is None and isinstance(answer, dict):
             found_there = answer["stopped"].get(item.name, {})
-            update = {"exit_code": int(found_there.get("exit_code", 0)), "rows": found_there.get("rows", "")}
+            rows = found_there.get("rows") or answer["rows"].get(item.name, "")
+            update = {"exit_code": int(found_there.get("exit_code", 0)), "rows": rows}
             item = item.model_copy(update=update)
         found.append(item)
     return found

@@ -259,9 +259,11 @@ def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """Stop units of the job, and remove them and their files; idempotent.
 
     ``args``: ``directory``; ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's
-    directory; ``keep_pools``: leave storage directories that hold rows. Gives ``stopped``: for each name,
-    whether it ran, exit code, its last lines, its last counters and ``rows``, a directory left with rows.
-    The directory of a job whose run lies here (checkpoints!) is never removed.
+    directory; ``keep_pools``: leave storage directories that may hold rows; ``pools``: directories for
+    rows of the job's servers by name. Gives ``stopped``: for each name, whether it ran, exit code, its last
+    lines, its last counters and ``rows``, a directory left that may hold rows; and ``rows``: those of
+    ``pools`` that may hold rows, of servers whose units are gone already. The directory of a job whose run
+    lies here (checkpoints!) is never removed.
     """
     # A start of this job that still waits for its servers ends when it finds this file.
     system.write(STOPPING, os.path.basename(args["directory"]))
@@ -297,7 +299,7 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         kept = [
             path
             for path in item["directories"]
-            if not path.startswith(directory + "/") and jobfiles.has_rows(system, path)
+            if not path.startswith(directory + "/") and jobfiles.may_have_rows(system, path)
         ]
         item["directories"] = [path for path in item["directories"] if path not in kept]
         stopped[item["name"]]["rows"] = kept[0] if kept else ""
@@ -305,7 +307,9 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     _forget(system, directory, items, bool(args.get("keep")))
     for path in links:
         environments.clean(system, path)
-    return {"stopped": stopped, "removed": not system.exists(directory)}
+    pools = {name: path for name, path in args.get("pools", {}).items() if name not in stopped}
+    rows = {name: path for name, path in pools.items() if jobfiles.may_have_rows(system, path)}
+    return {"stopped": stopped, "rows": rows, "removed": not system.exists(directory)}
 
 
 def _end(system: System, names: List[str]) -> None:

@@ -90,6 +90,14 @@ def has_rows(system: System, path: str) -> bool:
     return bool(others or [name for name in found if os.path.basename(name) != LOCK])
 
 
+def may_have_rows(system: System, path: str) -> bool:
+    """Whether a storage directory …/oeprov/JOB/NAME holds rows, or is on a file system that is not mounted.
+
+    Only the directories of jobs are removed: where …/oeprov is missing too, nobody knows what is there.
+    """
+    return has_rows(system, path) or not system.exists(os.path.dirname(os.path.dirname(path)))
+
+
 def ensure_user(system: System, name: str) -> Any:
     """(uid, gid) of the system user that runs jobs; created if missing."""
     try:

@@ -18,6 +18,8 @@ from provision.hosts import errands
 from provision.jobs import store
 from provision.jobs.store import Job, JobState, ProcessState
 from provision.node import process
+from provision.node.command import System
+from provision.node.job import stop as stop_units
 
 DAY = 86400.0
 CONNECTION = {
@@ -206,7 +208,7 @@ def test_the_rows_of_a_job_that_trained_longer_stay(
     def on_all(hosts: Any, what: str, args: Any, _timeout: int) -> dict[str, Any]:
         assert what == "stop"
         kept[args["role"]] = args["keep_pools"]
-        return {"h1": {"stopped": {}}}
+        return {"h1": {"stopped": {}, "rows": {}}}
 
     monkeypatch.setattr(errands, "on_all", on_all)
     monkeypatch.setattr(errands, "run", lambda _host, _what, args, _s: {"events": there[args["offset"] :]})
@@ -216,6 +218,36 @@ def test_the_rows_of_a_job_that_trained_longer_stay(
     capsys.readouterr()
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
     words = f"the rows of the newest checkpoint of job {job.id} are only in /mnt/pmem0/oeprov/"
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_rows_of_servers_whose_units_are_gone_stay_without_consent(
+    tmp_path: Path,
+    make: Callable[..., Job],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    mounted: bool,
+) -> None:
+    """As after a start of them that their host refused, or after playbooks/stop_training.yml."""
+    made = make("j1", 3, "running", pools=True, host="h1")
+    spec = made.spec().model_copy(update={"processes": made.spec().processes[:1]})
+    made.write_spec(spec)
+    (server,) = spec.processes
+    made.write_state(JobState(phase="interrupted", processes=[server.state(pid=0, started=0)]))
+    root = tmp_path / "host"
+    root.mkdir()
+    if mounted:
+        (root / server.pools.lstrip("/")).mkdir(parents=True)
+        (root / server.pools.lstrip("/") / "oe-1-super.pool").touch()
+    monkeypatch.setattr(
+        errands, "on_all", lambda _hosts, _what, args, _seconds: {"h1": stop_units(System(str(root)), args)}
+    )
+    assert cli.run(["stop", "j1"]) == 0
+    assert f"rows that have a checkpoint stay in {server.pools} on h1" in capsys.readouterr().out
+    assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
+    words = f"are only in {server.pools} on h1; to lose them, add: --consent {made.id}"
     assert words in capsys.readouterr().err
 
 

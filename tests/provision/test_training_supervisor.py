@@ -567,7 +567,7 @@ def test_only_the_jobs_own_processes_are_kept_when_a_host_answers(
     fleet = Fleet(job, job.spec())
     fleet.__dict__["hosts"] = {"localhost": None}
     item = {"ran": True, "exit_code": 0, "log": ["a line"], "metrics": {"rows": 1}}
-    answer = {"stopped": {"../../taken": item, "worker-0": item}, "removed": True}
+    answer = {"stopped": {"../../taken": item, "worker-0": item}, "rows": {}, "removed": True}
     monkeypatch.setattr("provision.hosts.errands.on_all", lambda *_: {"localhost": answer})
     fleet.stop("worker")
     assert job.log("worker-0").read_text() == "a line\n"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -183,7 +184,7 @@ def test_stop_without_a_job_touches_nothing(tmp_path: Path) -> None:
     keep.touch()
     system = Canned(tmp_path)
     done = job.stop(system, {"directory": "/var/lib/oeprov/jobs/j"})
-    assert done == {"stopped": {}, "removed": False}
+    assert done == {"stopped": {}, "rows": {}, "removed": False}
     assert keep.exists(), "a directory that holds no record of a job is somebody else's"
     assert system.ran == []
 
@@ -299,6 +300,24 @@ def test_a_directory_without_rows_goes_with_its_server(tmp_path: Path, pool: Pat
     stopped = job.stop(system, {"directory": "/var/lib/oeprov/jobs/j", "keep_pools": True})["stopped"]
     assert stopped["server-0"]["rows"] == ""
     assert not pool.parent.parent.exists()
+
+
+@pytest.mark.parametrize("units", [True, False])
+@pytest.mark.parametrize("what", ["rows", "no file system", "nothing"])
+def test_a_stop_tells_of_rows_that_may_be_left(tmp_path: Path, pool: Path, what: str, *, units: bool) -> None:
+    """Also where units are gone, and where the file system with the rows was not mounted after a boot."""
+    place = "/mnt/pmem0/oeprov/j/server-0"
+    if units:
+        job.start(Starting(tmp_path), start_of_a_server(fresh=False))
+        unit = tmp_path / "etc/systemd/system/oeprov-j-server-0.service"
+        unit.write_text(f"ReadWritePaths=/var/lib/oeprov/jobs/j -{place}\n")
+    if what != "rows":
+        shutil.rmtree(tmp_path / ("mnt/pmem0/oeprov" if what == "no file system" else "mnt/pmem0/oeprov/j"))
+    args = {"directory": "/var/lib/oeprov/jobs/j", "keep_pools": True, "pools": {"server-0": place}}
+    done = job.stop(Canned(tmp_path), args)
+    found = done["stopped"]["server-0"]["rows"] if units else done["rows"].get("server-0", "")
+    assert found == ("" if what == "nothing" else place)
+    assert pool.exists() == (what == "rows")
 
 
 @pytest.mark.parametrize("what", ["rows", "rows and a token", "a token"])
