@@ -74,7 +74,7 @@ class Holding:
         """Its directories by host; those of pools may no longer exist."""
         found: dict[str, list[str]] = {}
         for item in self.spec.processes if self.spec else []:
-            if item.unit:
+            if item.unit and self.spec and item.host not in self.spec.foreign:
                 places = [str(units.job_directory(self.job.id))] if item.role == "worker" else []
                 places += [item.pools] if item.pools else []
                 known = found.setdefault(item.host, [])

@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +34,10 @@ Answer = dict[str, Any]
 class Fleet:
     """The hosts of one job that are reached over SSH; empty for a job of this machine alone."""
 
-    def __init__(self, job: Job, spec: JobSpec, without: Collection[str] = ()) -> None:
-        """``without``: names of hosts to leave out."""
+    def __init__(self, job: Job, spec: JobSpec) -> None:
         self.job = job
         self.spec = spec
-        units = [item for item in spec.processes if item.unit and item.host not in without]
+        units = [item for item in spec.processes if item.unit and item.host not in spec.foreign]
         self.processes = {item.name: item for item in units}
 
     @cached_property

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -146,6 +146,7 @@ class Launch:
                 f"job {job.id} is done: it has trained {longer.trained(job)}; to train it longer: oeprov "
                 f"resume {job.id} {how}"
             )
+        require_own_id(spec)
         if spec.cluster != inventory.cluster:
             raise TrainingError(
                 f"job {job.id} belongs to cluster {spec.cluster} ({spec.inventory}), "
@@ -289,8 +290,11 @@ class Launch:
         events_from = MetricsTail(job.metrics_file).offset
         _write(job, "prepared", units, events_from)
         begun = time.monotonic()
+        ours: set[str] = set()  # hosts that have taken this job's token
 
         def take(done: TaskResult) -> None:
+            if done.status == "ok":
+                ours.add(done.host)
             for ready in done.result.get("servers") or []:
                 host = inventory.hosts[done.host]
                 where = placement.endpoint(host.address, str(ready["host"]), int(ready["port"]))
@@ -328,7 +332,10 @@ class Launch:
             run.log.unlink(missing_ok=True)
             return
         words = "; ".join(f"host {item.host}: {item.message}" for item in run.failures) or "Ansible failed"
-        foreign = [item.host for item in run.failures if jobfiles.TAKEN in item.message]
+        foreign = {item.host for item in run.failures if jobfiles.TAKEN in item.message}
+        if foreign and fresh:
+            # Also hosts that were not asked any more; what failed with another reason may be this job's.
+            foreign = set(placed.hosts) - ours - {item.host for item in run.failures} | foreign
         left = _undo(job, self.console, foreign, fresh=fresh)
         if run.outcome == "canceled":
             raise Interrupted(f"stopped before training began; nothing was started{left}")
@@ -373,6 +380,15 @@ def _remove_pools(old: Fleet, console: Console) -> None:
         )
 
 
+def require_own_id(spec: JobSpec) -> None:
+    """TrainingError if another job has this job's id on one of its hosts: then it has never begun."""
+    if spec.foreign:
+        raise TrainingError(
+            f"{spec.id} has never begun: host {spec.foreign[0]} has another job of this id; launch it again: "
+            f"it gets another one (to remove this one: oeprov jobs rm {spec.id})"
+        )
+
+
 def _require_stopped(job: Job, alive: Sequence[ProcessState], what: str) -> None:
     """TrainingError if processes of the job may still run; ``what`` is to happen."""
     if alive:
@@ -410,12 +426,15 @@ def _write(
     )
 
 
-def _undo(job: Job, console: Console, foreign: Sequence[str], *, fresh: bool) -> str:
+def _undo(job: Job, console: Console, foreign: Collection[str], *, fresh: bool) -> str:
     """Stop and remove what was started; the end of a message with the hosts where that failed.
 
-    ``foreign``: hosts where the units of this job's id are another job's.
+    ``foreign``: hosts where all that has this job's id may be another job's.
     """
-    hosts, state = Fleet(job, job.spec(), foreign), job.state()
+    spec, state = job.spec().model_copy(update={"foreign": sorted(foreign)}), job.state()
+    if fresh:  # so that neither `oeprov stop` nor `jobs rm` goes there
+        job.write_spec(spec)
+    hosts = Fleet(job, spec)
     with console.status("stopping what was started"):
         answers = hosts.stop("parameter_server", keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}
@@ -424,6 +443,7 @@ def _undo(job: Job, console: Console, foreign: Sequence[str], *, fresh: bool) ->
         shutil.rmtree(job.directory)
         return ""
     message = "its hosts could not be prepared"
-    ended = {item.name: item for item in fleet.ended(state.processes, answers)}
+    mine = [item for item in state.processes if item.host not in foreign]
+    ended = {item.name: item for item in fleet.ended(mine, answers)}
     _write(job, "interrupted", ended, state.events_from, message)
     return f"; {left}; when it answers again: oeprov stop {job.id}" if left else ""

@@ -86,6 +86,7 @@ def _ended(state_dir: Path, options: LaunchOptions, cluster: str) -> Job:
     if stopping.is_running(job):
         raise TrainingError(f"{job.id} runs, or may still run; stop it first: oeprov servers down {job.id}")
     spec = job.spec()
+    launching.require_own_id(spec)
     if spec.cluster != cluster:
         raise TrainingError(
             f"{job.id} belongs to cluster {spec.cluster} ({spec.inventory}), not to {cluster}"

@@ -79,6 +79,7 @@ class JobSpec(_Record):
     settings: dict[str, Any]
     hosts: dict[str, dict[str, Any]] = {}  # how hosts of units are reached; see placement.connection
     processes: list[ProcessSpec]
+    foreign: list[str] = []  # hosts where another job has this id: all that has it there is that job's
 
     @property
     def is_servers_alone(self) -> bool:

@@ -18,15 +18,17 @@ from test_training_supervisor import assert_nothing_left, until
 
 from oe_runtime.training import options as trainer_options
 from oe_runtime.training.optimizers import LEARNING_RATES
-from provision.cluster.errors import Interrupted, TrainingError
+from provision.cli import main
+from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Inventory
-from provision.hosts.playbook import PlaybookRun
+from provision.hosts.playbook import PlaybookRun, TaskResult
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
 from provision.jobs import ending, jobspec, launching, placement, servers, stopping, store
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import JobState
 from provision.node import process
+from provision.node.jobfiles import TAKEN
 from provision.node.step import Plan, Step
 
 INVENTORY = """\
@@ -294,6 +296,82 @@ def test_a_whole_job_encrypts_or_none_of_it(state_dir: Path, host: str, setting:
     spec = planned(found, make_job(state_dir), LaunchOptions(servers=2))
     for item in spec.processes:
         assert dict(zip(item.argv, item.argv[1:], strict=False))["--tls"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        ({"a": TAKEN}, set()),
+        ({"a": "", "b": TAKEN}, {"a"}),
+        ({"a": "", "b": "", "w": TAKEN}, {"a", "b"}),
+        ({"a": TAKEN, "b": "unreachable"}, {"b"}),
+    ],
+)
+def test_a_job_whose_id_is_anothers_leaves_that_one_alone(
+    state_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, str],
+    asked: set[str],
+) -> None:
+    """Two controllers launch jobs of one name in one second; ``told``: what hosts answer the playbook.
+
+    Where the other job's worker will run was not asked before a server's host refused this job.
+    """
+    path = state_dir.parent / "three.yml"
+    path.write_text(
+        "all:\n  vars: {oeprov_cluster: three, training_data: /d.tsv, parameter_server_storage: dram}\n"
+        "  children:\n    parameter_servers: {hosts: {a: , b: }}\n    workers: {hosts: {w: }}\n  hosts:\n"
+        + "".join(
+            f"    {name}: {{ansible_host: 192.0.2.{number}, oeprov_kind: cpu}}\n"
+            for number, name in enumerate("abw", 1)
+        )
+    )
+    found = load(path, state_dir=state_dir)
+    job = store.create(state_dir, "mine", datetime(2026, 11, 21, 12, 15))
+    wanted = jobspec.request(found, LaunchOptions())
+    placed = placement.place(job, found, {}, wanted)
+    job.write_spec(jobspec.build(job, found, placed, wanted, datetime(2026, 11, 21)))
+
+    def run(*_: object, on_result: Callable[[TaskResult], None], **__: object) -> PlaybookRun:
+        statuses = {"": "ok", "unreachable": "unreachable"}
+        results = [
+            TaskResult(host, "", "", statuses.get(words, "failed"), {"msg": words}, 0.1)
+            for host, words in told.items()
+        ]
+        for result in results:
+            on_result(result)
+        return PlaybookRun("failed", state_dir / "log", [item for item in results if item.status != "ok"])
+
+    reached: set[str] = set()
+
+    def on_all(hosts: dict[str, object], what: str, *_: object) -> dict[str, object]:
+        reached.update(hosts)
+        lost = [name for name in hosts if what == "stop" and told.get(name) == "unreachable"]
+        return {
+            name: HostError(name, "it does not answer") if name in lost else {"stopped": {}, "rows": {}}
+            for name in hosts
+        }
+
+    monkeypatch.setattr("provision.hosts.playbook.run", run)
+    monkeypatch.setattr("provision.hosts.errands.on_all", on_all)
+    with pytest.raises(TrainingError, match="belongs to another job"):
+        launching.Launch(found, LaunchOptions(), state_dir).prepare(job, placed)
+    assert reached == asked
+    assert job.directory.exists() == ("unreachable" in told.values())
+    if not job.directory.exists():
+        return
+    with pytest.raises(TrainingError, match="has never begun: host a has another job of this id"):
+        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
+    told["b"] = ""
+    job.write_state(job.state().model_copy(update={"supervisor_pid": 0}))  # the launch has ended
+    flag = ["--state-dir", str(state_dir)]
+    assert main.run(["stop", job.id, *flag]) == 0
+    capsys.readouterr()
+    assert main.run(["jobs", "rm", job.id, "--yes", *flag]) == 0
+    assert "on host a" not in capsys.readouterr().out
+    assert reached == asked
+    assert not job.directory.exists()
 
 
 def refuse_storage(*_: object) -> None:
