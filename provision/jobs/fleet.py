@@ -159,7 +159,7 @@ class Fleet:
 
     def remove_pools(self, servers: Sequence[ProcessSpec]) -> list[HostError]:
         """Remove the rows of these servers in persistent memory; the errors of hosts where that failed."""
-        return self._remove("remove_pools", servers, OBSERVE_SECONDS)
+        return self._remove("remove_pools", servers, STOP_SECONDS["parameter_server"])
 
     def remove(self) -> list[HostError]:
         """Remove all that a job that has ended has on its hosts; the errors of hosts where that failed.

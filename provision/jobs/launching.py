@@ -221,10 +221,8 @@ class Launch:
             shutil.rmtree(job.run_dir / "export", ignore_errors=True)
         # Programs of others have no checkpoint in their pools but those that they report.
         if others or options.consent or (adapted and not saved):
-            for process in spec.processes:
-                job.remove_pools(process)
-            _remove_pools(known, self.console)
-            if options.consent:
+            used = {item.host for item in resumed.processes if item.role == "parameter_server"}
+            if _remove_pools(known, used, self.console) and options.consent:
                 say(self.console, f"job {job.id}: its rows in persistent memory were removed")
         job.write_spec(resumed)  # last: if this ends before, the next resume sees the old servers too
         return job, placed, saved
@@ -364,20 +362,36 @@ class Launch:
         return 1 if state.phase == "failed" else 0
 
 
-def _remove_pools(old: Fleet, console: Console) -> None:
-    """Remove the rows of a job's former servers; files have them.
+def _remove_pools(old: Fleet, used: Collection[str], console: Console) -> bool:
+    """Remove the rows of a job's former servers, which files have, or whose loss the user has agreed to.
 
     Also where a new server takes their place: if this process is killed before that begins, the next resume
-    finds as many servers as it starts, and would recover these rows.
+    finds as many servers as it starts, and would recover these rows. So TrainingError where rows stay on one
+    of the hosts ``used`` by new servers; on other hosts, a warning. Whether all were removed.
     """
+    for process in old.spec.processes:
+        old.job.remove_pools(process)
+        if old.job.has_rows(process):
+            raise TrainingError(
+                f"{process.pools}, with rows of former servers, could not be removed; check who may write "
+                "there; nothing was started"
+            )
+    errors = []
     unused = [item for item in old.processes.values() if item.pools]
     for error in old.remove_pools(unused):
+        errors.append(error)
         paths = " ".join(shlex.quote(item.pools) for item in unused if item.host == error.host)
+        if error.host in used:
+            raise TrainingError(
+                f"{error.host}: {error.reason}; rows of former servers stay there, and nothing was started; "
+                f"try again, or remove them, as root there: rm -r {paths}"
+            )
         say(
             console,
             f"[yellow]![/] {error.host}: {error.reason}; unused rows of former servers stay there; to remove "
             f"them, as root there: rm -r {paths}",
         )
+    return not errors
 
 
 def require_own_id(spec: JobSpec) -> None:

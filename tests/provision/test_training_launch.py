@@ -25,6 +25,7 @@ from provision.hosts.playbook import PlaybookRun, TaskResult
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
 from provision.jobs import ending, jobspec, launching, placement, servers, stopping, store
+from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import JobState
 from provision.node import process
@@ -298,6 +299,25 @@ def test_a_whole_job_encrypts_or_none_of_it(state_dir: Path, host: str, setting:
         assert dict(zip(item.argv, item.argv[1:], strict=False))["--tls"] == wanted
 
 
+def three_hosts(state_dir: Path) -> tuple[Inventory, store.Job, Placement]:
+    """Two hosts with servers and one with the worker, and a job there."""
+    path = state_dir.parent / "three.yml"
+    path.write_text(
+        "all:\n  vars: {oeprov_cluster: three, training_data: /d.tsv, parameter_server_storage: dram}\n"
+        "  children:\n    parameter_servers: {hosts: {a: , b: }}\n    workers: {hosts: {w: }}\n  hosts:\n"
+        + "".join(
+            f"    {name}: {{ansible_host: 192.0.2.{number}, oeprov_kind: cpu}}\n"
+            for number, name in enumerate("abw", 1)
+        )
+    )
+    found = load(path, state_dir=state_dir)
+    job = store.create(state_dir, "mine", datetime(2026, 11, 21, 12, 15))
+    wanted = jobspec.request(found, LaunchOptions())
+    placed = placement.place(job, found, {}, wanted)
+    job.write_spec(jobspec.build(job, found, placed, wanted, datetime(2026, 11, 21)))
+    return found, job, placed
+
+
 @pytest.mark.parametrize(
     ("told", "asked"),
     [
@@ -318,20 +338,7 @@ def test_a_job_whose_id_is_anothers_leaves_that_one_alone(
 
     Where the other job's worker will run was not asked before a server's host refused this job.
     """
-    path = state_dir.parent / "three.yml"
-    path.write_text(
-        "all:\n  vars: {oeprov_cluster: three, training_data: /d.tsv, parameter_server_storage: dram}\n"
-        "  children:\n    parameter_servers: {hosts: {a: , b: }}\n    workers: {hosts: {w: }}\n  hosts:\n"
-        + "".join(
-            f"    {name}: {{ansible_host: 192.0.2.{number}, oeprov_kind: cpu}}\n"
-            for number, name in enumerate("abw", 1)
-        )
-    )
-    found = load(path, state_dir=state_dir)
-    job = store.create(state_dir, "mine", datetime(2026, 11, 21, 12, 15))
-    wanted = jobspec.request(found, LaunchOptions())
-    placed = placement.place(job, found, {}, wanted)
-    job.write_spec(jobspec.build(job, found, placed, wanted, datetime(2026, 11, 21)))
+    found, job, placed = three_hosts(state_dir)
 
     def run(*_: object, on_result: Callable[[TaskResult], None], **__: object) -> PlaybookRun:
         statuses = {"": "ok", "unreachable": "unreachable"}
@@ -372,6 +379,49 @@ def test_a_job_whose_id_is_anothers_leaves_that_one_alone(
     assert "on host a" not in capsys.readouterr().out
     assert reached == asked
     assert not job.directory.exists()
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_nothing_starts_on_rows_that_could_not_be_removed(
+    state_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, here: bool
+) -> None:
+    """The new servers would recover them; ``here``: they are on this machine."""
+    found, job, _ = three_hosts(state_dir)
+    spec = job.spec()
+    processes = []
+    for item in spec.processes:
+        if item.role == "parameter_server":
+            place = str(state_dir / "pmem0" / job.id / item.name)
+            item = item.model_copy(update={"pools": place, "unit": "" if here else item.unit})
+        processes.append(item)
+    spec = spec.model_copy(update={"processes": processes})
+    job.write_spec(spec)
+    job.write_state(JobState(phase="interrupted"))
+    lost = {"b"}
+
+    def on_all(hosts: dict[str, object], what: str, *_: object) -> dict[str, object]:
+        return {name: HostError(name, "no answer in 180 s") if name in lost else {} for name in hosts}
+
+    monkeypatch.setattr("provision.hosts.errands.on_all", on_all)
+    monkeypatch.setattr("provision.hosts.errands.run", lambda *_, **__: {"events": ""})
+    monkeypatch.setattr(launching.Launch, "_check", lambda *_: {})
+    launch = launching.Launch(found, LaunchOptions(resume=job.id, consent=[job.id]), state_dir)
+    words = f"^b: no answer in 180 s; rows of former servers stay there, and nothing was started; .* {place}$"
+    if here:
+        words = "server-0, with rows of former servers, could not be removed; check who may write there"
+        (state_dir / "pmem0" / job.id / "server-0").mkdir(parents=True)
+        (state_dir / "pmem0" / job.id / "server-0" / "oe-1-super.pool").touch()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+            with pytest.raises(TrainingError, match=words):
+                launch._resumed()
+        assert job.spec() == spec
+    lost.clear()
+    assert "were removed" not in capsys.readouterr().out
+    launch._resumed()
+    assert f"job {job.id}: its rows in persistent memory were removed" in capsys.readouterr().out
+    assert job.spec() != spec
 
 
 def refuse_storage(*_: object) -> None:
