@@ -97,7 +97,7 @@ def _stop_orphans(job: Job) -> list[str]:
         if role == "worker":
             try:
                 hosts.take_events()
-                keep = job.keeps_rows(done=job.is_done())
+                keep = job.keeps_rows(hosts.spec, done=job.is_done())
             except HostError as error:
                 lines.append(f"[yellow]![/] {error}; rows in persistent memory stay for its checkpoints")
         ended = fleet.ended([item for item in state.processes if item.role == role], answers)

@@ -303,14 +303,13 @@ class Job:
         if self.metrics_file.exists():
             self.metrics_file.rename(self.run_dir / f"metrics-{host}.jsonl")
 
-    def keeps_rows(self, *, done: bool, known: bool = True) -> bool:
-        """Whether rows with a checkpoint in its servers' storage stay when these end: only training's end
+    def keeps_rows(self, spec: JobSpec, *, done: bool, known: bool = True) -> bool:
+        """Whether rows with a checkpoint stay in its servers' storage when these end: only training's end
         removes them. A script may have taken checkpoints that the job was not told of, and so may the clients
         of servers alone.
 
         ``known``: whether the worker's hosts have told of its checkpoints; programs of others take no more.
         """
-        spec = self.spec()
         if any(item.adapted for item in spec.processes):
             return not done and (not known or self.has_checkpoint())
         return not done or spec.is_servers_alone

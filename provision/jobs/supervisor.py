@@ -68,7 +68,9 @@ class Supervisor:
             if self._is_over() and outcome.phase != "done":
                 outcome = Outcome("done", DONE, 0)  # a host that was out of reach has answered
             # Where nobody can know whether the trainer has written a checkpoint, one may need these rows.
-            keep = self.job.keeps_rows(done=outcome.phase == "done", known=not left)
+            # Of the spec in memory: what happens to job.json must not keep servers running.
+            spec = self.job_run.spec
+            keep = self.job.keeps_rows(spec, done=outcome.phase == "done", known=not left)
             left = "; ".join(filter(None, (left, self.servers.stop(outcome.message, keep_pools=keep))))
             if left:
                 message = f"{outcome.message}; {left}; when it answers again: oeprov stop {self.job.id}"

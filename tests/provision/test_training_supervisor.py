@@ -439,6 +439,22 @@ def test_program_that_is_missing(tmp_path: Path) -> None:
     assert outcome.message == "server-0 on localhost: /nonexistent/python: No such file or directory"
 
 
+def test_servers_end_also_without_a_job_file(tmp_path: Path) -> None:
+    job, stop = make_job(tmp_path, worker="waits"), StopRequest()
+
+    def remove_and_ask() -> None:
+        until(job.run_dir / "waiting")
+        job.job_file.unlink()
+        stop.ask()
+
+    thread = threading.Thread(target=remove_and_ask)
+    thread.start()
+    outcome, _ = supervise(job, stop=stop)
+    thread.join()
+    assert outcome.message == "stopped at step 3, which is saved"
+    assert_nothing_left(job)
+
+
 def test_stop_drains_and_resume_goes_on(tmp_path: Path) -> None:
     job, stop = make_job(tmp_path, worker="waits"), StopRequest()
     thread = ask_when(job.run_dir / "waiting", stop)
