@@ -409,7 +409,9 @@ def _remove_job(item: Holding, state_dir: Path, *, here_only: bool) -> None:
         for process in item.spec.processes:
             item.job.remove_pools(process)
         if left := [path for path, _ in item.pools if path.exists()]:
-            raise TrainingError(f"{left[0]} could not be removed; check who may write there")
+            raise TrainingError(
+                f"{left[0]} could not be removed; check whether a server uses it, and who may write there"
+            )
         _remove_directory(item.job)
 
 

@@ -373,8 +373,8 @@ def _remove_pools(old: Fleet, used: Collection[str], console: Console) -> bool:
         old.job.remove_pools(process)
         if old.job.has_rows(process):
             raise TrainingError(
-                f"{process.pools}, with rows of former servers, could not be removed; check who may write "
-                "there; nothing was started"
+                f"{process.pools}, with rows of former servers, could not be removed, and nothing was "
+                "started; check whether a server uses it, and who may write there"
             )
     errors = []
     unused = [item for item in old.processes.values() if item.pools]

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -326,13 +327,28 @@ class Job:
         return here + [f"{item.rows} on {item.host}" for item in self.state().processes if item.rows]
 
     def remove_pools(self, spec: ProcessSpec) -> None:
-        """Remove this process's own rows in persistent memory of this machine."""
+        """Remove this process's own rows in persistent memory of this machine.
+
+        Not while a server has them: it is one of another state directory's job with this id.
+        """
         path = Path(spec.pools)
-        if spec.unit or path.name != spec.name or path.parent.name != self.id:
+        if spec.unit or path.name != spec.name or path.parent.name != self.id or _is_locked(path):
             return
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
+
+
+def _is_locked(directory: Path) -> bool:
+    """Whether a server has a storage directory: the lock is dropped when its holder ends."""
+    try:
+        with (directory / jobfiles.LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def manifest(checkpoint: Path) -> dict[str, Any]:

@@ -408,7 +408,7 @@ def test_nothing_starts_on_rows_that_could_not_be_removed(
     launch = launching.Launch(found, LaunchOptions(resume=job.id, consent=[job.id]), state_dir)
     words = f"^b: no answer in 180 s; rows of former servers stay there, and nothing was started; .* {place}$"
     if here:
-        words = "server-0, with rows of former servers, could not be removed; check who may write there"
+        words = "server-0, with rows of former servers, could not be removed, and nothing was started; check"
         (state_dir / "pmem0" / job.id / "server-0").mkdir(parents=True)
         (state_dir / "pmem0" / job.id / "server-0" / "oe-1-super.pool").touch()
     for _ in range(2):

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import signal
@@ -13,9 +14,9 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
-from provision.cluster.errors import HostError
+from provision.cluster.errors import HostError, TrainingError
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import server_group, worker_group
+from provision.jobs import cleanup, server_group, worker_group
 from provision.jobs.background import start_detached
 from provision.jobs.child import Child
 from provision.jobs.ending import last_screen
@@ -419,6 +420,26 @@ def test_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert str(job.log("server-0")) in outcome.message
     assert not [event for event in events if event["event"] == "worker"]
     assert_nothing_left(job)
+
+
+def test_a_storage_directory_in_use_stays(tmp_path: Path) -> None:
+    """Of another state directory's job with this id, whose server has no rows yet: ours fails at its lock."""
+    job = make_job(tmp_path, server="dies")
+    place = tmp_path / "pmem" / job.id / "server-0"
+    place.mkdir(parents=True)
+    spec = job.spec()
+    server = spec.processes[0].model_copy(update={"pools": str(place)})
+    job.write_spec(spec.model_copy(update={"processes": [server, spec.processes[1]]}))
+    with (place / "oe.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcome, _ = supervise(job)
+        assert outcome.phase == "failed"
+        assert place.is_dir()
+        with pytest.raises(TrainingError, match=f"{place} could not be removed; check whether a server uses"):
+            cleanup._remove_job(cleanup.holding(job), tmp_path, here_only=False)
+        assert (place / "oe.lock").exists()
+    cleanup._remove_job(cleanup.holding(job), tmp_path, here_only=False)
+    assert not place.parent.exists()
 
 
 def test_server_that_never_listens(tmp_path: Path) -> None:
