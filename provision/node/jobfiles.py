@@ -18,6 +18,7 @@ HOME = "/var/lib/oeprov"  # home of the user oeprov; a job's files lie in jobs/J
 TAKEN = "belongs to another job of the same name and second, of another controller or state directory"
 LOCK = "oe.lock"  # that a server of a storage directory holds
 _MARKS = ("token", "job.json")  # a directory with one of them is a job's
+_MOST_TABLES, _LONGEST_NAME = 8, 80  # in a message
 _FOLDERS = ("ready", "metrics", "logs", "run", "checkpoints")
 _USER_COMMAND = ["useradd", "--system", "--home-dir", HOME, "--no-create-home", "--shell"]
 
@@ -66,7 +67,10 @@ def foreign_rows(system: System, job: str, path: str) -> str:
 
 
 def _of_tables(system: System, path: str) -> str:
-    """The tables of pools and logs in a directory, for a sentence; empty if no file tells."""
+    """The tables of pools and logs in a directory, for a sentence; empty if no file tells.
+
+    The job's user writes those files: only some names, and only their beginnings.
+    """
     names = set()
     for file in openat.list_names(system, path):
         if not file.endswith(("-super.pool", ".log")):
@@ -74,8 +78,9 @@ def _of_tables(system: System, path: str) -> str:
         head = openat.read(system, os.path.join(path, file))
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             identity = json.JSONDecoder().raw_decode(head, head.index('{"'))[0]  # behind a binary header
-            names.add(printable(str(identity["table"]["name"])))
-    return " of tables " + ", ".join(sorted(names)) if names else ""
+            names.add(printable(str(identity["table"]["name"]))[:_LONGEST_NAME])
+    more = f" and {len(names) - _MOST_TABLES} more" if len(names) > _MOST_TABLES else ""
+    return " of tables " + ", ".join(sorted(names)[:_MOST_TABLES]) + more if names else ""
 
 
 def has_rows(system: System, path: str) -> bool:

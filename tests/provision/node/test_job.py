@@ -339,6 +339,16 @@ def test_a_new_job_never_touches_one_of_the_same_id(tmp_path: Path, pool: Path, 
     assert system.ran == ["systemctl is-system-running"], "its units were not stopped either"
 
 
+def test_a_refusal_names_some_tables_by_the_beginnings_of_their_names(tmp_path: Path, pool: Path) -> None:
+    """The job's user writes them, and the refusal ends on the terminal of another one."""
+    for number in range(20):
+        table = json.dumps({"table": {"name": f"C{number:02d}" + "x" * 5000}})
+        (pool.parent / f"oe-{number}-super.pool").write_bytes(b"OEPOOLS\0" + bytes(24) + table.encode())
+    said = jobfiles.foreign_rows(System(str(tmp_path)), "j", "/mnt/pmem0/oeprov/j/server-0")
+    names = ", ".join(f"C{number:02d}" + "x" * 77 for number in range(8))
+    assert f"holds rows of tables {names} and 12 more; launch" in said
+
+
 def test_a_server_runs_from_the_environment_to_which_the_link_leads(tmp_path: Path, pool: Path) -> None:
     """Also when it is started again after another one was installed."""
     system, args = Starting(tmp_path), start_of_a_server(fresh=False)
