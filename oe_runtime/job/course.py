@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -144,10 +143,10 @@ class ScriptCourse(Course):
         self._ranks.end_epoch()
         mine = json.dumps({name: float(value) for name, value in figures.items()}).encode()
         each = [json.loads(self._ranks.share(mine, rank)) for rank in range(self._ranks.count)]
-        values = {
-            name: fmean(of_one[name] for of_one in each if name in of_one)
-            for name in dict.fromkeys(itertools.chain.from_iterable(each))
-        }
+        values = {}
+        for name in dict.fromkeys(itertools.chain.from_iterable(each)):
+            found = [of_one[name] for of_one in each if name in of_one]
+            values[name] = sum(found) / len(found)  # fmean refuses inf and -inf
         self._directory.event("epoch", epoch=epoch, step=self.position.step, figures=values)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self._view.say(f"epoch {epoch + 1} done at step {self.position.step}  {shown}".rstrip())

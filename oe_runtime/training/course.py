@@ -60,6 +60,7 @@ class Course:
         self._told = MINUTE * options.checkpoint_minutes  # longer intervals are news to the user
         self._timed = 0  # checkpoints that were due by time
         self.saved: RunCheckpoint | None = None  # the latest checkpoint
+        self._begun = False  # once
         self.step = 0  # the last step begun
 
     def steps(self) -> int | None:
@@ -86,8 +87,10 @@ class Course:
 
     def _begin(self, position: Position) -> None:
         """Before the first step: take a checkpoint to return to after an early loss, unless there is one."""
-        if self._run.servers and self.saved is None:
+        # All workers take part, and of those that did not resume only worker 0 knows what is saved.
+        if self._run.servers and self.saved is None and not self._begun:
             self._take(self._checkpoints.take_now, position)
+        self._begun = True
 
     def _after_step(self, position: Position, stop: bool) -> None:
         """Log, and take a checkpoint, where they are due. Raises Interrupted after a stop request."""

@@ -160,6 +160,23 @@ def test_an_epoch_has_the_figures_of_all_workers_after_a_stop_too(tmp_path: Path
         assert 2 * found[epoch]["rows"] == whole["rows"]
 
 
+def test_two_workers_go_on_from_one_fit_to_the_next(tmp_path: Path) -> None:
+    """Only worker 0 knows of the checkpoints that it has taken since the start."""
+    script = write(tmp_path, WORKERS + "model.fit(data, epochs=1, verbose=0, callbacks=callbacks)\n")
+    server = ServerProcess(tmp_path / "server")
+    # Should they wait for each other, they give up after 30 s.
+    workers = start_workers(script, tmp_path / "run", server, "--worker-wait", "30")
+    try:
+        said = [worker.communicate(timeout=180) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [0, 0], said
+    assert max(losses(tmp_path / "run")) == 180
+
+
 ELSEWHERE = (
     """
 import json, os
