@@ -27,6 +27,12 @@ class Accumulated:
         """Forget them."""
         self._of_tables.clear()
 
+    def copy(self) -> Accumulated:
+        """Return a copy, which later calls here do not change."""
+        copied = Accumulated()
+        copied._of_tables = {table: list(parts) for table, parts in self._of_tables.items()}
+        return copied
+
     def add(self, table: str, ids: NDArray[np.int64], gradients: NDArray[Any]) -> None:
         """Add gradients (ids, dim) of rows of a table; equal ids are summed by the push."""
         self._of_tables.setdefault(table, []).append((np.array(ids), np.array(gradients)))
@@ -42,17 +48,16 @@ class Accumulated:
 
         `lookups` are the tables and the flat ids of all lookups of the pull.
         """
-        if of_ids is not None and of_ids.ndim == 3:
-            of_ids = of_ids.transpose(1, 0, 2).reshape(-1, group.dim)
-        rows, first = np.unique(group.inverse, return_index=True)
+        gradients = np.zeros((len(group.inverse), group.dim), group.rows.dtype)
+        if of_ids is not None:
+            gradients += of_ids.transpose(1, 0, 2).reshape(gradients.shape) if of_ids.ndim == 3 else of_ids
+        if of_rows is not None:  # goes to each row's first id; the others come too: admission counts them
+            rows, first = np.unique(group.inverse, return_index=True)
+            gradients[first] += of_rows[rows]
         begin = 0
         for lookup, size in zip(group.lookups, group.sizes, strict=True):
             table, ids = lookups[lookup]
-            if of_ids is not None:
-                self.add(table, ids, of_ids[begin : begin + size])
-            if of_rows is not None:  # each row with the lookup that has its first id
-                here = (first >= begin) & (first < begin + size)
-                self.add(table, ids[first[here] - begin], of_rows[rows[here]])
+            self.add(table, ids, gradients[begin : begin + size])
             begin += size
 
     def push(self, client: Client, numbers: Mapping[str, int], steps: int, push: Callable[..., None]) -> None:

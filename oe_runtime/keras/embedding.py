@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # it has no public name
 
 from oe_runtime.keras import feed, matrices
 from oe_runtime.keras.backends import backend
@@ -220,7 +221,11 @@ class TableLayer(_Layer):  # type: ignore[misc]
         return self.table
 
     def _pull(self, ids: Any) -> Any:
-        self.bound()
+        if self.bound().until_compile and backend.is_traced([ids]) and not in_symbolic_scope():
+            raise RuntimeError(
+                f"Embedding '{self.name}' is called in a graph before its model is compiled, and the graph "
+                "would keep the rows of that time: compile the model first, or call it outside of functions"
+            )
         return backend.pull(self, ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

@@ -28,6 +28,7 @@ class Prepared:
 
     program: Program
     tensors: list[Any]
+    ids: list[NDArray[np.int64]]  # distinct ones; a model may draw others when it is asked again
     pulls: list[Pulled]
     pairs: list[list[Any]]  # per group the tensors of its Pairs, empty where unused
     connection: int  # the client's at the time of the pulls
@@ -88,23 +89,22 @@ class Program:
         """Whether the first pull will be pushed."""
         return self.body is TRAIN and bool(self._trained)
 
-    def plan(self, client: Client, tensors: Sequence[Any]) -> list[Pulled]:
+    def ids(self, tensors: Sequence[Any]) -> list[NDArray[np.int64]]:
+        """Return the distinct ids of a batch, flat."""
+        return self._plan.ids(tensors[: self._inputs]) if self._pulls else []
+
+    def plan(self, client: Client, ids: Sequence[NDArray[np.int64]]) -> list[Pulled]:
         """Plan the pulls of all lookups: first of trained tables, if any, then of frozen ones."""
-        if not self._pulls:
-            return []
-        ids = self._plan.ids(tensors[: self._inputs])
         return [client.plan(ids, tables) for tables in self._tables]
 
-    def trained_ids(self, tensors: Sequence[Any]) -> list[tuple[str, NDArray[np.int64]]]:
+    def trained_ids(self, ids: Sequence[NDArray[np.int64]]) -> list[tuple[str, NDArray[np.int64]]]:
         """Return the table and the flat ids of each lookup of the pull that is pushed."""
-        ids = self._plan.ids(tensors[: self._inputs])
         return [(self._plan.layers[i].table.spec.name, ids[self._plan.sources[i]]) for i in self._trained]
 
-    def padding_cause(self, tensors: Sequence[Any], batch: str) -> str:
-        """See `feed.padding_cause`; `tensors` are those of the batch."""
-        ids = self._plan.ids(tensors[: self._inputs])
+    def padding_cause(self, ids: Sequence[NDArray[np.int64]], examples: int, batch: str) -> str:
+        """See `feed.padding_cause`; `ids` are those of a `Prepared`."""
         of_lookups = [ids[source] for source in self._plan.sources]
-        return padding_cause(self._plan.layers, of_lookups, int(tensors[0].shape[0]), batch)
+        return padding_cause(self._plan.layers, of_lookups, examples, batch)
 
     def pairs(self, client: Client, pulls: Sequence[Pulled]) -> list[list[Any]]:
         """Return the pairs of all groups that need them (`by_row`)."""

@@ -125,8 +125,9 @@ class Steps:
 
     def _plan(self, program: Program, tensors: list[Any]) -> Prepared:
         connection = self._client.connection
-        pulls = program.plan(self._client, tensors)
-        return Prepared(program, tensors, pulls, program.pairs(self._client, pulls), connection)
+        ids = program.ids(tensors)
+        pulls = program.plan(self._client, ids)
+        return Prepared(program, tensors, ids, pulls, program.pairs(self._client, pulls), connection)
 
     def refresh(self, prepared: Prepared, staleness: int = 0) -> None:
         """Bring the rows of a batch up to date, except for `staleness` pushes."""
@@ -144,14 +145,14 @@ class Steps:
             return result
         logs, rate, *gradients = result
         self.examples = int(prepared.tensors[0].shape[0])
-        cause = self._causes.of(partial(program.padding_cause, prepared.tensors))
+        cause = self._causes.of(partial(program.padding_cause, prepared.ids, self.examples))
         if gradients[0] and not self._served.ends_with(logs):
             of_ids, of_rows = ([None if g is None else to_numpy(g) for g in part] for part in gradients)
             push = self._client.push if thread is None else partial(self._client.push_later, thread)
             if accumulation_steps(self._model.optimizer) == 1:
                 push(prepared.pulls[0], of_ids, float(rate), of_rows=of_rows, cause=cause)
             else:
-                ids = program.trained_ids(prepared.tensors)
+                ids = program.trained_ids(prepared.ids)
                 for group, *parts in zip(prepared.pulls[0].groups, of_ids, of_rows, strict=True):
                     self._served.accumulated.add_group(group, ids, *parts)
                 push = partial(push, learning_rate=float(rate), cause=cause)

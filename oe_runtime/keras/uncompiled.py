@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 
 from oe_runtime.client import Client
 from oe_runtime.keras.served import Served, Table
@@ -42,9 +43,14 @@ def connect(served: Served) -> Served:
     return uncompiled
 
 
-def disconnect(served: Served) -> None:
-    """Take the tables of `connect`, if there are any, from the layers."""
+def disconnect(served: Served, own: Sequence[Table]) -> None:
+    """Take the tables of `connect`, if there are any, from the layers, and close the client of `own` ones.
+
+    Others are of a model that shares some of the layers, and has more on their client.
+    """
     for layer in served.layers.values():
         if layer.table is not None and layer.table.until_compile:
-            layer.table.client.close()
             layer.table = None
+    for table in own:
+        if table.until_compile:
+            table.client.close()

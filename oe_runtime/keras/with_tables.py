@@ -48,7 +48,7 @@ class WithTables(_Model):  # type: ignore[misc]
     # None in a model that was made without distributed_model, as Keras does when it copies one.
     _served: Served | None = None
     _steps: backends.Steps | None = None
-    _uncompiled: backends.Steps | None = None  # for predict before compile
+    _uncompiled: tuple[backends.Steps, tuple[Table, ...]] | None = None  # before compile; with their tables
     # Of the last compile: how a rule follows from an optimizer, the tables' rule, which tables are trained.
     _compiled_with: tuple[Callable[[Any], dict[str, Any]], dict[str, Any], dict[str, bool]] | None = None
     _around: Callable[[Any], Any] | None = None  # a JobCallback's, around the function of fit
@@ -73,7 +73,9 @@ class WithTables(_Model):  # type: ignore[misc]
             return super().__call__(*args, **kwargs)
         flat = () if self.compiled and self._served.called else keras.tree.flatten((args, kwargs))
         symbolic = any(isinstance(one, keras.KerasTensor) for one in flat)
-        if not self.compiled and not symbolic and feed.current() is None and not backend.is_traced(flat):
+        # Layers may have tables already, those of another model that shares them.
+        lacking = not self.compiled and any(one.table is None for one in self._served.layers.values())
+        if lacking and not symbolic and feed.current() is None and not backend.is_traced(flat):
             self._before_compile()
         outputs = super().__call__(*args, **kwargs)
         # Symbolic inputs leave out what a layer of a declared output shape makes.
@@ -124,8 +126,6 @@ class WithTables(_Model):  # type: ignore[misc]
                 "lack the gradients of rows that the others have accumulated, nor with staleness=1: leave it "
                 "out, or use distributed_model(…, micro_batches=…) to save memory"
             )
-        if getattr(self, "optimizer", None) is not optimizer:
-            served.accumulated.clear()
         has_state = rule["name"] != "sgd" or rule["momentum"]
         if self._compiled_with is not None and has_state and rule == self._compiled_with[1]:
             former = getattr(self, "optimizer", None)
@@ -148,6 +148,8 @@ class WithTables(_Model):  # type: ignore[misc]
             )
             bring(dict(zip(specs, numbers, strict=True)))
         served.fresh = False
+        if getattr(self, "optimizer", None) is not optimizer:
+            served.accumulated.clear()
         self._compiled_with = rule_of, rule, {name: one.trainable for name, one in served.layers.items()}
         return {
             name: Table(served.client, number, spec)
@@ -280,16 +282,32 @@ class WithTables(_Model):  # type: ignore[misc]
         return self.predict_function
 
     def _before_compile(self) -> backends.Steps:
-        """Return the steps of a model that is not compiled, on tables in this process."""
+        """Return the steps of a model that is not compiled.
+
+        They use the tables of a compiled model that has all of its layers, and otherwise tables in this
+        process. Raises RuntimeError where a compiled model has a part of them.
+        """
         served = self.served
-        if self._uncompiled is None or any(layer.table is None for layer in served.layers.values()):
-            backend.check_compile(served, jit_compile="auto")
+        steps, tables = self._uncompiled or (None, ())
+        present = [layer.table for layer in served.layers.values()]
+        if steps is not None and all(a is b for a, b in zip(present, tables, strict=True)):
+            return steps
+        backend.check_compile(served, jit_compile="auto")
+        on_servers = [layer.on_servers for layer in served.layers.values()]
+        if not any(on_servers):
             self._forget_uncompiled()
-            self._uncompiled = self._make_steps(uncompiled.connect(served), eager=False)
-        return self._uncompiled
+            steps = self._make_steps(uncompiled.connect(served), eager=False)
+        elif all(on_servers) and all(table.client is served.client for table in present):
+            steps = self._make_steps(served, eager=False)
+        else:
+            raise RuntimeError("compile the model first: a part of its tables is of another, compiled model")
+        self._uncompiled = steps, tuple(layer.table for layer in served.layers.values())
+        self.predict_function = None
+        return steps
 
     def _forget_uncompiled(self) -> None:
-        uncompiled.disconnect(self.served)
+        _, own = self._uncompiled or (None, ())
+        uncompiled.disconnect(self.served, own)
         self._uncompiled = self.predict_function = None
 
     def _running(self) -> backends.Steps:

@@ -225,13 +225,18 @@ def push(
         return
     client = served.client
     if accumulation_steps(served.model.optimizer) > 1:
-        for lookups, of_group in zip(rows.layout, gradients, strict=False):  # frozen groups have none
-            begin = 0
-            for lookup, size in lookups:
-                table = rows.layers[lookup].table.spec.name
-                served.accumulated.add(table, rows.ids[lookup], of_group[begin : begin + size])
-                begin += size
-        served.push_accumulated(iterations, partial(client.push, learning_rate=rate, cause=cause))
+        before = served.accumulated.copy()
+        try:
+            for lookups, of_group in zip(rows.layout, gradients, strict=False):  # frozen groups have none
+                begin = 0
+                for lookup, size in lookups:
+                    table = rows.layers[lookup].table.spec.name
+                    served.accumulated.add(table, rows.ids[lookup], of_group[begin : begin + size])
+                    begin += size
+            served.push_accumulated(iterations, partial(client.push, learning_rate=rate, cause=cause))
+        except BaseException:  # the model stays as it was before the step, its dense gradients too
+            served.accumulated = before
+            raise
         return
     pulled = rows.pulls[0]
     if not rows.tables:

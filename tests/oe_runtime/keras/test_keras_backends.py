@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -20,7 +21,7 @@ from warm_starts import WarmStarts
 
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
-from oe_runtime.errors import GradientError, KeyRangeError
+from oe_runtime.errors import GradientError, KeyRangeError, OeError
 
 BACKEND = keras.backend.backend()
 
@@ -187,7 +188,7 @@ def test_accumulated_gradients_of_a_model_of_rows_alone():
     same(model, stock, x)
 
 
-def test_a_save_between_updates_has_the_accumulated_gradients(tmp_path):
+def test_a_save_between_updates_has_the_accumulated_gradients(tmp_path, monkeypatch):
     x, y = random_ids(5 * 64)
     batches = [([part[i : i + 64] for part in x], y[i : i + 64]) for i in range(0, len(y), 64)]
     model, _ = pair(ACCUMULATING["adagrad"])
@@ -200,9 +201,79 @@ def test_a_save_between_updates_has_the_accumulated_gradients(tmp_path):
     again.load_weights(tmp_path / "saved")
     np.testing.assert_allclose([again.train_on_batch(*batch) for batch in batches[2:]], losses, atol=1e-6)
     np.testing.assert_allclose(again.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    with monkeypatch.context() as patch:  # a compile that fails leaves the model as it was
+        patch.setattr("oe_runtime.keras.with_tables.make_tables", Mock(side_effect=OeError))
+        with pytest.raises(OeError):
+            again.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    assert again.served.accumulated.arrays()
     # What was compiled with another optimizer does not go on with them.
     again.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
     assert not again.served.accumulated.arrays()
+
+
+def test_ids_drawn_in_the_model_accumulate_for_the_rows_that_were_pulled():
+    class Drawn(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = embed.Embedding(10_000, 2, "zeros", name="table")
+            self.seeds = keras.random.SeedGenerator(3)
+
+        def call(self, x):
+            ids = keras.random.randint(keras.ops.shape(x), 0, 10_000, "int32", self.seeds)
+            return keras.ops.sum(self.table(ids), -1)
+
+    model = embed.distributed_model(Drawn())
+    model.compile(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), "mse")
+    client, pulled = model.client, []
+
+    def noting(function):
+        def noted(ids, tables):
+            pulled.append(ids[0])
+            return function(ids, tables)
+
+        return noted
+
+    client.plan, client.pull = noting(client.plan), noting(client.pull)
+    for _ in range(2):
+        model.train_on_batch(np.zeros((50, 1)), np.ones((50, 1)))
+    rows = model.table.table.rows(np.arange(10_000))
+    # The third is that of the push.
+    np.testing.assert_array_equal(np.flatnonzero(rows[:, 0]), np.unique(np.concatenate(pulled[:2])))
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+def test_admission_counts_every_id_of_accumulated_batches(steps, any_id):
+    """The two ids of an example count twice, whatever form the gradients of rows have."""
+    ids = keras.Input((2,), dtype="int64")
+    table = embed.Embedding(
+        -1,
+        2,
+        "zeros",
+        admission={"name": "counter", "filter_freq": 4, "default_value": 0.25},
+        embeddings_regularizer=keras.regularizers.L2(0.01),
+        name="table",
+    )
+    model = embed.distributed_model(keras.Model(ids, keras.layers.Dense(1)(keras.ops.sum(table(ids), 1))))
+    model.compile(keras.optimizers.SGD(0.5, gradient_accumulation_steps=steps), "mse")
+    for _ in range(2):
+        model.train_on_batch(np.array([[1, 1], [2, 3]]), np.ones((2, 1)))
+    assert model.client.export_rows(model.get_layer("table").table.number)[0].tolist() == [1]
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="a step is over there when its rows are pushed")
+def test_a_refused_push_keeps_the_accumulated_gradients():
+    """Of the earlier batches of the update: the model is as it was before the refused one."""
+    ids = keras.Input((1,), dtype="int64")
+    rows = embed.Embedding(9, 2, "zeros", name="table")(ids)
+    model = embed.distributed_model(keras.Model(ids, keras.ops.sum(rows, -1)))
+    model.compile(keras.optimizers.SGD(0.5, gradient_accumulation_steps=2), "mse")
+    model.train_on_batch(np.array([[1]]), np.ones((1, 1)))
+    with pytest.raises(GradientError):
+        model.train_on_batch(np.array([[2]]), np.full((1, 1), np.nan))
+    model.train_on_batch(np.array([[3]]), np.ones((1, 1)))
+    found = model.get_layer("table").table.rows(np.arange(9))
+    assert found[[1, 3]].all()
+    assert not np.delete(found, [1, 3], axis=0).any()
 
 
 def test_predict_before_compile():
@@ -237,6 +308,119 @@ def test_a_subclassed_model_makes_its_weights_before_compile(by_call):
     assert model.click.built
     model.compile("sgd", "mse")
     np.testing.assert_allclose(model.predict(x, verbose=0), outputs, atol=1e-6)
+
+
+class Encoder(keras.Model):
+    """One table, of the layer `table` if there is one."""
+
+    def __init__(self, table=None):
+        super().__init__()
+        self.table = table or embed.Embedding(ROWS, 4, name="table")
+
+    def call(self, x):
+        return self.table(x)
+
+
+class Click(keras.Model):
+    """A dense layer on what `encoder` returns."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+        self.click = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.click(self.encoder(x))
+
+
+@pytest.mark.parametrize("before", [False, True])  # whether the encoder is asked before it is trained
+def test_a_model_in_a_compiled_one_has_its_tables(before):
+    with Client.in_process() as client:
+        encoder = embed.distributed_model(Encoder(), client)
+        x = np.arange(ROWS)
+        if before:
+            encoder.predict(x, verbose=0)
+        model = embed.distributed_model(Click(encoder), client)
+        model.compile(keras.optimizers.SGD(0.5), "mse")
+        first = client.pull_rows(model.served.tables()["table"].number, x)
+        model.fit(x, np.ones((ROWS, 1)), batch_size=20, verbose=0)
+        rows = client.pull_rows(model.served.tables()["table"].number, x)
+        assert np.abs(rows - first).max() > 0.001
+        for found in (encoder.table.table.rows(x), encoder.predict(x, verbose=0), array(encoder(x))):
+            np.testing.assert_array_equal(found, rows)
+        model.compile(keras.optimizers.SGD(0.1), "mse")  # connects the layer anew
+        model.fit(x, np.zeros((ROWS, 1)), verbose=0)
+        np.testing.assert_array_equal(encoder.predict(x, verbose=0), array(encoder(x)))
+
+
+def test_models_that_share_an_embedding_share_its_table(tmp_path):
+    with Client.in_process() as client:
+        table = embed.Embedding(ROWS, 4, name="table")
+        one, other = (embed.distributed_model(Click(Encoder(table)), client) for _ in range(2))
+        x = np.arange(ROWS)
+        one.compile(keras.optimizers.SGD(0.5), "mse")
+        one.fit(x, np.ones((ROWS, 1)), batch_size=20, verbose=0)
+        one.save_weights(tmp_path / "saved")
+        outputs, rows = array(one(x)), table.table.rows(x)
+        found = other.predict(x, verbose=0)
+        np.testing.assert_allclose(found, array(other.click(rows)), atol=1e-6)
+        np.testing.assert_allclose(array(one(x)), outputs, atol=1e-6)
+        one.fit(x, np.ones((ROWS, 1)), batch_size=20, verbose=0)
+        one.load_weights(tmp_path / "saved")
+        np.testing.assert_allclose(one.predict(x, verbose=0), outputs, atol=1e-6)
+        np.testing.assert_allclose(other.predict(x, verbose=0), found, atol=1e-6)
+
+
+def test_a_model_with_a_part_of_a_compiled_ones_tables_says_so():
+    class Both(keras.Model):
+        def __init__(self, table):
+            super().__init__()
+            self.table, self.own = table, embed.Embedding(ROWS, 4, name="own")
+
+        def call(self, x):
+            return self.table(x) + self.own(x)
+
+    table = embed.Embedding(ROWS, 4, name="table")
+    one, other = embed.distributed_model(Encoder(table)), embed.distributed_model(Both(table))
+    x = np.arange(ROWS)
+    one.compile("sgd", "mse")
+    outputs = array(one(x))
+    for use in (lambda: other.predict(x, verbose=0), lambda: other(x)):
+        with pytest.raises(
+            RuntimeError, match=r"compile the model first: a part of its tables is of another"
+        ):
+            use()
+    np.testing.assert_array_equal(array(one(x)), outputs)
+
+
+def test_models_that_share_an_embedding_predict_in_turn_before_compile():
+    table = embed.Embedding(ROWS, 4, name="table")
+    models = [embed.distributed_model(Click(Encoder(table))) for _ in range(2)]
+    x = np.arange(ROWS)
+    first = [model.predict(x, verbose=0) for model in models]
+    for model, outputs in zip(models, first, strict=True):
+        np.testing.assert_array_equal(model.predict(x, verbose=0), outputs)
+        np.testing.assert_allclose(array(model(x)), outputs, atol=1e-6)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="it has no graphs")
+def test_graphs_from_before_compile_are_refused():
+    """They would keep the rows of before."""
+    model = embed.distributed_model(Click(Encoder()))
+    x = keras.ops.arange(ROWS)
+    outputs = array(model(x))
+    assert model.compute_output_spec(keras.KerasTensor((ROWS,), "int32")).shape == (ROWS, 1)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        function = tf.function(lambda x: model(x))
+    else:
+        import jax
+
+        function = jax.jit(lambda x: model(x))
+    with pytest.raises(RuntimeError, match=r"'table' is called in a graph before its model is compiled"):
+        function(x)
+    np.testing.assert_array_equal(array(model(x)), outputs)
 
 
 def test_frozen_tables_stay():
