@@ -56,7 +56,7 @@ class Holding:
     steps: int | None = None
     checkpoint: int | None = None
     claims: list[str] = field(default_factory=list)  # volumes on Kubernetes of a job that can resume
-    left: list[str] = field(default_factory=list)  # where servers alone that ended left rows
+    left: list[str] = field(default_factory=list)  # where servers left rows that no checkpoint tells of
 
     @property
     def changed(self) -> float:
@@ -146,7 +146,9 @@ def holding(job: Job) -> Holding:
         step=facts.step,
         steps=facts.steps,
         checkpoint=facts.checkpoint_step if newest is None else newest[0],
-        left=job.rows_left() if spec.is_servers_alone else [],
+        left=job.rows_left()
+        if spec.is_servers_alone or not (state.phase == "done" or job.has_checkpoint())
+        else [],
     )
 
 

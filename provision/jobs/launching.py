@@ -179,7 +179,7 @@ class Launch:
             wait_for_orphans(job, self.stop_request)
         known = Fleet(job, spec)
         if options.consent:
-            _require_stopped(job, alive, "its rows are removed")
+            _require_stopped(job, [item for item in alive if item not in removed], "its rows are removed")
         try:
             known.take_events()
         except HostError as error:
@@ -190,6 +190,13 @@ class Launch:
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
             raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
+        kept = wanted.training.keep_checkpoints
+        if options.consent and job.pool_servers() is not None and not job.has_files(kept):
+            raise TrainingError(
+                f"job {job.id} has no checkpoint in files: without its rows in persistent memory there is "
+                f"nothing to resume; to lose them: oeprov jobs rm {job.id} --consent {job.id}, and launch it "
+                f"again"
+            )
         job.make()
         needed = readiness.needed(inventory, wanted)
         planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.cluster.errors import TrainingError, did_you_mean
 from provision.cluster.setting_types import explain
-from provision.jobs.metrics import Event, has_event, last_end, summary
+from provision.jobs.metrics import Event, course, has_event, last_end, summary
 from provision.jobs.units import job_directory
 from provision.node import jobfiles, process
 
@@ -298,6 +298,15 @@ class Job:
         if self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None:
             return True
         return any(summary(path).checkpoint is not None for path in self.run_dir.glob("metrics-*.jsonl"))
+
+    def has_files(self, kept: int) -> bool:
+        """Whether a checkpoint has its rows in files: here, or one of the ``kept`` that a worker reported."""
+        if self.checkpoint() is not None:
+            found = (self.run_dir / "checkpoints").glob("step-*/manifest.json")
+            return any("pool" not in manifest(path.parent) for path in found)
+        reported = [self.metrics_file, *self.run_dir.glob("metrics-*.jsonl")]
+        events = (event for path in reported for event in course(path, checkpoints=kept).checkpoints)
+        return any(event.get("rows") == "files" for event in events)
 
     def put_metrics_aside(self, host: str) -> None:
         """Keep the events of a worker on ``host``: the next one, on another host, begins its own."""

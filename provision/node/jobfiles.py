@@ -50,7 +50,10 @@ def check_ours(system: System, directory: str, token: str, items: List[Dict[str,
     """
     there = openat.read(system, os.path.join(directory, "token")).strip()
     if token and there and there != token.strip():
-        raise CommandError(f"{directory} {TAKEN}; launch this one again: it gets another id")
+        raise CommandError(
+            f"{directory} {TAKEN}; launch this one again: it gets another id. (If it is this job, whose "
+            f"token was lost here: remove {directory}/token there.)"
+        )
     for item in items if not there else []:
         for path in item["directories"] if item.get("fresh") else []:
             if not path.startswith(directory + "/") and has_rows(system, path):

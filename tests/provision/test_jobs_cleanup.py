@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -249,6 +250,21 @@ def test_rows_of_servers_whose_units_are_gone_stay_without_consent(
     assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
     words = f"are only in {server.pools} on h1; to lose them, add: --consent {made.id}"
     assert words in capsys.readouterr().err
+
+
+def test_rows_of_which_no_checkpoint_was_reported_need_a_consent(
+    state_dir: Path, make: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of a script that took checkpoints by itself and then failed."""
+    job = make("j1", 3, "failed", pools=True)
+    shutil.rmtree(job.run_dir / "checkpoints")
+    assert cli.run(["jobs", "prune", "--yes"]) == 1
+    assert cli.run(["jobs", "rm", "j1", "--yes"]) == 1
+    pools = state_dir / "pmem" / job.id / "server-0"
+    assert f"are only in {pools} here; to lose them, add: --consent {job.id}" in capsys.readouterr().err
+    assert (pools / "rows").exists()
+    assert cli.run(["jobs", "rm", "j1", "--yes", "--consent", job.id]) == 0
+    assert not pools.exists()
 
 
 def test_with_consent_the_rows_go_too(state_dir: Path, make: Callable[..., Job]) -> None:

@@ -289,7 +289,8 @@ class TestScripts:
         with self.start(place, container) as running:
             words = self.said(place)
             assert words[:4] == ["-m", "oe_runtime.server", "--index", "12"]
-            assert words[4:] == container["args"]
+            more = ["--storage-recover"] if variant == "local volumes" else []
+            assert words[4:] == [*container["args"], *more]
             token = place / "run" / "token"
             assert token.read_text() == "secret\n"
             assert stat.S_IMODE(token.stat().st_mode) == 0o600
@@ -307,13 +308,19 @@ class TestScripts:
         assert self.start(place, container).wait(20) == 0
         assert not (place / "pool").exists()
 
+    @pytest.mark.parametrize("rows", [False, True])
     @pytest.mark.parametrize("begun", [False, True])
-    def test_a_server_takes_only_rows_of_a_job_that_has_begun(self, place: Path, *, begun: bool) -> None:
+    def test_a_server_takes_only_rows_of_a_job_that_has_begun(
+        self, place: Path, *, begun: bool, rows: bool
+    ) -> None:
         container = pod_of(made(place)["StatefulSet/ctr-server"])["containers"][0]
+        (place / "pool" / "oe.lock").touch()  # of a server before
+        if rows:
+            (place / "pool" / "oe-0123456789abcdef-super.pool").touch()
         if begun:
             (place / "job" / "metrics.jsonl").write_text(json.dumps({"event": "start"}) + "\n")
         assert self.start(place, container).wait(20) == 0
-        more = ["--storage-recover"] if begun else []
+        more = ["--storage-recover"] if begun or not rows else []  # without it, no checkpoint stays in pools
         assert self.said(place)[4:] == [*container["args"], *more]
         assert (place / "pool").exists()
 

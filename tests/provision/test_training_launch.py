@@ -460,9 +460,13 @@ def test_launch_stop_and_resume(
     assert command == f"oeprov resume {job.id} --state-dir {state_dir}"
     manifest = job.run_dir / "checkpoints" / "step-0000000003" / "manifest.json"
     files = manifest.read_text()
-    manifest.write_text(json.dumps({"pool": {"servers": 2}}))
+    for path in manifest.parent.parent.glob("step-*/manifest.json"):
+        path.write_text(json.dumps({"pool": {"servers": 2}}))
     with pytest.raises(TrainingError, match="are in the pools of 2 servers, which 3 cannot open"):
         launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+    if consent:
+        with pytest.raises(TrainingError, match=f"has no checkpoint in files: .* jobs rm {job.id} --consent"):
+            launching.launch(found, LaunchOptions(resume="", consent=[job.id]), state_dir=state_dir)
     manifest.write_text(files)
     rows = tmp_path / job.id / "server-0"
     rows.mkdir(parents=True)

@@ -14,8 +14,12 @@ END_SECONDS = 120
 _REQUEST_BYTES = 4 << 30  # the runtime's own default, where there is memory for it
 
 # Rows in the volume are the job's own once its trainer has begun. Before, they are of an earlier job of its
-# name, or of another namespace's on the same mount point: the server refuses them and names the tables.
-_RECOVER = 'if [ -e "$RUN/metrics.jsonl" ]; then set -- "$@" --storage-recover; fi\n'
+# name, or of another namespace's on the same mount point: the server refuses them and names the tables. In a
+# volume without any (oe-*; the lock is oe.lock) it recovers too: the trainer asks for that, to keep
+# checkpoints there.
+_RECOVER = """\
+if [ -e "$RUN/metrics.jsonl" ] || ! ls "$POOL"/oe-* >/dev/null 2>&1; then set -- "$@" --storage-recover; fi
+"""
 _START = parts.passing_on('python -m oe_runtime.server --index "${POD_NAME##*-}" "$@"')
 # The rows of a job that is done are in files of its last checkpoint, so volumes that are kept are emptied. A
 # job that was applied again with more steps has earlier ends in its events too.
