@@ -216,12 +216,12 @@ class Client:
             self._refuse_change("dropping tables")
         core = self._settled()
         if job is None:
-            gone = {table for table, name in self._tables.items() if name in names or not names}
+            gone = {table for table, name in list(self._tables.items()) if name in names or not names}
         else:
             gone = set()
         parts = core.drop(names, job, force)
         for table in gone:
-            del self._tables[table]
+            self._tables.pop(table, None)
         return -1 if parts is None else -(-parts // self.servers)
 
     def spec(self, table: int) -> TableSpec:
@@ -504,7 +504,7 @@ class Client:
     def _id(self, table: int | str) -> int:
         if not isinstance(table, str):
             return table
-        names = {name: number for number, name in self._tables.items()}
+        names = {name: number for number, name in list(self._tables.items())}  # other threads make some
         if table not in names:
             raise SpecError(
                 f"table '{table}' is not one of this client's: {', '.join(names) or 'it has none'}"

@@ -530,11 +530,18 @@ class RemoteBackend : public Backend {
     return of_table.size() > 2 ? of_table.at(2) : json();  // 0.2.0 has none
   }
 
+  // Not so while another client is making it, nor on a server that came back until a client makes it again.
+  static bool IsEverywhere(const std::vector<json>& all, const std::string& table) {
+    return std::all_of(all.begin(), all.end(),
+                       [&](const json& one) { return one.at("tables").contains(table); });
+  }
+
   // Which table started from something else on one server than on another; empty if none. A server that came
   // back with a checkpoint and one that made it have that in common.
   std::string DifferenceOfOrigins(const std::vector<json>& all) const {
     try {
       for (const auto& [table, ignored] : all.front().at("tables").items()) {
+        if (!IsEverywhere(all, table)) continue;
         const json first = OriginsOf(all.front(), table);
         for (size_t i = 1; i < all.size(); ++i) {
           const json other = OriginsOf(all[i], table);
@@ -547,7 +554,7 @@ class RemoteBackend : public Backend {
         }
       }
     } catch (const json::exception&) {
-      return "";  // a table that another client is just making is not everywhere
+      return "";  // of a server that says something else
     }
     return "";
   }
@@ -563,6 +570,7 @@ class RemoteBackend : public Backend {
   std::string DifferenceOfChanges(const std::vector<json>& all) const {
     try {
       for (const auto& [table, ignored] : all.front().at("tables").items()) {
+        if (!IsEverywhere(all, table)) continue;
         for (size_t i = 1; i < all.size(); ++i) {
           const json other = OriginsOf(all[i], table);
           for (const json& origin : OriginsOf(all.front(), table)) {
@@ -575,7 +583,7 @@ class RemoteBackend : public Backend {
         }
       }
     } catch (const json::exception&) {
-      return "";  // a table that another client is just making is not everywhere
+      return "";  // of a server that says something else
     }
     return "";
   }
@@ -586,6 +594,7 @@ class RemoteBackend : public Backend {
   std::string DifferenceOfPushes(const std::vector<json>& all) const {
     try {
       for (const auto& [table, first] : all.front().at("tables").items()) {
+        if (!IsEverywhere(all, table)) continue;
         bool based = true;
         for (const json& one : all) based = based && !one.at("tables").at(table).at(1).is_null();
         const auto pushes = [&](const json& one) {
@@ -600,7 +609,7 @@ class RemoteBackend : public Backend {
         }
       }
     } catch (const json::exception&) {
-      return "";  // a table that another client is just making is not everywhere
+      return "";  // of a server that says something else
     }
     return "";
   }
@@ -713,7 +722,13 @@ class RemoteBackend : public Backend {
     const bool done =
         std::any_of(calls.begin(), calls.end(), [](const Call& call) { return !call.skip && !call.failed; });
     if (done) TearIfTorn(what, calls, false);
-    if (failed && !done) TakeBack(op, parts, counted, change);
+    if (failed && !done) {
+      try {
+        TakeBack(op, parts, counted, change);
+      } catch (const Error& error) {  // what the servers refused is what the caller must read
+        torn_ = what + " could not be taken back: " + error.what();  // the reconnect tells them
+      }
+    }
     RaiseErrors(calls, "these rows were changed by");
     std::vector<std::pair<size_t, Call>> replies;
     for (size_t s = 0; s < calls.size(); ++s) {

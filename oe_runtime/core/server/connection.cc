@@ -282,10 +282,11 @@ void Connection::ReadHeader() {
                                   std::to_string(most) + " are allowed");
         }
         self->arrived_ = 0;
-        // One of a worker waits for those of the others, so that these must not wait for it to end.
+        // A push of a worker waits for those of the others, so that these must not wait for it to end.
         const Op op = self->header_.op;
-        const bool changes = op == Op::kPush || op == Op::kAssign || op == Op::kErase;
-        if (changes && known && !self->session_.worker) {
+        const bool changes =
+            op == Op::kAssign || op == Op::kErase || (op == Op::kPush && !self->session_.worker);
+        if (changes && known) {
           self->pushing_ = self->session_.job->store.CountPush();
         }
         if (length <= kSmall) return self->ReadBody({});
@@ -384,6 +385,7 @@ void Connection::TakeReadAhead() {
 void Connection::Park() {
   parked_ = true;
   Waits("other workers");
+  pushing_.reset();          // those that it waits for must not wait for it to end
   request_share_.Release();  // or what is waited for might not be read
   WatchForEnd();
   deadline_.expires_after(std::chrono::duration_cast<steady_clock::duration>(worker_wait_));

@@ -202,7 +202,8 @@ void ServeAssign(const Session& session, Bytes body, Buffer* reply) {
   const KeyBlock& keys = request.keys;
   const uint8_t* const weights = request.rest.data;
   const uint8_t* const states = weights + keys.size * store->WireBytes(request.table);
-  if (!session.worker) session.job->workers.RequireNone();
+  // Without keys it is only counted.
+  if (!session.worker && keys.size > 0) session.job->workers.RequireNone();
   const Fence::Hold hold = session.job->fence.Change(session.seen);
   const Table::AssignCounts counts = store->Assign(request.table, keys.keys, keys.size, weights,
                                                    request.states ? states : nullptr, request.change);
@@ -213,9 +214,9 @@ void ServeAssign(const Session& session, Bytes body, Buffer* reply) {
 void ServeErase(const Session& session, Bytes body, Buffer* reply) {
   const RowsRequest request = ParseRowsRequest(body);
   RequireRest(request, 0);
-  if (!session.worker) session.job->workers.RequireNone();
-  const Fence::Hold hold = session.job->fence.Change(session.seen);
   const KeyBlock& keys = request.keys;
+  if (!session.worker && keys.size > 0) session.job->workers.RequireNone();
+  const Fence::Hold hold = session.job->fence.Change(session.seen);
   Put(json(session.job->store.Erase(request.table, keys.keys, keys.size, request.change)).dump(), reply);
 }
 

@@ -307,11 +307,11 @@ nlohmann::json Store::Versions() const {
     if (history == histories_.end()) continue;  // dropped meanwhile
     const std::optional<uint64_t>& base = history->second.base;
     nlohmann::json origins;
-    if (!history->second.start.empty()) {
+    if (!history->second.start.empty() || !history->second.checkpoints.empty()) {
       const auto add = [&](const std::string& origin, const std::optional<uint64_t>& changes) {
         origins.push_back({origin, changes ? nlohmann::json(*changes) : nlohmann::json()});
       };
-      add(history->second.start, history->second.changes);
+      if (!history->second.start.empty()) add(history->second.start, history->second.changes);
       for (const auto& [id, changes] : history->second.checkpoints) add(OriginOf(id), changes);
     }
     tables[all[i]->spec().name] = {versions[i], base ? nlohmann::json(*base) : nlohmann::json(),
@@ -323,7 +323,7 @@ nlohmann::json Store::Versions() const {
 }
 
 void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
-                    const std::string& origin, const std::function<void(size_t)>& put) {
+                    const std::vector<std::string>& origins, const std::function<void(size_t)>& put) {
   std::vector<uint64_t> versions;
   for (size_t i = 0; i < tables.size(); ++i) {
     const uint64_t before = tables[i]->version();
@@ -343,7 +343,7 @@ void Store::PutBack(const std::vector<std::shared_ptr<Table>>& tables, const cha
   const std::lock_guard<std::mutex> lock(torn_mutex_);
   for (size_t i = 0; i < tables.size(); ++i) {
     const auto history = histories_.find(tables[i].get());
-    if (history != histories_.end()) history->second = {versions[i], origin, 0, {}};
+    if (history != histories_.end()) history->second = {versions[i], origins[i], 0, {}};
   }
 }
 
@@ -569,12 +569,14 @@ void Store::Restore(const std::vector<std::string>& directories, const std::opti
   const Pushing changing = CountPush();
   const std::vector<std::shared_ptr<Table>> tables = Tables();
   std::vector<std::vector<TableChain>> chains;
-  uint64_t checksums = 0;
+  const std::string newest = directories.empty() ? "" : directories.back();
+  std::vector<std::string> origins;
   for (const auto& table : tables) {
     const TableSpec& spec = table->spec();
     chains.push_back(FindTableChains(directories, spec.name));
     const auto infos = CheckChains(spec, table->row_bytes(), chains.back());
-    checksums += SumOfChecksums(infos);
+    // By its own files: another server, as one that came back, may have fewer tables.
+    origins.push_back(save ? *save : NameOfSave(SumOfChecksums(infos), newest));
     if (spec.admission.name.empty()) continue;
     LoadFilters(Newest(chains.back()), spec, infos.front().version);
   }
@@ -587,9 +589,7 @@ void Store::Restore(const std::vector<std::string>& directories, const std::opti
     }
   }
   pool_->ParallelFor(all.size(), [&](size_t i) { VerifyTableFile(*all[i]); });
-  const std::string newest = directories.empty() ? "" : directories.back();
-  PutBack(tables, "a restore", save ? *save : NameOfSave(checksums, newest),
-          [&](size_t i) { tables[i]->RestoreChains(chains[i], pool_); });
+  PutBack(tables, "a restore", origins, [&](size_t i) { tables[i]->RestoreChains(chains[i], pool_); });
 }
 
 void Store::ApplyIncrement(const std::string& directory) {
@@ -668,7 +668,8 @@ void Store::Recover(uint64_t id) {
                           (ids.empty() ? "; it has none" : "; it has " + ids));
   }
   // Each is read by several threads; the memory of one at a time.
-  PutBack(tables, "a recovery", OriginOf(id), [&](size_t i) { tables[i]->Recover(id); });
+  PutBack(tables, "a recovery", std::vector<std::string>(tables.size(), OriginOf(id)),
+          [&](size_t i) { tables[i]->Recover(id); });
 }
 
 nlohmann::json Store::Stats() const {

@@ -177,10 +177,10 @@ class Store {
   ThreadPool* const pool_;
   const std::string job_;
 
-  // Restores every table from `origin`, one after the other, by put(i); if one fails after others, the store
-  // is torn.
-  void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what, const std::string& origin,
-               const std::function<void(size_t)>& put);
+  // Restores every table from its origin, one after the other, by put(i); if one fails after others, the
+  // store is torn.
+  void PutBack(const std::vector<std::shared_ptr<Table>>& tables, const char* what,
+               const std::vector<std::string>& origins, const std::function<void(size_t)>& put);
   void NoteCheckpoint(const Table& table, uint64_t id);
   void NoteChange(const Table& table, uint64_t change);
 

@@ -22,8 +22,8 @@ LogPool::LogPool(std::unique_ptr<BlockDevice> device, const PoolSpec& table, Row
   log_ = fresh ? RowLog::Create(device_.get(), log) : RowLog::Open(device_.get(), log);
   if (!log_) {
     throw StorageError(log.where +
-                       " is damaged: both copies of its superblock are gone; move it away, or start without "
-                       "recovery, and restore from a checkpoint");
+                       " is damaged: both copies of its superblock are gone; move it away, or start fresh "
+                       "(--storage-fresh), and restore from a checkpoint");
   }
   for (uint32_t i = 0; i < spec_.shards; ++i) {
     shards_.push_back(std::make_unique<LogStore>(log_.get(), device_.get(), spec_.cache, spec_.damage.get()));

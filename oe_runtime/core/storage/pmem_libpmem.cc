@@ -405,21 +405,38 @@ class PmemLibpmem final : public Storage, public Medium {
     return has;
   }
 
+  // Segments come when the superblock is whole, so that those of one that is not were robbed of it.
+  void RefuseRobbed(const std::string& super, uint64_t uuid, const std::vector<std::string>& names) const {
+    for (const std::string& name : names) {
+      uint64_t of = 0;
+      bool is_super = false;
+      if (!ParsePoolName(name, &of, &is_super) || is_super || of != uuid) continue;
+      throw StorageError(
+          PathOf(super) + " is damaged: 'magic' is missing, but there is " + name +
+          "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
+    }
+  }
+
   // The descriptions of the tables that have checkpoints, or may have: what cannot be read is refused.
   std::vector<std::string> WithCheckpoints() {
     std::vector<std::string> texts;
-    for (const std::string& name : List()) {
+    const std::vector<std::string> names = List();
+    for (const std::string& name : names) {
       uint64_t uuid = 0;
       bool super = false;
       if (!ParsePoolName(name, &uuid, &super) || !super) continue;
       CheckOurs(name);
-      if (SizeOf(name) == 0) continue;  // never finished
+      if (SizeOf(name) == 0) {  // never finished
+        RefuseRobbed(name, uuid, names);
+        continue;
+      }
       const Region region = Open(name);
       try {
         std::string text;
-        // Counts are of no use without their table.
-        if (ReadSuperHeader(region, &uuid, &text) && nlohmann::json::parse(text).contains("table") &&
-            HasCheckpoint(region).value_or(true)) {
+        if (!ReadSuperHeader(region, &uuid, &text)) {
+          RefuseRobbed(name, uuid, names);
+        } else if (nlohmann::json::parse(text).contains("table") &&  // counts are of no use without theirs
+                   HasCheckpoint(region).value_or(true)) {
           texts.push_back(std::move(text));
         }
       } catch (...) {
@@ -469,14 +486,7 @@ class PmemLibpmem final : public Storage, public Medium {
       const ssize_t size = file.ok() ? ::read(file.get(), magic.data(), magic.size()) : -1;
       if (size < 0) throw StorageError("cannot read the pool file " + PathOf(name), errno);
       if (static_cast<size_t>(size) < magic.size() || magic == std::array<char, 8>{}) {
-        // Segments come when it is whole, so that those of one that is not were robbed of it.
-        for (const std::string& segment : names) {
-          uint64_t of = 0;
-          if (!ParsePoolName(segment, &of, &super) || super || of != uuid) continue;
-          throw StorageError(
-              PathOf(name) + " is damaged: 'magic' is missing, but there is " + segment +
-              "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
-        }
+        RefuseRobbed(name, uuid, names);
         Remove(name);
       } else {
         pools.insert(uuid);
