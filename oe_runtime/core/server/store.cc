@@ -305,17 +305,17 @@ nlohmann::json Store::Versions() const {
   for (size_t i = 0; i < all.size(); ++i) {
     const auto history = histories_.find(all[i].get());
     if (history == histories_.end()) continue;  // dropped meanwhile
-    const std::optional<uint64_t>& base = history->second.base;
+    const auto number = [](const std::optional<uint64_t>& one) {
+      return one ? nlohmann::json(*one) : nlohmann::json();
+    };
     nlohmann::json origins;
-    if (!history->second.start.empty() || !history->second.checkpoints.empty()) {
-      const auto add = [&](const std::string& origin, const std::optional<uint64_t>& changes) {
-        origins.push_back({origin, changes ? nlohmann::json(*changes) : nlohmann::json()});
-      };
-      if (!history->second.start.empty()) add(history->second.start, history->second.changes);
-      for (const auto& [id, changes] : history->second.checkpoints) add(OriginOf(id), changes);
-    }
-    tables[all[i]->spec().name] = {versions[i], base ? nlohmann::json(*base) : nlohmann::json(),
-                                   std::move(origins)};
+    const auto add = [&](const std::string& origin, const std::optional<uint64_t>& changes) {
+      origins.push_back({origin, number(changes)});
+    };
+    const History& of_table = history->second;
+    if (!of_table.start.empty()) add(of_table.start, of_table.changes);
+    for (const auto& [id, changes] : of_table.checkpoints) add(OriginOf(id), changes);
+    tables[all[i]->spec().name] = {versions[i], number(of_table.base), std::move(origins)};
   }
   return {{"torn", is_torn_ ? nlohmann::json(torn_) : nlohmann::json()},
           {"pushing", pushing},
