@@ -57,8 +57,9 @@ class Collect:
 
     def lookup(self, layer: Any, ids: Any) -> Any:
         """Return zeros; nothing computed from them is kept."""
-        self.layers.append(layer)
-        self.ids.append(ids)
+        if not getattr(ids, "is_meta", False):  # of PyTorch, where Keras asks for shapes first
+            self.layers.append(layer)
+            self.ids.append(ids)
         if len(self.ids) == self._count:
             raise AllSeen
         return ops.zeros((*ids.shape, layer.output_dim), layer.rows_dtype)
