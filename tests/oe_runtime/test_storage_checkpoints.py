@@ -212,6 +212,22 @@ def test_a_start_on_files_that_cannot_be_read_removes_none(tmp_path, kind):
         assert count(client, client.create_table(SPEC)) == 0
 
 
+@pytest.mark.parametrize("wanted", ["", "recover"])
+def test_a_pool_that_lost_its_magic_keeps_its_segments(tmp_path, wanted):
+    """A superblock whose magic is missing was never finished, unless there are segments."""
+    with Client.in_process(storage_of("pmem_libpmem", tmp_path)) as client:
+        push(client, client.create_table(SPEC))
+        client.checkpoint(1, wait=True)
+    (file,) = tmp_path.glob("oe-*-super.pool")
+    whole = file.read_bytes()
+    for robbed in (bytes(8) + whole[8:], b""):
+        file.write_bytes(robbed)
+        before = files_in(tmp_path)
+        with pytest.raises(StorageError, match=f"{file} is damaged: 'magic' is missing, but there is oe-"):
+            Client.in_process(storage_of("pmem_libpmem", tmp_path, **({wanted: True} if wanted else {})))
+        assert files_in(tmp_path) == before
+
+
 def test_recovery_and_a_fresh_start_exclude_each_other(tmp_path, kind):
     with pytest.raises(SpecError, match=r"'recover' .* and 'fresh' .*; give one of the two"):
         Client.in_process(storage_of(kind, tmp_path, recover=True, fresh=True))

@@ -426,3 +426,44 @@ def test_servers_that_came_back_at_different_checkpoints(servers: list[Server], 
         push(client)
         client.checkpoint(2, wait=True)
         client.save(tmp_path / "saved")
+
+
+@pytest.fixture
+def with_old(tmp_path: Path) -> Iterator[tuple[list[Server], Path]]:
+    """Two servers, of which the second came back without table 'old', and a save of before."""
+    made = [Server(tmp_path / f"server-{index}", index=index, count=2) for index in range(2)]
+    with Client([server.endpoint for server in made]) as client:
+        client.create_table(TableSpec("old", 2))
+        client.create_table(SPEC)
+        pulled = client.pull([SOME], [(1, 0)])
+        client.push(pulled, [np.ones((len(SOME), SPEC.dim), np.float32)], 1.0)
+        (tmp_path / "save").mkdir()
+        client.save(tmp_path / "save")
+    port = str(made[1].ready()["port"])
+    made[1].end()
+    made[1].ready_file.unlink()
+    made[1] = Server(tmp_path / "server-1", "--port", port, index=1, count=2)
+    yield made, tmp_path / "save"
+    for server in made:
+        server.end()
+
+
+def test_a_table_that_one_server_has_alone_hides_no_other(
+    with_old: tuple[list[Server], Path], tmp_path: Path
+) -> None:
+    servers, _ = with_old
+    with Client([server.endpoint for server in servers]) as client:
+        client.create_table(SPEC)
+        with pytest.raises(TornError, match=r"0 pushes to table 't', server .* 1"):
+            client.save(tmp_path)
+
+
+def test_a_restore_where_one_server_has_a_table_more_tears_nothing(
+    with_old: tuple[list[Server], Path], tmp_path: Path
+) -> None:
+    servers, saved = with_old
+    with Client([server.endpoint for server in servers]) as client:
+        table = client.create_table(SPEC)
+        client.restore(saved)
+        np.testing.assert_array_equal(client.pull_rows(table, SOME), -1)
+        client.save(tmp_path)
