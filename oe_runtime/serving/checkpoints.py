@@ -132,9 +132,8 @@ class Rows:
         storage, directory = replace(self._storage, weights_only=True), None
         if storage.type != "dram" and storage.path:
             directory = Path(storage.path) / f"serving-{self._generation}"
-            directory.mkdir(
-                parents=True, exist_ok=True
-            )  # rows of an earlier process go, checkpoints are refused
+            # The storage removes rows of an earlier process, and refuses a directory with a checkpoint.
+            directory.mkdir(parents=True, exist_ok=True)
             storage = replace(storage, path=str(directory))
         client = Client.in_process(storage, servers, self._threads)
         try:

@@ -73,12 +73,11 @@ class Holding:
     def on_hosts(self) -> dict[str, list[str]]:
         """Its directories by host; those of pools may no longer exist."""
         found: dict[str, list[str]] = {}
-        for item in self.spec.processes if self.spec else []:
-            if item.unit and self.spec and item.host not in self.spec.foreign:
-                places = [str(units.job_directory(self.job.id))] if item.role == "worker" else []
-                places += [item.pools] if item.pools else []
-                known = found.setdefault(item.host, [])
-                known += [place for place in places if place not in known]
+        for item in self.spec.units if self.spec else []:
+            places = [str(units.job_directory(self.job.id))] if item.role == "worker" else []
+            places += [item.pools] if item.pools else []
+            known = found.setdefault(item.host, [])
+            known += [place for place in places if place not in known]
         return {host: places for host, places in found.items() if places}
 
     @property
@@ -95,7 +94,7 @@ class Holding:
         if self.job.checkpoint() is not None and self.job.pool_servers() is None:
             return ""
         places = [f"{path} here" for path, _ in self.pools]
-        places += [f"{item.pools} on {item.host}" for item in self.spec.processes if item.unit and item.pools]
+        places += [f"{item.pools} on {item.host}" for item in self.spec.units if item.pools]
         return ", ".join(places)
 
     def to_json(self) -> dict[str, Any]:

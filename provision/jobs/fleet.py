@@ -37,8 +37,7 @@ class Fleet:
     def __init__(self, job: Job, spec: JobSpec) -> None:
         self.job = job
         self.spec = spec
-        units = [item for item in spec.processes if item.unit and item.host not in spec.foreign]
-        self.processes = {item.name: item for item in units}
+        self.processes = {item.name: item for item in spec.units}
 
     @cached_property
     def hosts(self) -> dict[str, Host]:

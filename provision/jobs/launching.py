@@ -195,7 +195,7 @@ class Launch:
             raise TrainingError(
                 f"job {job.id} has no checkpoint in files: without its rows in persistent memory there is "
                 f"nothing to resume; to lose them: oeprov jobs rm {job.id} --consent {job.id}, and launch it "
-                f"again"
+                "again"
             )
         job.make()
         needed = readiness.needed(inventory, wanted)

@@ -83,6 +83,11 @@ class JobSpec(_Record):
     foreign: list[str] = []  # hosts where another job has this id: all that has it there is that job's
 
     @property
+    def units(self) -> list[ProcessSpec]:
+        """The processes that are this job's units on hosts."""
+        return [item for item in self.processes if item.unit and item.host not in self.foreign]
+
+    @property
     def is_servers_alone(self) -> bool:
         """Whether these are parameter servers for others (``oeprov servers``), and nothing trains."""
         return all(item.role == "parameter_server" for item in self.processes)
@@ -295,18 +300,21 @@ class Job:
 
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint to resume from, here or reported by a worker on another host."""
-        if self.checkpoint() is not None or summary(self.metrics_file).checkpoint is not None:
+        if self.checkpoint() is not None:
             return True
-        return any(summary(path).checkpoint is not None for path in self.run_dir.glob("metrics-*.jsonl"))
+        return any(summary(path).checkpoint is not None for path in self._reports())
 
     def has_files(self, kept: int) -> bool:
         """Whether a checkpoint has its rows in files: here, or one of the ``kept`` that a worker reported."""
         if self.checkpoint() is not None:
             found = (self.run_dir / "checkpoints").glob("step-*/manifest.json")
             return any("pool" not in manifest(path.parent) for path in found)
-        reported = [self.metrics_file, *self.run_dir.glob("metrics-*.jsonl")]
-        events = (event for path in reported for event in course(path, checkpoints=kept).checkpoints)
+        events = (event for path in self._reports() for event in course(path, checkpoints=kept).checkpoints)
         return any(event.get("rows") == "files" for event in events)
+
+    def _reports(self) -> list[Path]:
+        """The events of the worker, and of those that were put aside."""
+        return [self.metrics_file, *self.run_dir.glob("metrics-*.jsonl")]
 
     def put_metrics_aside(self, host: str) -> None:
         """Keep the events of a worker on ``host``: the next one, on another host, begins its own."""
