@@ -137,12 +137,10 @@ def texts_of(column: pa.Array) -> list[Any]:
         ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False))
         return [flat[start:end] for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
     if _is_text(column.type):
-        return [_shown_text(value) for value in column.to_pylist()]
+        # As bytes: text that is not UTF-8 is read too.
+        values = column.cast(pa.large_binary()).to_pylist()
+        return [(value or b"").decode("utf-8", "replace") for value in values]
     return ["" if value is None or value != value else _number_text(value) for value in column.to_pylist()]
-
-
-def _shown_text(value: str | bytes | None) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
 
 
 def _number_text(value: Any) -> str:

@@ -36,6 +36,7 @@ from oe_runtime.data.sample import ABSENT, Sample, is_number, read_sample
 from oe_runtime.data.text import has_quotes, typed_value
 from oe_runtime.errors import DataError, OeError
 from oe_runtime.support import interrupt, remote_files
+from oe_runtime.support.argument_types import count
 
 ROWS = 100_000
 WIDTHS = (9, 16, 64, 128)
@@ -532,15 +533,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the label, if it is not found; c1 is the first column without a header",
     )
     parser.add_argument(
-        "--rows", type=int, default=ROWS, metavar="N", help=f"rows to read (default {ROWS:,})"
+        "--rows", type=count(1), default=ROWS, metavar="N", help=f"rows to read (default {ROWS:,})"
     )
     parser.add_argument(
-        "--max-bad-rows", type=int, default=0, metavar="N", help="broken rows to skip, as in training"
+        "--max-bad-rows", type=count(0), default=0, metavar="N", help="broken rows to skip, as in training"
     )
     parser.add_argument("data", metavar="FILE")
     given = parser.parse_args(argv)
     try:
-        text, _ = propose(given.data, max(1, given.rows), given.label, max(0, given.max_bad_rows))
+        text, _ = propose(given.data, given.rows, given.label, given.max_bad_rows)
         print(text, end="")
     except OeError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -30,13 +30,13 @@ from oe_runtime.support import remote_files
 ABSENT = ("NA", "N/A", "n/a", "NaN", "nan", "\\N", "NULL", "null", "None", "?", "-")  # among numbers
 _MOST_FILES = 100
 _SPREAD = 8  # files, from the first to the last one, that share the rows
-_MOST_BYTES = 256 << 20  # of text
+_MOST_BYTES = 64 << 20  # of all files together; as texts they take 20 to 30 times as much
 _BLOCK_BYTES = 4 << 20
 _MOST_RECORDS = 10_000
 _SEPARATORS = "\t,;|\x01 "
 _GUESSED_LINES = 2000  # from which separators and headers are guessed
 _LONE_COMMA = re.compile(rb"(?<![0-9]),|,(?![0-9])")
-_BATCH_ROWS = 8192
+_BATCH_ROWS = 1024
 
 
 @dataclass
@@ -90,15 +90,18 @@ def read_sample(
     texts: list[_Lines] = []
     left, seen = most, 0  # rows, and files with rows
     order = [*wanted, *(path for path in _spread(files) if path not in wanted)][:_MOST_FILES]
+    most_bytes = _MOST_BYTES // min(_SPREAD, len(order))
     for number, path in enumerate(order):
         share = max(1, left // max(1, min(_SPREAD - seen, len(order) - number)))
         kind = file_kind(path) or "tabs"
         if kind in ("tabs", "commas"):
-            text = _first_lines(path, share)
+            text = _first_lines(path, share, most_bytes)
             texts += [text] if text.lines else []
             rows = len(text.lines) - 1
         else:
-            parts.append(_of_records(path, share) if kind == "tfrecord" else _of_arrow(path, kind, share))
+            parts.append(
+                _of_records(path, share) if kind == "tfrecord" else _of_arrow(path, kind, share, most_bytes)
+            )
             rows = parts[-1].rows
         seen += rows > 0
         left -= max(0, rows)
@@ -176,14 +179,14 @@ class _Form(NamedTuple):
     header: bool = True
 
 
-def _first_lines(path: Path, rows: int) -> _Lines:
+def _first_lines(path: Path, rows: int, most_bytes: int) -> _Lines:
     blocks: list[bytes] = []
     size = ends = 0
     try:
         codec = CODECS.get(path.suffix.lower())
         with remote_files.open_input(path) as raw:
             stream = pa.CompressedInputStream(raw, codec) if codec else raw
-            while size < _MOST_BYTES and ends < rows + 2 and (block := stream.read(_BLOCK_BYTES)):
+            while size < most_bytes and ends < rows + 2 and (block := stream.read(_BLOCK_BYTES)):
                 blocks.append(block)
                 size += len(block)
                 ends += block.count(b"\n")
@@ -196,6 +199,8 @@ def _first_lines(path: Path, rows: int) -> _Lines:
     more |= len(lines) > rows + 1 and bool(lines[-1])
     if more or not lines[-1]:  # nothing after the last line end, a part of a line, or other lines
         lines.pop()
+    if more and not lines:
+        raise DataError(f"{path}: its first line has more than {size:,} bytes")
     return _Lines(path, lines, more)
 
 
@@ -333,11 +338,11 @@ def _is_header(head: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
 # ---- files with types
 
 
-def _of_arrow(path: Path, kind: str, most: int) -> _Part:
+def _of_arrow(path: Path, kind: str, most: int, most_bytes: int) -> _Part:
     import pyarrow.parquet as pq
 
     batches: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     try:
         with remote_files.open_input(path) as raw:
             file = pq.ParquetFile(raw) if kind == "parquet" else pa.ipc.open_file(raw)
@@ -357,15 +362,17 @@ def _of_arrow(path: Path, kind: str, most: int) -> _Part:
             for batch in found:
                 batches.append(batch.select(read))
                 rows += batch.num_rows
-                if rows > most:
+                size += batches[-1].nbytes
+                if rows > most or size > most_bytes:
                     break
+            more = rows > most or size > most_bytes
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
     columns = [
         [text for batch in batches for text in texts_of(batch.column(name))][:most] if name in read else []
         for name in schema.names
     ]
-    return _Part(path, column_names(schema.names), columns, min(rows, most), rows > most, kinds)
+    return _Part(path, column_names(schema.names), columns, min(rows, most), more, kinds)
 
 
 def _kind_of(kind: pa.DataType) -> str | tuple[bool, bool]:

@@ -17,7 +17,7 @@ import random_frames
 import yaml
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
-from oe_runtime.data import inspect, open_source, row_schema
+from oe_runtime.data import inspect, open_source, row_schema, sample
 from oe_runtime.data.schema import concatenate
 
 RNG_ROWS = 3000
@@ -473,3 +473,49 @@ def test_broken_rows_are_allowed_as_in_training(tmp_path: Path, capsys: pytest.C
     source = open_source(str(path), max_bad_rows=4, schema=schema)
     assert concatenate(list(source.blocks())).rows == 40
     assert [one.name for one in schema.numbers] == ["price"]
+
+
+def test_texts_of_typed_files_need_not_be_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.parquet"
+    site = pa.array([b"a", b"\xff\xfe", None, b"a"]).view(pa.string())
+    pq.write_table(pa.table({"click": [0, 1, 0, 1], "site": site}), path)
+    schema, _ = proposal(path, capsys)
+    assert [one.name for one in schema.categories] == ["site"]
+
+
+@pytest.mark.parametrize("write", [csv, parquet, arrow], ids=lambda one: one.__name__)
+def test_of_wide_rows_fewer_are_looked_at(
+    tmp_path: Path, write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / {"parquet": "rows.parquet", "arrow": "rows.arrow"}.get(write.__name__, "rows.csv")
+    write(path)
+    whole = proposal(path, capsys)[1]
+    assert f": {RNG_ROWS:,} rows.\n" in whole
+    monkeypatch.setattr(sample, "_MOST_BYTES", 40_000)
+    monkeypatch.setattr(sample, "_BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(sample, "_BATCH_ROWS", 500)
+    schema, text = proposal(path, capsys)
+    rows = int(re.search(r": ([0-9,]+) rows, from the beginning\.", text)[1].replace(",", ""))
+    assert 500 <= rows <= RNG_ROWS // 2
+    assert concatenate(list(open_source(str(path), max_bad_rows=0, schema=schema).blocks())).rows == RNG_ROWS
+
+
+def test_a_line_that_does_not_end_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "_MOST_BYTES", 40_000)
+    monkeypatch.setattr(sample, "_BLOCK_BYTES", 10_000)
+    path = tmp_path / "rows.csv"
+    path.write_text("1," * 30_000)
+    assert inspect.main([str(path)]) == 1
+    assert capsys.readouterr().err == f"error: {path}: its first line has more than 40,000 bytes\n"
+
+
+@pytest.mark.parametrize(("flag", "value", "least"), [("--rows", "0", 1), ("--max-bad-rows", "-1", 0)])
+def test_numbers_out_of_range_are_refused(
+    flag: str, value: str, least: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        inspect.main([flag, value, "rows.csv"])
+    assert ended.value.code == 2
+    assert f"argument {flag}: {value} is less than {least}" in capsys.readouterr().err
