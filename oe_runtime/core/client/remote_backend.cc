@@ -530,56 +530,26 @@ class RemoteBackend : public Backend {
     return of_table.size() > 2 ? of_table.at(2) : json();  // 0.2.0 has none
   }
 
-  // Not so while another client is making it, nor on a server that came back until a client makes it again.
-  static bool IsEverywhere(const std::vector<json>& all, const std::string& table) {
-    return std::all_of(all.begin(), all.end(),
-                       [&](const json& one) { return one.at("tables").contains(table); });
-  }
-
-  // Which table started from something else on one server than on another; empty if none. A server that came
-  // back with a checkpoint and one that made it have that in common.
-  std::string DifferenceOfOrigins(const std::vector<json>& all) const {
-    try {
-      for (const auto& [table, ignored] : all.front().at("tables").items()) {
-        if (!IsEverywhere(all, table)) continue;
-        const json first = OriginsOf(all.front(), table);
-        for (size_t i = 1; i < all.size(); ++i) {
-          const json other = OriginsOf(all[i], table);
-          if (first.is_null() || other.is_null()) continue;
-          const auto is_common = [&](const json& origin) { return Find(other, origin.at(0)) != nullptr; };
-          if (std::any_of(first.begin(), first.end(), is_common)) continue;
-          return "table '" + table + "' started from " + other.at(0).at(0).get<std::string>() +
-                 " on server " + peers_[i]->endpoint + ", from " + first.at(0).at(0).get<std::string>() +
-                 " on server " + peers_.front()->endpoint;
-        }
-      }
-    } catch (const json::exception&) {
-      return "";  // of a server that says something else
-    }
-    return "";
-  }
-
   static const json* Find(const json& origins, const json& text) {
     const auto found = std::find_if(origins.begin(), origins.end(),
                                     [&](const json& origin) { return origin.at(0) == text; });
     return found == origins.end() ? nullptr : &*found;
   }
 
-  // Which table has other assigns or erases on one server than on another; empty if none. Counted from the
-  // oldest origin that both have, and since which both know all.
-  std::string DifferenceOfChanges(const std::vector<json>& all) const {
+  // What `between(table, i)` first finds between the table of the first server and that of server i, of those
+  // that all servers have; empty if nothing. A table is not everywhere while another client is making it, nor
+  // on a server that came back until a client makes it again.
+  template <typename Between>
+  static std::string FirstDifference(const std::vector<json>& all, const Between& between) {
     try {
-      for (const auto& [table, ignored] : all.front().at("tables").items()) {
-        if (!IsEverywhere(all, table)) continue;
+      for (const auto& item : all.front().at("tables").items()) {
+        const std::string& table = item.key();
+        if (!std::all_of(all.begin(), all.end(),
+                         [&](const json& one) { return one.at("tables").contains(table); })) {
+          continue;
+        }
         for (size_t i = 1; i < all.size(); ++i) {
-          const json other = OriginsOf(all[i], table);
-          for (const json& origin : OriginsOf(all.front(), table)) {
-            const json* const same = Find(other, origin.at(0));
-            if (same == nullptr || same->at(1).is_null() || origin.at(1).is_null()) continue;
-            if (same->at(1) == origin.at(1)) break;
-            return "server " + peers_[i]->endpoint + " has other assignments or erases in table '" + table +
-                   "' than server " + peers_.front()->endpoint;
-          }
+          if (std::string found = between(table, i); !found.empty()) return found;
         }
       }
     } catch (const json::exception&) {
@@ -588,30 +558,53 @@ class RemoteBackend : public Backend {
     return "";
   }
 
+  // Which table started from something else on one server than on another; empty if none. A server that came
+  // back with a checkpoint and one that made it have that in common.
+  std::string DifferenceOfOrigins(const std::vector<json>& all) const {
+    return FirstDifference(all, [&](const std::string& table, size_t i) -> std::string {
+      const json first = OriginsOf(all.front(), table);
+      const json other = OriginsOf(all[i], table);
+      const auto is_common = [&](const json& origin) { return Find(other, origin.at(0)) != nullptr; };
+      if (first.is_null() || other.is_null() || std::any_of(first.begin(), first.end(), is_common)) return "";
+      return "table '" + table + "' started from " + other.at(0).at(0).get<std::string>() + " on server " +
+             peers_[i]->endpoint + ", from " + first.at(0).at(0).get<std::string>() + " on server " +
+             peers_.front()->endpoint;
+    });
+  }
+
+  // Which table has other assigns or erases on one server than on another; empty if none. Counted from the
+  // oldest origin that both have, and since which both know all.
+  std::string DifferenceOfChanges(const std::vector<json>& all) const {
+    return FirstDifference(all, [&](const std::string& table, size_t i) -> std::string {
+      const json other = OriginsOf(all[i], table);
+      for (const json& origin : OriginsOf(all.front(), table)) {
+        const json* const same = Find(other, origin.at(0));
+        if (same == nullptr || same->at(1).is_null() || origin.at(1).is_null()) continue;
+        if (same->at(1) == origin.at(1)) break;
+        return "server " + peers_[i]->endpoint + " has other assignments or erases in table '" + table +
+               "' than server " + peers_.front()->endpoint;
+      }
+      return "";
+    });
+  }
+
   // Which table has other pushes on one server than on another; empty if none. Counted from when the job last
   // went back, if it has everywhere: a checkpoint of asynchronous workers may have other versions on each
   // server.
   std::string DifferenceOfPushes(const std::vector<json>& all) const {
-    try {
-      for (const auto& [table, first] : all.front().at("tables").items()) {
-        if (!IsEverywhere(all, table)) continue;
-        bool based = true;
-        for (const json& one : all) based = based && !one.at("tables").at(table).at(1).is_null();
-        const auto pushes = [&](const json& one) {
-          const json& of_table = one.at("tables").at(table);
-          return of_table.at(0).get<uint64_t>() - (based ? of_table.at(1).get<uint64_t>() : 0);
-        };
-        for (size_t i = 1; i < all.size(); ++i) {
-          if (pushes(all[i]) == pushes(all.front())) continue;
-          return "server " + peers_[i]->endpoint + " has " + std::to_string(pushes(all[i])) +
-                 " pushes to table '" + table + "', server " + peers_.front()->endpoint + " " +
-                 std::to_string(pushes(all.front()));
-        }
-      }
-    } catch (const json::exception&) {
-      return "";  // of a server that says something else
-    }
-    return "";
+    return FirstDifference(all, [&](const std::string& table, size_t i) -> std::string {
+      const bool based = std::none_of(all.begin(), all.end(), [&](const json& one) {
+        return one.at("tables").at(table).at(1).is_null();
+      });
+      const auto pushes = [&](const json& one) {
+        const json& of_table = one.at("tables").at(table);
+        return of_table.at(0).get<uint64_t>() - (based ? of_table.at(1).get<uint64_t>() : 0);
+      };
+      if (pushes(all[i]) == pushes(all.front())) return "";
+      return "server " + peers_[i]->endpoint + " has " + std::to_string(pushes(all[i])) +
+             " pushes to table '" + table + "', server " + peers_.front()->endpoint + " " +
+             std::to_string(pushes(all.front()));
+    });
   }
 
   void RequireIntact() const {
