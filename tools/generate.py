@@ -43,7 +43,7 @@ MARK = "# Generated from the settings by `make generate`; edit above this line o
 WIDTH, COLUMN = 110, 41  # of the sample: its lines, and where comments begin
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list"}
 _TYPES["object"] = "dict"
-_OF_KIND = ("kernel", "pmem", "runtime", "gpu")  # roles whose hosts say their kind
+_OF_KIND = ("kernel", "pmem", "runtime", "gpu")  # roles of `oeprov_converge`, whose hosts say their kind
 
 
 def outputs(models: Sequence[type[Settings]] = settings.MODELS) -> Iterator[tuple[str, str]]:
@@ -143,6 +143,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _yaml(value: Any, indent: int = 0) -> str:
+    if not value:
+        return ""
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH - indent)
     return textwrap.indent(text, " " * indent)
 
@@ -156,16 +158,24 @@ def _below(path: str, indent: int, text: str) -> str:
 
 
 def _defaults(role: str, model: type[Settings]) -> str:
-    values = {model.prefix + name: item["default"] for name, item in schema.described(model).items()}
+    values = {name: item["default"] for name, item in _read(role, model).items()}
     return _below(f"roles/{role}/defaults/main.yml", 0, _yaml(values))
+
+
+def _read(role: str, model: type[Settings]) -> dict[str, dict[str, Any]]:
+    """The variables that the role reads: all where `oeprov_converge` does, else those that its tasks name."""
+    found = {model.prefix + name: item for name, item in schema.described(model).items()}
+    if role in _OF_KIND:
+        return found
+    tasks = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "roles" / role / "tasks").iterdir())
+    return {name: item for name, item in found.items() if re.search(rf"\b{name}\b", tasks)}
 
 
 def _argument_specs(role: str, model: type[Settings]) -> str:
     options = {}
     if role in _OF_KIND:
         options["oeprov_kind"] = _option(schema.described(settings.OeprovSettings)["kind"])
-    for name, item in schema.described(model).items():
-        options[model.prefix + name] = _option(item)
+    options.update({name: _option(item) for name, item in _read(role, model).items()})
     return _below(f"roles/{role}/meta/argument_specs.yml", 6, _yaml(options, 6))
 
 

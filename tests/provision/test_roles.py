@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,16 +56,37 @@ def role_file(role: str, path: str) -> Any:
     return yaml.safe_load((REPOSITORY / "roles" / role / path).read_text())
 
 
+def read_by_tasks(role: str) -> set[str] | None:
+    """The role's variables that its tasks and other defaults name; None: `oeprov_converge` reads all."""
+    files = sorted((REPOSITORY / "roles" / role).rglob("*"))
+    texts = [path.read_text() for path in files if path.parent.name in ("tasks", "templates", "handlers")]
+    if any("oeprov_converge:" in text for text in texts):
+        return None
+    values = [str(value) for value in role_file(role, "defaults/main.yml").values()]
+    return set(re.findall(rf"\b{role}_\w+", "".join([*texts, *values])))
+
+
+@pytest.mark.parametrize("role", MODELS)
+def test_each_variable_of_a_role_is_read(role: str) -> None:
+    read = read_by_tasks(role)
+    for name in [] if read is None else role_file(role, "defaults/main.yml"):
+        assert name in read, f"roles/{role}/defaults has {name}, which no task, template or default reads"
+
+
 @pytest.mark.parametrize("role", MODELS)
 def test_argument_specs_and_defaults_follow_the_settings(role: str) -> None:
     model = MODELS[role]
     options = role_file(role, "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
     defaults = role_file(role, "defaults/main.yml")
     own = {model.prefix + name for name in OWN.get(role, set())}
-    assert set(options) - own - {"oeprov_kind"} == set(model.variables())
-    assert set(defaults) - own == set(model.variables())
+    read = read_by_tasks(role)
+    variables = [name for name in model.variables() if read is None or name in read]
+    assert set(options) - own - {"oeprov_kind"} == set(variables)
+    assert set(defaults) - own == set(variables)
     schema = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
+        if model.prefix + name not in variables:
+            continue
         option, described = options[model.prefix + name], schema[name]
         assert option["description"] == field.description
         assert option["default"] == field.default == defaults[model.prefix + name]
