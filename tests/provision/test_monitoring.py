@@ -7,6 +7,7 @@ import socket
 import subprocess
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,11 @@ all:
       hosts: {{gpu-1: {{oeprov_kind: gpu}}}}
 """
 Labels = dict[str, set[str]]
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stack.DASHBOARD_FILE.read_text())
+    return found
 
 
 def inventory_file(directory: Path, variables: str = "") -> Path:
@@ -83,11 +89,9 @@ def shown(tmp_path: Path) -> Labels:
 @pytest.mark.process
 def test_the_dashboard_asks_for_what_servers_show(tmp_path: Path) -> None:
     there = shown(tmp_path)
-    expressions = [target["expr"] for panel in stack.dashboard()["panels"] for target in panel["targets"]]
+    expressions = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
     variables = [
-        item["query"]["query"]
-        for item in stack.dashboard()["templating"]["list"]
-        if item["name"] == "cluster"
+        item["query"]["query"] for item in dashboard()["templating"]["list"] if item["name"] == "cluster"
     ]
     assert len(expressions) > 20
     asked = set()
@@ -110,8 +114,7 @@ def test_the_dashboard_asks_for_what_servers_show(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_is_whole(tmp_path: Path) -> None:
-    found = stack.dashboard()
-    assert json.loads(json.dumps(found)) == found
+    found = dashboard()
     panels = found["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
@@ -159,7 +162,7 @@ def test_the_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert cli.run(["monitoring", "-i", str(path), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert f"import {tmp_path / 'out' / 'grafana-dashboard.json'}" in said
-    assert json.loads((tmp_path / "out" / stack.DASHBOARD).read_text()) == stack.dashboard()
+    assert json.loads((tmp_path / "out" / stack.DASHBOARD).read_text()) == dashboard()
     written = tmp_path / "out" / stack.PROMETHEUS
     assert len(yaml.safe_load(written.read_text())["scrape_configs"]) == 2
     if promtool := shutil.which("promtool"):  # Debian's knows no Kubernetes
