@@ -49,7 +49,7 @@ def _resolve(name: str, state_dir: Path) -> str:
         raise TrainingError(f"job {job.id} ran on Kubernetes: its checkpoints are in its claim there")
     worker = next((item for item in job.spec().processes if item.role == "worker"), None)
     if worker is not None and worker.unit:
-        from provision.jobs import units
+        from provision.jobs.backends import units
 
         place = f"{units.job_directory(job.id)}/run/checkpoints"
         raise TrainingError(f"job {job.id} has its checkpoints on host {worker.host}: {place} there")

@@ -76,7 +76,8 @@ def launch_training(
     Ctrl-C stops the job: the worker finishes its step and writes a checkpoint, and `oeprov resume` continues
     from there. No process stays behind, however the command ends.
     """
-    from provision.jobs import containers, launching, store
+    from provision.jobs import launching, store
+    from provision.jobs.backends import containers
     from provision.jobs.request import LaunchOptions
 
     if on not in ("hosts", "kubernetes", *containers.ENGINES):
@@ -98,7 +99,7 @@ def launch_training(
     )
     found = open_inventory(inventory, limit, state_dir)
     if on == "kubernetes":
-        from provision.jobs.kubernetes import run
+        from provision.jobs.backends.kubernetes import run
 
         return run.launch(found, options, state_dir=state_dir)
     return launching.launch(found, options, state_dir=state_dir)
@@ -150,7 +151,7 @@ def resume(
         as_json=as_json,
     )
     if found.on_kubernetes:
-        from provision.jobs.kubernetes import run
+        from provision.jobs.backends.kubernetes import run
 
         return run.resume(found, options, state_dir=state_dir)
     path = inventory or Path(found.spec().inventory)
@@ -196,7 +197,7 @@ def logs(
 
     found = store.find(state_dir, job)
     if found.on_kubernetes:
-        from provision.jobs.kubernetes import view
+        from provision.jobs.backends.kubernetes import view
 
         return view.logs(found, process=process, follow=follow, lines=lines)
     return logview.logs(state_dir, found.id, process_name=process, follow=follow, lines=lines)
@@ -215,7 +216,7 @@ def stop(
 
     found = stopping.find(state_dir, job)
     if found.on_kubernetes:
-        from provision.jobs.kubernetes import run
+        from provision.jobs.backends.kubernetes import run
 
         return run.stop(found, state_dir=state_dir, as_json=as_json)
     return stopping.stop(state_dir, found.id, as_json=as_json)
@@ -281,8 +282,8 @@ def manifests(
     """
     from provision.cluster.errors import OeprovError
     from provision.inventory import vault
-    from provision.jobs.kubernetes import manifests as made
-    from provision.jobs.kubernetes import plan
+    from provision.jobs.backends.kubernetes import manifests as made
+    from provision.jobs.backends.kubernetes import plan
     from provision.jobs.request import LaunchOptions
 
     options = LaunchOptions(given, run_name=name, script_arguments=script_words(context))

@@ -14,7 +14,7 @@ from provision.converge.changes import Consent
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
-from provision.jobs import units
+from provision.jobs.backends import units
 from provision.jobs.store import jobs_dir
 
 

@@ -17,7 +17,7 @@ from provision.dashboard import hostview
 from provision.hosts.survey import survey
 from provision.inventory import vault
 from provision.jobs import jobview, store
-from provision.jobs.kubernetes import record, view
+from provision.jobs.backends.kubernetes import record, view
 from provision.jobs.metrics import course
 from provision.jobs.store import ACTIVE, Job
 

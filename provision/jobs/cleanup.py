@@ -26,9 +26,10 @@ from rich.table import Table
 from provision.cluster.errors import OeprovError, TrainingError, did_you_mean
 from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import cluster_lock
-from provision.jobs import environments, store, units
-from provision.jobs.fleet import Fleet
-from provision.jobs.kubernetes import record
+from provision.jobs import environments, store
+from provision.jobs.backends import units
+from provision.jobs.backends.kubernetes import record
+from provision.jobs.backends.ssh import Fleet
 from provision.jobs.metrics import summary
 from provision.jobs.screen import STYLE, make_console, say
 from provision.jobs.stopping import is_running

@@ -14,8 +14,9 @@ from pathlib import PurePosixPath
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
-from provision.jobs import flavors, placement, units
-from provision.jobs.containers import last_line
+from provision.jobs import flavors, placement
+from provision.jobs.backends import units
+from provision.jobs.backends.containers import last_line
 from provision.jobs.request import Request, files_of_hosts, flag, is_path
 
 SECONDS = 300  # for directories of thousands of files, and TensorFlow for TFRecord

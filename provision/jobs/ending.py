@@ -13,11 +13,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from provision.cluster.state_directory import state_flag
+from provision.jobs.backends.units import job_directory
 from provision.jobs.metrics import Summary, summary
 from provision.jobs.progress import number, rate
 from provision.jobs.screen import say
 from provision.jobs.store import RESULTS, Job
-from provision.jobs.units import job_directory
 
 
 def result(job: Job) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
 from provision.hosts import payload, remote
-from provision.jobs import store, units
-from provision.jobs.fleet import Fleet
+from provision.jobs import store
+from provision.jobs.backends import units
+from provision.jobs.backends.ssh import Fleet
 from provision.jobs.screen import say
 from provision.jobs.store import RESULTS, Job
 from provision.node.command import printable

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from provision.hosts.stop_request import StopRequest
-from provision.jobs.fleet import Fleet
+from provision.jobs.backends.ssh import Fleet
 from provision.jobs.metrics import Event, MetricsTail
 from provision.jobs.store import Job
 

@@ -19,7 +19,8 @@ from provision.cluster.setting_types import explain, parse_size
 from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
 from provision.inventory import vault
-from provision.jobs import flavors, placement, script, units
+from provision.jobs import flavors, placement, script
+from provision.jobs.backends import units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
 from provision.jobs.storage import CACHED, servers_of, storage_directories, storage_of

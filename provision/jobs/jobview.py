@@ -13,8 +13,8 @@ from rich.table import Table
 from provision.cluster.errors import TrainingError
 from provision.cluster.state_directory import state_flag
 from provision.jobs import processview, store
+from provision.jobs.backends.kubernetes import view
 from provision.jobs.ending import newest_checkpoint
-from provision.jobs.kubernetes import view
 from provision.jobs.metrics import Summary, summary
 from provision.jobs.progress import duration, number
 from provision.jobs.screen import STYLE, make_console, say

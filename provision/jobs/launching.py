@@ -25,10 +25,8 @@ from provision.hosts.stop_request import TICK, StopRequest
 from provision.hosts.survey import interpreter, survey
 from provision.jobs import (
     cleanup,
-    containers,
     data,
     flavors,
-    fleet,
     gpus,
     jobspec,
     longer,
@@ -39,9 +37,10 @@ from provision.jobs import (
     script_delivery,
     store,
 )
+from provision.jobs.backends import containers, ssh
+from provision.jobs.backends.ssh import Fleet
 from provision.jobs.background import start_detached
 from provision.jobs.ending import last_screen, result
-from provision.jobs.fleet import Fleet
 from provision.jobs.metrics import MetricsTail
 from provision.jobs.placement import Placement
 from provision.jobs.progress import TrainingView
@@ -459,12 +458,12 @@ def _undo(job: Job, console: Console, foreign: Collection[str], *, fresh: bool) 
     with console.status("stopping what was started"):
         answers = hosts.stop("parameter_server", keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}
-    left = "; ".join(words for words in (fleet.message_of(answers), fleet.message_of(others)) if words)
+    left = "; ".join(words for words in (ssh.message_of(answers), ssh.message_of(others)) if words)
     if fresh and not left:
         shutil.rmtree(job.directory)
         return ""
     message = "its hosts could not be prepared"
     mine = [item for item in state.processes if item.host not in foreign]
-    ended = {item.name: item for item in fleet.ended(mine, answers)}
+    ended = {item.name: item for item in ssh.ended(mine, answers)}
     _write(job, "interrupted", ended, state.events_from, message)
     return f"; {left}; when it answers again: oeprov stop {job.id}" if left else ""

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts import remote
 from provision.jobs import store
-from provision.jobs.fleet import Fleet
+from provision.jobs.backends.ssh import Fleet
 from provision.jobs.metrics import LineTail
 from provision.jobs.store import ACTIVE, Job, ProcessSpec
 

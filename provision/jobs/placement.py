@@ -15,7 +15,9 @@ from provision.cluster.inventory import Host, Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.settings import Kind
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.jobs import containers, gpus, script, units
+from provision.jobs import gpus, script
+from provision.jobs.backends import containers, units
+from provision.jobs.backends.units import Place, on_host
 from provision.jobs.request import Request
 from provision.jobs.storage import (
     CACHED,
@@ -29,7 +31,6 @@ from provision.jobs.storage import (
     servers_of,
 )
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, Job, ProcessSpec
-from provision.jobs.units import Place, on_host
 from provision.node import numa
 from provision.node.state import State
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.cluster.errors import HostError
-from provision.jobs.fleet import Answer, Fleet
+from provision.jobs.backends.ssh import Answer, Fleet
 from provision.jobs.store import Job, ProcessState
 from provision.node import numa, process
 from provision.node.command import System

@@ -16,7 +16,7 @@ from provision.cluster.inventory import Host
 from provision.cluster.setting_types import explain
 from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.jobs import units
+from provision.jobs.backends import units
 from provision.jobs.store import JobSpec
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")

@@ -17,7 +17,7 @@ from provision.cluster import share
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.jobs import units
+from provision.jobs.backends import units
 from provision.jobs.request import Request, flag, is_path
 from provision.jobs.store import Job
 

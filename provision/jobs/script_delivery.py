@@ -16,7 +16,8 @@ from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import environments, placement, script_files, script_packages, store, units
+from provision.jobs import environments, placement, script_files, script_packages, store
+from provision.jobs.backends import units
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
 from provision.jobs.script_files import ScriptFiles

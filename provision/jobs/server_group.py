@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from provision.jobs.child import Child, Refused, Stopped, start, wait_ready
-from provision.jobs.fleet import HostServer, describe, ended, message_of
+from provision.jobs.backends.local import Child, Refused, Stopped, start, wait_ready
+from provision.jobs.backends.ssh import HostServer, describe, ended, message_of
 from provision.jobs.job_run import JobRun
 from provision.jobs.store import ProcessSpec, ProcessState
 

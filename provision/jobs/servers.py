@@ -18,7 +18,8 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import cluster_lock
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.jobs import jobspec, jobview, launching, placement, readiness, stopping, store, units
+from provision.jobs import jobspec, jobview, launching, placement, readiness, stopping, store
+from provision.jobs.backends import units
 from provision.jobs.background import start_detached
 from provision.jobs.request import LaunchOptions, Request, flag
 from provision.jobs.screen import say

@@ -19,8 +19,8 @@ from rich.markup import escape
 
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
-from provision.jobs.containers import last_line
-from provision.jobs.kubernetes import record
+from provision.jobs.backends.containers import last_line
+from provision.jobs.backends.kubernetes import record
 from provision.jobs.metrics import summary
 from provision.jobs.screen import say
 from provision.jobs.store import Job

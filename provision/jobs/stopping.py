@@ -15,10 +15,11 @@ from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import remove_private_files
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.jobs import fleet, store
+from provision.jobs import store
+from provision.jobs.backends import ssh
+from provision.jobs.backends.kubernetes import record
+from provision.jobs.backends.ssh import Fleet
 from provision.jobs.ending import last_screen, result
-from provision.jobs.fleet import Fleet
-from provision.jobs.kubernetes import record
 from provision.jobs.screen import say
 from provision.jobs.store import ACTIVE, DONE, STOPPED, Job, Phase
 from provision.node import process
@@ -93,14 +94,14 @@ def _stop_orphans(job: Job) -> list[str]:
     for role in ("worker", "parameter_server"):
         answers = hosts.stop(role, keep_pools=keep)
         stopped.update(answers)
-        lines += fleet.describe(answers)
+        lines += ssh.describe(answers)
         if role == "worker":
             try:
                 hosts.take_events()
                 keep = job.keeps_rows(hosts.spec, done=job.is_done())
             except HostError as error:
                 lines.append(f"[yellow]![/] {error}; rows in persistent memory stay for its checkpoints")
-        ended = fleet.ended([item for item in state.processes if item.role == role], answers)
+        ended = ssh.ended([item for item in state.processes if item.role == role], answers)
         others = [item for item in state.processes if item.role != role]
         state = state.model_copy(update={"processes": [*others, *ended]})
     known = job.state()  # read again: new events may have changed it
@@ -108,7 +109,7 @@ def _stop_orphans(job: Job) -> list[str]:
     phase, message = _end(job, known.phase) or (known.phase, earlier)
     if job.spec().is_servers_alone:
         phase, message = "done", STOPPED
-    left = fleet.message_of(stopped, message)
+    left = ssh.message_of(stopped, message)
     message = f"{message}; {left}" if left else message
     job.write_state(state.model_copy(update={"phase": phase, "message": message}))
     return lines

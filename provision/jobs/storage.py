@@ -8,8 +8,8 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
+from provision.jobs.backends.units import Place, on_host
 from provision.jobs.request import Request
-from provision.jobs.units import Place, on_host
 from provision.node import drives, numa, tiering
 from provision.node.state import NumaNode, State
 

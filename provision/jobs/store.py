@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from provision.cluster.errors import TrainingError, did_you_mean
 from provision.cluster.setting_types import explain
+from provision.jobs.backends.units import job_directory
 from provision.jobs.metrics import Event, course, has_event, last_end, summary
-from provision.jobs.units import job_directory
 from provision.node import jobfiles, process
 
 # Placeholders in a worker's command line: the servers' endpoints, known once they listen, and the workers'
@@ -145,7 +145,7 @@ class Job:
         self.directory = directory.absolute()
         self.id = directory.name
         self.job_file = self.directory / "job.json"
-        self.cluster_file = self.directory / "kubernetes.json"  # instead of it; see provision.jobs.kubernetes
+        self.cluster_file = self.directory / "kubernetes.json"  # instead of it on Kubernetes
         self.state_file = self.directory / "state.json"
         self.token_file = self.directory / "token"
         self.fetched_file = self.directory / "fetched.json"  # name in run/ -> its first byte of events since

@@ -13,13 +13,13 @@ from typing import Literal
 
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import worker_group
-from provision.jobs.child import Child, Refused, Stopped
-from provision.jobs.fleet import HostServer
+from provision.jobs.backends.local import Child, Refused, Stopped
+from provision.jobs.backends.ssh import HostServer
+from provision.jobs.backends.units import WORKER_LOST
 from provision.jobs.job_run import JobRun, Limits
 from provision.jobs.metrics import Event, MetricsTail
 from provision.jobs.server_group import ServerGroup
 from provision.jobs.store import DONE, Job, JobState, Phase
-from provision.jobs.units import WORKER_LOST
 from provision.jobs.worker_group import WorkerGroup
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from provision.cluster.errors import HostError
 from provision.hosts.stop_request import TICK
-from provision.jobs.child import Child, Refused, start
-from provision.jobs.fleet import HostWorker, message_of
+from provision.jobs.backends.local import Child, Refused, start
+from provision.jobs.backends.ssh import HostWorker, message_of
+from provision.jobs.backends.units import INTERRUPTED, WORKER_LOST
 from provision.jobs.job_run import JobRun
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, ProcessSpec, ProcessState
-from provision.jobs.units import INTERRUPTED, WORKER_LOST
 
 Worker = Child | HostWorker
 _MISTAKES = (1, 2)  # exit statuses of the trainer that starting again would not change

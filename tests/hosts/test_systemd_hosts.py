@@ -16,9 +16,10 @@ from test_training_hosts import Cluster, launch_apart, runtime_layer, use_real_r
 
 from provision.cluster.errors import TrainingError
 from provision.hosts.survey import ClusterSurvey
-from provision.jobs import fetching, launching, stopping, store, units
+from provision.jobs import fetching, launching, stopping, store
+from provision.jobs.backends import units
+from provision.jobs.backends.units import Place
 from provision.jobs.store import Job
-from provision.jobs.units import Place
 from provision.node.state import Mount, State
 
 WHY_NOT = why_no_systemd()

@@ -18,7 +18,8 @@ from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey
-from provision.jobs import containers, jobspec, launching, placement, store, worker_group
+from provision.jobs import jobspec, launching, placement, store, worker_group
+from provision.jobs.backends import containers
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import Job
 from provision.jobs.supervisor import Supervisor

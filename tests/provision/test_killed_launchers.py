@@ -25,8 +25,8 @@ from provision.cli import main
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import launching, stopping, store
-from provision.jobs.kubernetes import follow as follow_pods
-from provision.jobs.kubernetes import record, run
+from provision.jobs.backends.kubernetes import follow as follow_pods
+from provision.jobs.backends.kubernetes import record, run
 from provision.node import process
 
 SECRET = "of-the-environment"

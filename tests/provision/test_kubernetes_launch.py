@@ -16,7 +16,7 @@ from test_kubernetes_manifests import inventory_file
 
 from provision.cli import main as cli
 from provision.jobs import store
-from provision.jobs.kubernetes import follow, record, run
+from provision.jobs.backends.kubernetes import follow, record, run
 from provision.jobs.store import jobs_dir
 
 pytest.importorskip("kubernetes")
@@ -235,7 +235,7 @@ def test_what_could_not_be_made_is_taken_back(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("provision.jobs.kubernetes.checks.rehearse", lambda *_: None)
+    monkeypatch.setattr("provision.jobs.backends.kubernetes.checks.rehearse", lambda *_: None)
     cluster.refused["Job"] = (500, "etcdserver: request timed out")
     assert oeprov("launch-training") == 1
     assert "job/deepfm-" in (said := capsys.readouterr().err)

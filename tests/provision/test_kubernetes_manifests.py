@@ -17,7 +17,7 @@ import yaml
 from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
 from provision.inventory.loader import load
-from provision.jobs.kubernetes import manifests, parts, plan, servers, workers
+from provision.jobs.backends.kubernetes import manifests, parts, plan, servers, workers
 from provision.jobs.request import LaunchOptions
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -10,8 +10,8 @@ from rich.console import Console
 from test_kubernetes_manifests import inventory_file
 
 from provision.cli import main as cli
-from provision.jobs.kubernetes import follow, record
-from provision.jobs.kubernetes.api import Api
+from provision.jobs.backends.kubernetes import follow, record
+from provision.jobs.backends.kubernetes.api import Api
 
 pytest.importorskip("kubernetes")
 

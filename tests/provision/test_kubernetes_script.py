@@ -19,7 +19,7 @@ from test_kubernetes_manifests import VERSIONS, Document, inventory_file, made, 
 from oe_runtime.training import options as trainer
 from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
-from provision.jobs.kubernetes import follow, manifests, plan, record, run, script
+from provision.jobs.backends.kubernetes import follow, manifests, plan, record, run, script
 from provision.jobs.store import jobs_dir
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -12,8 +12,8 @@ from provision.cluster import settings
 from provision.cluster.errors import OeprovError
 from provision.inventory.loader import load
 from provision.inventory.schema import shown
-from provision.jobs.kubernetes import manifests, plan
-from provision.jobs.kubernetes.differences import NO_MEANING
+from provision.jobs.backends.kubernetes import manifests, plan
+from provision.jobs.backends.kubernetes.differences import NO_MEANING
 from provision.jobs.request import LaunchOptions
 
 CLASS = {"kubernetes_storage_class": "pmem", "kubernetes_storage_size": "100G"}

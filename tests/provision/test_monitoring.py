@@ -144,7 +144,7 @@ def test_prometheus_finds_every_server(tmp_path: Path) -> None:
 
 
 def test_prometheus_finds_servers_on_kubernetes(tmp_path: Path) -> None:
-    from provision.jobs.kubernetes import parts
+    from provision.jobs.backends.kubernetes import parts
 
     variables = ", kubernetes_server_image: x, kubernetes_namespace: training"
     config, _ = stack.prometheus(load(inventory_file(tmp_path, variables)))

@@ -17,7 +17,7 @@ from provision.cluster.settings import (
 )
 from provision.inventory.loader import host_of
 from provision.jobs import jobspec, readiness
-from provision.jobs.kubernetes import plan
+from provision.jobs.backends.kubernetes import plan
 from provision.jobs.request import Request
 from provision.jobs.storage import place_of, servers_of
 from provision.node.state import Mount, State

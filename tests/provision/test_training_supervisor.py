@@ -17,10 +17,10 @@ from rich.console import Console
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import cleanup, server_group, worker_group
+from provision.jobs.backends.local import Child
+from provision.jobs.backends.ssh import Fleet, HostServer, HostWorker
 from provision.jobs.background import start_detached
-from provision.jobs.child import Child
 from provision.jobs.ending import last_screen
-from provision.jobs.fleet import Fleet, HostServer, HostWorker
 from provision.jobs.job_run import Limits
 from provision.jobs.jobview import status
 from provision.jobs.metrics import Event

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.jobs import units
-from provision.jobs.units import Place
+from provision.jobs.backends import units
+from provision.jobs.backends.units import Place
 
 ARGV = ["/opt/oeprov/venv/bin/python", "-m", "oe_runtime.server", "--storage", "dram"]
 FSDAX = Place("pmem_libpmem", "/mnt/pmem0/oeprov/j/server-0", "/mnt/pmem0")

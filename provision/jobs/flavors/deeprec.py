@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.jobs import placement, request, units
+from provision.jobs import placement, request
+from provision.jobs.backends import units
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.jobs import placement, request, units
+from provision.jobs import placement, request
+from provision.jobs.backends import units
+from provision.jobs.backends.units import Place
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
 from provision.jobs.storage import place_of, servers_of, storage_of
 from provision.jobs.store import SERVERS, Job, ProcessSpec
-from provision.jobs.units import Place
 from provision.jobs.worker_group import free_endpoints
 from provision.node import families
 from provision.node import openembedding as node

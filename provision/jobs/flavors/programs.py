@@ -11,7 +11,8 @@ from typing import Any
 from provision.cluster import share
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.jobs import placement, request, units
+from provision.jobs import placement, request
+from provision.jobs.backends import units
 from provision.jobs.placement import directory_of
 from provision.jobs.request import Request, is_url
 from provision.jobs.store import Job, ProcessSpec, Role

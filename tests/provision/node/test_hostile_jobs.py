@@ -27,8 +27,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from provision.jobs import units
-from provision.jobs.units import Place
+from provision.jobs.backends import units
+from provision.jobs.backends.units import Place
 from provision.node import files, job, jobfiles, jobscript, process, removal
 from provision.node.command import CommandError, Result, System
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from provision.jobs.kubernetes import parts, script, servers
-from provision.jobs.kubernetes.parts import WORKER_PORT, Document
-from provision.jobs.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes import parts, script, servers
+from provision.jobs.backends.kubernetes.parts import WORKER_PORT, Document
+from provision.jobs.backends.kubernetes.plan import Plan
 from provision.jobs.placement import CHECKPOINT_SECONDS, arguments, training_words
 
 ROLE = "worker"

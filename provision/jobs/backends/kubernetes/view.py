@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from provision.cluster.errors import TrainingError
-from provision.jobs.kubernetes import record, state
-from provision.jobs.kubernetes.api import Api, ApiFailure
-from provision.jobs.kubernetes.follow import PAUSE_SECONDS
-from provision.jobs.kubernetes.state import Pod
+from provision.jobs.backends.kubernetes import record, state
+from provision.jobs.backends.kubernetes.api import Api, ApiFailure
+from provision.jobs.backends.kubernetes.follow import PAUSE_SECONDS
+from provision.jobs.backends.kubernetes.state import Pod
 from provision.jobs.screen import STYLE, say
 from provision.jobs.store import Job
 

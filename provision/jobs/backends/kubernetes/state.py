@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision.jobs.kubernetes import api
-from provision.jobs.kubernetes.api import Api, ApiFailure, Document
+from provision.jobs.backends.kubernetes import api
+from provision.jobs.backends.kubernetes.api import Api, ApiFailure, Document
 
 # Reasons of a waiting container that seldom go away by themselves.
 _HOPELESS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from provision.jobs.kubernetes import parts
-from provision.jobs.kubernetes.parts import POOL_DIR, Document
-from provision.jobs.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes import parts
+from provision.jobs.backends.kubernetes.parts import POOL_DIR, Document
+from provision.jobs.backends.kubernetes.plan import Plan
 from provision.jobs.placement import LEAST_POOL_CHECKPOINTS, arguments
 
 ROLE = "server"

@@ -15,7 +15,7 @@ from typing import Any
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
 from provision.hosts import errands, fanout, remote
-from provision.jobs import units
+from provision.jobs.backends import units
 from provision.jobs.metrics import last_end
 from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
 from provision.jobs.store import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from provision.cluster.errors import TrainingError
-from provision.jobs.kubernetes import state
-from provision.jobs.kubernetes.api import Api, ApiFailure, Document
-from provision.jobs.kubernetes.record import Record
+from provision.jobs.backends.kubernetes import state
+from provision.jobs.backends.kubernetes.api import Api, ApiFailure, Document
+from provision.jobs.backends.kubernetes.record import Record
 from provision.jobs.screen import say
 
 PAUSE_SECONDS = 2.0

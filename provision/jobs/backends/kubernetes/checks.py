@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from provision.cluster.errors import TrainingError
-from provision.jobs.kubernetes import api, record
-from provision.jobs.kubernetes.api import Api, ApiFailure, Document
-from provision.jobs.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes import api, record
+from provision.jobs.backends.kubernetes.api import Api, ApiFailure, Document
+from provision.jobs.backends.kubernetes.plan import Plan
 
 _READ = ("get", "list")
 _OLDEST, _BUDGETS, _INDEXED = (1, 20), (1, 21), (1, 22)  # versions: of jobs, of policy/v1, of Indexed Jobs

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.jobs import units
+from provision.jobs.backends import units
 from provision.jobs.request import Request, files_of_hosts
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, Job, ProcessSpec
 

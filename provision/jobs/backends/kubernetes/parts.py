@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from provision.jobs.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes.plan import Plan
 
 Document = dict[str, Any]
 

@@ -18,8 +18,8 @@ from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.setting_types import explain
 from provision.jobs import jobspec, placement, request
-from provision.jobs.kubernetes import differences, script
-from provision.jobs.kubernetes.script import PodScript
+from provision.jobs.backends.kubernetes import differences, script
+from provision.jobs.backends.kubernetes.script import PodScript
 from provision.jobs.request import LaunchOptions, Request, flag
 from provision.jobs.storage import CACHED, POOLS, are_on_pmem, no_drive, servers_of, storage_of
 from provision.node import drives

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from provision.jobs.kubernetes import parts, servers, workers
-from provision.jobs.kubernetes.parts import Document
-from provision.jobs.kubernetes.plan import Plan
-from provision.jobs.kubernetes.script import APPLIED_BYTES
+from provision.jobs.backends.kubernetes import parts, servers, workers
+from provision.jobs.backends.kubernetes.parts import Document
+from provision.jobs.backends.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes.script import APPLIED_BYTES
 
 
 def build(plan: Plan, token: str = "") -> list[Document]:
