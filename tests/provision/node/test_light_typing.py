@@ -41,7 +41,7 @@ def loaded(path: str, light: types.ModuleType, monkeypatch: pytest.MonkeyPatch) 
 def test_states_and_plans_are_the_same_with_it(
     light: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = sorted((Path(__file__).parents[1] / "cases").glob("*.json"))
+    cases = sorted((Path(__file__).parent / "cases").glob("*.json"))
     other = loaded("state", light, monkeypatch)
     assert other.State is not state.State
     for name, kind in vars(state).items():

@@ -309,7 +309,7 @@ def test_lists_of_numbers() -> None:
 
 def case(name: str) -> State:
     """What the host of a plan case was seen to be."""
-    state, _ = inputs(json.loads((Path(__file__).parent / "cases" / f"{name}.json").read_text()))
+    state, _ = inputs(json.loads((Path(__file__).parents[1] / "node" / "cases" / f"{name}.json").read_text()))
     return state._replace(numa=[DRAM, FAR._replace(id=1)])
 
 

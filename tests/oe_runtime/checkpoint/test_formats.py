@@ -11,7 +11,7 @@ import pytest
 
 from oe_runtime import Client, StorageSpec, TableSpec, checkpoint
 
-FORMATS = Path(__file__).parent / "data" / "formats"
+FORMATS = Path(__file__).parents[1] / "data" / "formats"
 ANY = [0, 1, -1, 2**63 - 1, -(2**63), 17, 4711]
 KEYS = {"wide/emb": ANY, "known": [0, 1, 2, 3, 17, 48, 49], "counted": ANY, "bloom": ANY}
 

@@ -11,7 +11,7 @@ import pytest
 from provision.cluster.errors import ConvergeError
 from provision.hosts.journal import Journal, cluster_lock, private_files
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def entries(journal: Journal) -> list[tuple[str, str]]:

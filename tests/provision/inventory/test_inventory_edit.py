@@ -211,7 +211,7 @@ def test_a_file_that_was_changed_meanwhile_stays(path: Path) -> None:
 
 def test_the_sample_stays_what_it_is(tmp_path: Path) -> None:
     """Of a real inventory with comments, only the hosts' own lines change."""
-    sample = Path(__file__).parents[2] / "inventory/sample.yml"
+    sample = Path(__file__).parents[3] / "inventory/sample.yml"
     path = tmp_path / "inventory.yml"
     path.write_bytes(sample.read_bytes())
     kinds = {host.name: host.variables.get("oeprov_kind") for host in file.read(path).hosts}

@@ -8,7 +8,7 @@ import pytest
 
 from oe_runtime import Client, StorageSpec, TableSpec
 
-PAGES = Path(__file__).parents[2] / "docs" / "design"
+PAGES = Path(__file__).parents[3] / "docs" / "design"
 
 
 def run_program_of(page, **names):

@@ -116,7 +116,7 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(
         read_ahead(client, *pulls)
 
     monkeypatch.setattr(Client, "read_ahead", spy)
-    excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
+    excerpt = Path(__file__).parents[1] / "data" / "criteo_200.tsv"
     (tmp_path / "rows.tsv").write_bytes(excerpt.read_bytes() * 16)
     data = ["--data", str(tmp_path / "rows.tsv")]
     more = ["--optimizer", "adam", "--checkpoint-steps", "2", "--epochs", "1"]
@@ -149,7 +149,7 @@ def test_a_work_queue_has_the_losses_of_a_run_in_order(
 @pytest.mark.process
 def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) -> None:
     """A stop, then a lost server, a lost worker, the server again; each row counts once all the same."""
-    excerpt = (Path(__file__).parent / "data" / "criteo_200.tsv").read_bytes()
+    excerpt = (Path(__file__).parents[1] / "data" / "criteo_200.tsv").read_bytes()
     for number in range(4):
         (tmp_path / f"part-{number}.tsv").write_bytes(excerpt * 2)
     run_dir = tmp_path / "run"
@@ -195,7 +195,7 @@ def test_workers_of_a_queue_go_back_together_and_on_without_one(tmp_path: Path) 
 
 @pytest.mark.process
 def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
-    excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
+    excerpt = Path(__file__).parents[1] / "data" / "criteo_200.tsv"
     for number in range(3):
         (tmp_path / f"part-{number}.tsv").write_bytes(excerpt.read_bytes())
     flags = ["--data", str(tmp_path), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
@@ -241,7 +241,7 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_worker_that_alone_was_cut_off_takes_all_back(tmp_path: Path) -> None:
     """Its host was unreachable: the servers and the other worker have not noticed."""
-    excerpt = Path(__file__).parent / "data" / "criteo_200.tsv"
+    excerpt = Path(__file__).parents[1] / "data" / "criteo_200.tsv"
     (tmp_path / "rows.tsv").write_bytes(excerpt.read_bytes())
     flags = ["--data", str(tmp_path / "rows.tsv"), "--servers", "a:1", "--workqueue", "--batch-size", "50"]
     options = parse([*flags, "--run-dir", str(tmp_path / "run"), "--workers", "a:1,b:2", "--rank", "0"])

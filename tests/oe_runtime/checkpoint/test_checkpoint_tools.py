@@ -18,7 +18,7 @@ from oe_runtime import Client, TableSpec, checkpoint
 from oe_runtime.checkpoint import cli
 from oe_runtime.errors import CheckpointError
 
-SAMPLE = Path(__file__).parent / "data" / "formats" / "table-1-pool-1" / "checkpoints" / "step-0000000003"
+SAMPLE = Path(__file__).parents[1] / "data" / "formats" / "table-1-pool-1" / "checkpoints" / "step-0000000003"
 SPECS = (
     TableSpec("wide/emb", 4, optimizer={"name": "adam"}),
     TableSpec("known", 2, index="array", input_dim=100, optimizer={"name": "adagrad"}),

@@ -13,7 +13,7 @@ from provision.jobs import gpus, jobspec, placement, store
 from provision.jobs.request import LaunchOptions, Request
 from provision.node.state import State
 
-CASE = Path(__file__).parent / "cases" / "gpu-h200-converged.json"
+CASE = Path(__file__).parents[1] / "node" / "cases" / "gpu-h200-converged.json"
 TEXT = """\
 all:
   vars: {oeprov_cluster: c, MORE}

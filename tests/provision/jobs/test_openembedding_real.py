@@ -3,7 +3,7 @@
 Eight minutes of downloads and compiling on two busy cores, so by hand, with a Python 3.8 in PATH or pyenv and
 a checkout of v0.1.2 for its scripts:
 
-    OEPROV_OPENEMBEDDING=… python -m pytest -m slow tests/provision/test_openembedding_real.py
+    OEPROV_OPENEMBEDDING=… python -m pytest -m slow tests/provision/jobs/test_openembedding_real.py
 """
 
 import os

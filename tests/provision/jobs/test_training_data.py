@@ -20,7 +20,7 @@ from provision.jobs.request import LaunchOptions
 from provision.node import job, jobfiles
 from provision.node.command import Result, System
 
-EXCERPT = Path(__file__).parents[1] / "oe_runtime" / "data" / "criteo_200.tsv"
+EXCERPT = Path(__file__).parents[2] / "oe_runtime" / "data" / "criteo_200.tsv"
 LOCAL = """\
 all:
   vars: {{oeprov_cluster: test, training_data: {data}}}

@@ -22,7 +22,7 @@ from provision.inventory.loader import load
 from provision.jobs.store import JobState, ProcessState
 from provision.node.state import FileSystem, Mount, Runtime
 
-PAGE = Path(__file__).parents[2] / "provision" / "dashboard" / "page"
+PAGE = Path(__file__).parents[3] / "provision" / "dashboard" / "page"
 INVENTORY = """\
 all:
   vars: {oeprov_cluster: ads, training_data: generate:100}

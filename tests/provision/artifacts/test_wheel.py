@@ -23,7 +23,7 @@ from provision.node.command import CommandError, System
 from provision.node.state import OsInfo, Runtime, State
 from provision.node.step import Desired
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 NEVER = "no host may be asked"
 
 

@@ -18,7 +18,7 @@ from oe_runtime.data.identity import ALL_BLOCKS, BLOCK, MOST_BLOCKS
 from oe_runtime.training.worker_input import WorkerInput
 from provision.jobs.worker_group import free_endpoints
 
-EXCERPT = (Path(__file__).parent / "data" / "criteo_200.tsv").read_bytes()
+EXCERPT = (Path(__file__).parents[1] / "data" / "criteo_200.tsv").read_bytes()
 
 
 def sparse(path: Path, size: int, *, at: int = 0, mark: bytes = b"") -> None:

@@ -17,7 +17,7 @@ from provision.jobs.store import Job, all_jobs
 from provision.node import process
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 OEPROV = [sys.executable, "-m", "provision.cli"]
 SECONDS = 240
 

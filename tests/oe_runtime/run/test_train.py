@@ -185,7 +185,7 @@ def test_wdl_with_adam_learns(tmp_path: Path) -> None:
 
 
 def test_real_rows_and_a_short_last_batch(tmp_path: Path) -> None:
-    data = ["--data", str(Path(__file__).parent / "data/criteo_200.tsv")]
+    data = ["--data", str(Path(__file__).parents[1] / "data/criteo_200.tsv")]
     assert train(tmp_path / "run", "--batch-size", "70", data=data) == 0
     assert events(tmp_path / "run", "start")[0]["steps"] == 3
     assert max(losses(tmp_path / "run")) == 3
@@ -267,7 +267,7 @@ def test_no_such_data(tmp_path: Path, data: str, message: str, capsys: pytest.Ca
 
 
 def test_a_broken_line_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = (Path(__file__).parent / "data/criteo_200.tsv").read_text().splitlines()
+    lines = (Path(__file__).parents[1] / "data/criteo_200.tsv").read_text().splitlines()
     path = tmp_path / "rows.tsv"
     path.write_text("\n".join([*lines[:150], "0\t1", *lines[151:]]) + "\n")
     assert train(tmp_path / "run", data=["--data", str(path)]) == 1
@@ -276,7 +276,7 @@ def test_a_broken_line_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_broken_lines_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = (Path(__file__).parent / "data/criteo_200.tsv").read_text().splitlines()
+    lines = (Path(__file__).parents[1] / "data/criteo_200.tsv").read_text().splitlines()
     path = tmp_path / "rows.tsv"
     path.write_text("\n".join([*lines[:150], "0\t1", *lines[150:]]) + "\n")
     arguments = ["--batch-size", "90", "--max-bad-rows", "1"]

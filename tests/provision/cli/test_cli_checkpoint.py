@@ -8,7 +8,7 @@ from fake_processes import make_job
 
 from provision.cli import main as cli
 
-SAMPLE = Path(__file__).parents[1] / "oe_runtime/data/formats/table-1-pool-1/checkpoints/step-0000000003"
+SAMPLE = Path(__file__).parents[2] / "oe_runtime/data/formats/table-1-pool-1/checkpoints/step-0000000003"
 
 
 @pytest.mark.process

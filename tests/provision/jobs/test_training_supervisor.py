@@ -30,7 +30,7 @@ from provision.jobs.supervisor import Outcome, Supervisor
 from provision.node import process
 
 QUICK = Limits(checkpoint=20, server=20, loss=20)
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def supervise(

@@ -20,7 +20,7 @@ from oe_runtime.training.options import parse, parser
 from oe_runtime.training.policies import admission, eviction
 from provision.cluster.setting_types import parse_size
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # All flags of its script for DLRM.
 DEEPREC = """
     data_location steps batch_size output_dir checkpoint deep_dropout seed optimizer learning_rate save_steps

@@ -18,7 +18,7 @@ from provision.cluster.training_settings import TrainingSettings, trainer_defaul
 from provision.jobs.placement import training_words
 from provision.node.step import Desired
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def load() -> ModuleType:
