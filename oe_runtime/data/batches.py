@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from oe_runtime.data import stream
-from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.files import CriteoFiles
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.data import row_schema
 from oe_runtime.data.batches import Source, Split, holdout_batches, make_split, training_batches
-from oe_runtime.data.criteo import CriteoFiles, Pass, file_rows
+from oe_runtime.data.files import CriteoFiles, Pass, file_rows
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import BrokenRows, RowFile

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import oe_runtime._core as _core
 from oe_runtime.data.columns import can_be, texts_of
-from oe_runtime.data.criteo import file_kind
+from oe_runtime.data.files import file_kind
 from oe_runtime.data.row_schema import column_names
 from oe_runtime.data.schema import COLUMNS
 from oe_runtime.data.text import BOM, CODECS, QUOTED, check_encoding, guessed_separator, has_quotes

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oe_runtime.data.criteo import CriteoFiles, Pass, file_kind, file_rows, open_file
+from oe_runtime.data.files import CriteoFiles, Pass, file_kind, file_rows, open_file
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows

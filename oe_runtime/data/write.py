@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
-from oe_runtime.data.criteo import file_kind
+from oe_runtime.data.files import file_kind
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
 from oe_runtime.errors import DataError
 

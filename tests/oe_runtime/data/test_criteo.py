@@ -19,7 +19,7 @@ from oe_runtime.data import (
     training_batches,
 )
 from oe_runtime.data.batches import Source
-from oe_runtime.data.criteo import CriteoFiles, find_files
+from oe_runtime.data.files import CriteoFiles, find_files
 from oe_runtime.data.schema import Batch, concatenate
 
 EXCERPT = Path(__file__).with_name("criteo_200.tsv")

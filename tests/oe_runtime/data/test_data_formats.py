@@ -19,7 +19,7 @@ from oe_runtime.data import (
     row_schema,
     training_batches,
 )
-from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.files import CriteoFiles
 from oe_runtime.data.row_schema import CRITEO
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, Batch, concatenate

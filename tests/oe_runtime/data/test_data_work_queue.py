@@ -17,7 +17,7 @@ import pytest
 from server_processes import Servers
 
 from oe_runtime.data import DataError, Split, open_source, training_batches
-from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.files import CriteoFiles
 from oe_runtime.data.generate import BLOCK_ROWS, Generator, tables
 from oe_runtime.data.schema import COLUMNS, concatenate
 from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
@@ -225,7 +225,7 @@ def test_synchronous_workers_have_the_batches_of_one(workers: int) -> None:
 WORKER = """
 import sys, time
 import numpy as np
-from oe_runtime.data.criteo import CriteoFiles
+from oe_runtime.data.files import CriteoFiles
 from oe_runtime.data.shared_queue import SharedWorkQueue
 from oe_runtime.shared_values import SharedValues
 
