@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from oe_runtime.data import stream
-from oe_runtime.data.files import CriteoFiles
+from oe_runtime.data.files import DataFiles
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
@@ -80,7 +80,7 @@ def open_source(
                 "out; give a share, such as 0.1"
             )
         return generate.parse(name, max_cardinality)
-    source = CriteoFiles(name, max_cardinality, BrokenRows(max_bad_rows), schema)
+    source = DataFiles(name, max_cardinality, BrokenRows(max_bad_rows), schema)
     if is_share(eval_data):
         if (apart := source.evaluation()) is not None:
             raise DataError(
@@ -88,7 +88,7 @@ def open_source(
                 "share out, or name train.csv alone with --data"
             )
     elif eval_data:
-        source.evaluate_on(CriteoFiles(eval_data, max_cardinality, schema=schema))
+        source.evaluate_on(DataFiles(eval_data, max_cardinality, schema=schema))
     return source
 
 
@@ -105,7 +105,7 @@ def _open_stream(
     else:
         found = stream.GrowingDirectory(name, max_cardinality, max_bad_rows, schema)
     if eval_data:
-        found.evaluate_on(CriteoFiles(eval_data, max_cardinality, schema=schema))
+        found.evaluate_on(DataFiles(eval_data, max_cardinality, schema=schema))
     return found
 
 

@@ -129,11 +129,11 @@ def check_positive(path: Path, schema: Schema) -> None:
         )
 
 
-def texts_of(column: pa.Array) -> list[Any]:
+def hashed_texts(column: pa.Array) -> list[Any]:
     """Return a column's values as the texts that are hashed, "" where missing; those of lists as lists."""
     column = _plain(column)
     if _is_list(column.type):
-        flat = texts_of(column.flatten())
+        flat = hashed_texts(column.flatten())
         ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False))
         return [flat[start:end] for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)]
     if _is_text(column.type):
@@ -241,7 +241,7 @@ def _present(column: pa.Array, missing: Sequence[str], *, exact: bool = False) -
     if _is_text(kind):
         words = pa.array([word.encode() for word in missing], pa.binary()).cast(kind)
     elif pa.types.is_floating(kind) or pa.types.is_integer(kind):
-        words = pa.array(_of_type(kind, missing, exact), kind)
+        words = pa.array(_values_of_type(kind, missing, exact), kind)
         if pa.types.is_floating(kind):
             column = pc.add(column, pa.scalar(0.0, kind))  # is_in tells -0.0 from 0.0
     else:
@@ -249,7 +249,7 @@ def _present(column: pa.Array, missing: Sequence[str], *, exact: bool = False) -
     return pc.if_else(pc.is_in(column, words), pa.scalar(None, kind), column)
 
 
-def _of_type(kind: pa.DataType, words: Sequence[str], exact: bool) -> list[Any]:
+def _values_of_type(kind: pa.DataType, words: Sequence[str], exact: bool) -> list[Any]:
     """Return those words that are numbers of this type."""
     found = []
     for word in words:

@@ -52,8 +52,8 @@ _KINDS = {
 }
 
 
-class CriteoFiles:
-    """The rows of files as one table; ids are hashed into `max_cardinality`-capped fields.
+class DataFiles:
+    """The rows of files of any schema as one table; ids are hashed into `max_cardinality`-capped fields.
 
     Broken rows up to the limit of `broken` are skipped and have no number: row n is the nth row read.
     """
@@ -72,11 +72,11 @@ class CriteoFiles:
         counts = Counter(path.resolve() for path in self._files) if len(names) > 1 else Counter()
         if twice := [path for path in self._files if counts[path.resolve()] > 1]:
             raise DataError(f"{self._name} names the file {twice[0]} twice")
-        self._evaluation: CriteoFiles | None = None
+        self._evaluation: DataFiles | None = None
         apart = _evaluation_file(self._name)
         if apart is not None:
             self._files.remove(apart)
-            self._evaluation = CriteoFiles(str(apart), max_cardinality, schema=schema)
+            self._evaluation = DataFiles(str(apart), max_cardinality, schema=schema)
         self._schema = schema.limited(max_cardinality)
         self.broken = broken or BrokenRows()
         # Exact once a pass has reached the end; before that an estimate from the share of bytes read.
@@ -152,14 +152,14 @@ class CriteoFiles:
             problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
             return _First(batch.rows, int(batch.labels.sum()), read, problems, doubts)
 
-    def evaluation(self) -> CriteoFiles | None:
+    def evaluation(self) -> DataFiles | None:
         """See Source: the file eval.csv of a directory that also has a train.csv, as in DeepRec's data."""
         return self._evaluation
 
-    def evaluate_on(self, source: CriteoFiles) -> None:
+    def evaluate_on(self, source: DataFiles) -> None:
         """Take other rows for the evaluation. Raises DataError for a file that is trained on."""
-        mine = {_file_of(path) for path in self._files}
-        if both := [path for path in source.files if _file_of(path) in mine]:
+        mine = {_file_identity(path) for path in self._files}
+        if both := [path for path in source.files if _file_identity(path) in mine]:
             raise DataError(
                 f"--eval-data {source.describe()}: {both[0]} is in --data too, and rows for the evaluation "
                 "must not be trained on; name other files, or a share to hold out, such as 0.1"
@@ -323,7 +323,7 @@ def file_kind(path: Path) -> str | None:
     return _KINDS.get(name.suffix)
 
 
-def _file_of(path: Path) -> object:
+def _file_identity(path: Path) -> object:
     """Return what is the same for all names of a file, hard links included."""
     found = path.stat()
     return (found.st_dev, found.st_ino) if hasattr(found, "st_ino") else path.resolve()

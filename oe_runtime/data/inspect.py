@@ -30,7 +30,7 @@ import yaml
 
 import oe_runtime._core as _core
 from oe_runtime.data import open_source, row_schema
-from oe_runtime.data.files import CriteoFiles, file_kind, open_file
+from oe_runtime.data.files import DataFiles, file_kind, open_file
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.sample import ABSENT, Sample, is_number, read_sample
 from oe_runtime.data.text import has_quotes, typed_value
@@ -128,7 +128,7 @@ def propose(
 
     Raises DataError if there is no row, or no schema that reads all files but for `max_bad_rows` rows.
     """
-    files = CriteoFiles(data).files
+    files = DataFiles(data).files
     wanted: list[Path] = []
     while True:
         sample = read_sample(files, most, label, wanted, max_bad_rows)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.data import row_schema
 from oe_runtime.data.batches import Source, Split, holdout_batches, make_split, training_batches
-from oe_runtime.data.files import CriteoFiles, Pass, file_rows
+from oe_runtime.data.files import DataFiles, Pass, file_rows
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import BrokenRows, RowFile
@@ -131,7 +131,7 @@ class Rows:
             )
             if not names:
                 raise DataError("there is nothing to read: paths is empty")
-            self._source = CriteoFiles(names, broken=broken, schema=self.schema)
+            self._source = DataFiles(names, broken=broken, schema=self.schema)
         self._source.check()
         self._split = make_split(self._source, holdout) if not held else Split(holdout)
         self._size, self._rank, self._workers = batch_size, rank, workers

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 import oe_runtime._core as _core
-from oe_runtime.data.columns import can_be, texts_of
+from oe_runtime.data.columns import can_be, hashed_texts
 from oe_runtime.data.files import file_kind
 from oe_runtime.data.row_schema import column_names
 from oe_runtime.data.schema import COLUMNS
@@ -100,7 +100,9 @@ def read_sample(
             rows = len(text.lines) - 1
         else:
             parts.append(
-                _of_records(path, share) if kind == "tfrecord" else _of_arrow(path, kind, share, most_bytes)
+                _sample_records(path, share)
+                if kind == "tfrecord"
+                else _sample_columns(path, kind, share, most_bytes)
             )
             rows = parts[-1].rows
         seen += rows > 0
@@ -338,7 +340,7 @@ def _is_header(head: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
 # ---- files with types
 
 
-def _of_arrow(path: Path, kind: str, most: int, most_bytes: int) -> _Part:
+def _sample_columns(path: Path, kind: str, most: int, most_bytes: int) -> _Part:
     import pyarrow.parquet as pq
 
     batches: list[pa.RecordBatch] = []
@@ -347,7 +349,7 @@ def _of_arrow(path: Path, kind: str, most: int, most_bytes: int) -> _Part:
         with remote_files.open_input(path) as raw:
             file = pq.ParquetFile(raw) if kind == "parquet" else pa.ipc.open_file(raw)
             schema: pa.Schema = file.schema_arrow if kind == "parquet" else file.schema
-            kinds = [_kind_of(one.type) for one in schema]
+            kinds = [_column_kind(one.type) for one in schema]
             counts = Counter(schema.names)
             read = [
                 name
@@ -369,18 +371,20 @@ def _of_arrow(path: Path, kind: str, most: int, most_bytes: int) -> _Part:
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
     columns = [
-        [text for batch in batches for text in texts_of(batch.column(name))][:most] if name in read else []
+        [text for batch in batches for text in hashed_texts(batch.column(name))][:most]
+        if name in read
+        else []
         for name in schema.names
     ]
     return _Part(path, column_names(schema.names), columns, min(rows, most), more, kinds)
 
 
-def _kind_of(kind: pa.DataType) -> str | tuple[bool, bool]:
+def _column_kind(kind: pa.DataType) -> str | tuple[bool, bool]:
     can = can_be(kind)
     return can if any(can) else str(kind)
 
 
-def _of_records(path: Path, most: int) -> _Part:
+def _sample_records(path: Path, most: int) -> _Part:
     from oe_runtime.support.tensorflow_noise import without_noise
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -407,7 +411,7 @@ def _of_records(path: Path, most: int) -> _Part:
                 values = list(getattr(feature, kind).value) if kind else []
                 if values:
                     can.setdefault(name, allowed.get(kind, (True, True)))
-                texts = texts_of(pa.array(values))
+                texts = hashed_texts(pa.array(values))
                 row[name] = texts if len(texts) > 1 else (texts or [""])[0]
             found.append(row)
     except Exception as error:

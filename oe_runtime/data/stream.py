@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oe_runtime.data.files import CriteoFiles, Pass, file_kind, file_rows, open_file
+from oe_runtime.data.files import DataFiles, Pass, file_kind, file_rows, open_file
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
@@ -77,17 +77,17 @@ class Stream(ABC):
     def __init__(self, schema: Schema, max_cardinality: int, max_bad_rows: int) -> None:
         self._schema = schema.limited(max_cardinality)
         self._max_bad_rows = max_bad_rows
-        self._evaluation: CriteoFiles | None = None
+        self._evaluation: DataFiles | None = None
 
     def describe(self) -> str:
         """See Source."""
         return self.name
 
-    def evaluation(self) -> CriteoFiles | None:
+    def evaluation(self) -> DataFiles | None:
         """See Source."""
         return self._evaluation
 
-    def evaluate_on(self, source: CriteoFiles) -> None:
+    def evaluate_on(self, source: DataFiles) -> None:
         """Take the rows of files for the evaluation."""
         self._evaluation = source
 
@@ -172,7 +172,7 @@ class GrowingDirectory(Stream):
             raise DataError(f"--follow: {name} is no directory; make it, and rename complete files into it")
         self._ended = False  # whether the sender has said so
 
-    def evaluate_on(self, source: CriteoFiles) -> None:
+    def evaluate_on(self, source: DataFiles) -> None:
         """Take the rows of files for the evaluation. Raises DataError for one that would be trained on."""
         mine = self._directory.resolve()
         if inside := [path for path in source.files if path.resolve().parent == mine]:
@@ -187,7 +187,7 @@ class GrowingDirectory(Stream):
         if names := self._look():
             newest = self._directory / max(names)
             broken = BrokenRows(self._max_bad_rows)
-            CriteoFiles(str(newest), broken=broken, schema=self._schema).check(tensorflow=tensorflow)
+            DataFiles(str(newest), broken=broken, schema=self._schema).check(tensorflow=tensorflow)
         if self._evaluation is not None:
             self._evaluation.check(tensorflow=tensorflow)
 

@@ -1,8 +1,8 @@
 """Ranges of the input, shared by the workers of a job: each is read once per epoch, by the next free worker.
 
-The counterpart of DeepRec's WorkQueue, for asynchronous training, where a slow worker takes fewer ranges and
-delays no other. (Synchronous workers split each batch instead, see `Batch.part`.) `WorkQueue` is the state
-alone, plain values in and out; `shared_queue.SharedWorkQueue` keeps one in a directory.
+The counterpart of DeepRec's WorkQueue, for asynchronous training: a slow worker takes fewer ranges and delays
+no other. (Synchronous workers split each batch instead, see `Batch.part`.) `WorkQueue` is the state alone,
+plain values in and out; `shared_queue.SharedWorkQueue` keeps it on the first server.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ class WorkQueue:
 
     def _work(self, number: int, done: int) -> Work:
         epoch, place = divmod(number, len(self._ranges))
-        return Work(number, epoch, self._ranges[self._order_of(epoch)[place]], done)
+        return Work(number, epoch, self._ranges[self._order_in(epoch)[place]], done)
 
-    def _order_of(self, epoch: int) -> list[int]:
+    def _order_in(self, epoch: int) -> list[int]:
         if self._order[0] != epoch:
             order = list(range(len(self._ranges)))
             if self._seed is not None:

@@ -19,7 +19,7 @@ from oe_runtime.data import (
     training_batches,
 )
 from oe_runtime.data.batches import Source
-from oe_runtime.data.files import CriteoFiles, find_files
+from oe_runtime.data.files import DataFiles, find_files
 from oe_runtime.data.schema import Batch, concatenate
 
 EXCERPT = Path(__file__).with_name("criteo_200.tsv")
@@ -49,7 +49,7 @@ def expected_id(text: bytes, cardinality: int) -> int:
 
 @pytest.mark.parametrize("cap", [0, 100])
 def test_values_are_those_of_the_file(cap: int) -> None:
-    rows = everything(CriteoFiles(str(EXCERPT), cap))
+    rows = everything(DataFiles(str(EXCERPT), cap))
     assert rows.dense.dtype == np.float32
     assert rows.dense.shape == (200, 13)
     assert rows.ids.dtype == np.int64
@@ -81,16 +81,16 @@ def test_compressed_files_read_the_same(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"rows.tsv{suffix}"
     with pa.output_stream(str(path), compression={".gz": "gzip", ".zst": "zstd"}[suffix]) as out:
         out.write(EXCERPT.read_bytes())
-    assert_equal(everything(CriteoFiles(str(path))), everything(CriteoFiles(str(EXCERPT))))
+    assert_equal(everything(DataFiles(str(path))), everything(DataFiles(str(EXCERPT))))
 
 
 def test_directories_and_globs_are_read_in_the_order_of_names(tmp_path: Path) -> None:
     write(tmp_path / "part-2.tsv", LINES[120:])
     write(tmp_path / "part-1.tsv", LINES[:120])
     (tmp_path / "part-1.md").write_text("not data")
-    whole = everything(CriteoFiles(str(EXCERPT)))
-    assert_equal(everything(CriteoFiles(str(tmp_path))), whole)
-    source = CriteoFiles(str(tmp_path / "part-*.tsv"))
+    whole = everything(DataFiles(str(EXCERPT)))
+    assert_equal(everything(DataFiles(str(tmp_path))), whole)
+    source = DataFiles(str(tmp_path / "part-*.tsv"))
     assert_equal(everything(source), whole)
     assert source.total_rows() == 200
     # A start inside the first file, on the border and inside the second file.
@@ -100,12 +100,12 @@ def test_directories_and_globs_are_read_in_the_order_of_names(tmp_path: Path) ->
 
 
 def test_a_last_line_without_newline_and_windows_line_ends(tmp_path: Path) -> None:
-    whole = everything(CriteoFiles(str(EXCERPT)))
+    whole = everything(DataFiles(str(EXCERPT)))
     unix, windows = tmp_path / "a.tsv", tmp_path / "b.tsv"
     unix.write_bytes(b"\n".join(LINES))
     windows.write_bytes(b"\r\n".join(LINES) + b"\r\n")
     for path in (unix, windows):
-        source = CriteoFiles(str(path))
+        source = DataFiles(str(path))
         assert_equal(everything(source), whole)
         assert_equal(everything(source, 199), whole.slice(199, 200))
 
@@ -113,15 +113,15 @@ def test_a_last_line_without_newline_and_windows_line_ends(tmp_path: Path) -> No
 def test_skipping_across_blocks(tmp_path: Path) -> None:
     # Longer than one block of the reader, so that a start falls into the middle of a later block.
     path = write(tmp_path / "long.tsv", LINES * 60)
-    whole = everything(CriteoFiles(path))
+    whole = everything(DataFiles(path))
     assert whole.rows == 12000
     for start in (5000, 11999):
-        assert_equal(everything(CriteoFiles(path), start), whole.slice(start, 12000))
+        assert_equal(everything(DataFiles(path), start), whole.slice(start, 12000))
 
 
 @pytest.mark.parametrize("holdout", [0, 0.1, 0.25, 0.3])
 def test_training_and_held_out_rows_are_disjoint_and_whole(holdout: float) -> None:
-    source, split = CriteoFiles(str(EXCERPT)), Split(holdout)
+    source, split = DataFiles(str(EXCERPT)), Split(holdout)
     whole = everything(source)
     held = [row for row in range(200) if int((row + 1) * holdout + 1e-9) > int(row * holdout + 1e-9)]
     kept = [row for row in range(200) if row not in held]
@@ -182,7 +182,7 @@ def broken(line: int, text: bytes) -> list[bytes]:
 def test_broken_files_name_file_and_line(tmp_path: Path, lines: list[bytes], message: str) -> None:
     path = write(tmp_path / "broken.tsv", lines)
     with pytest.raises(DataError, match=r"broken\.tsv") as raised:
-        everything(CriteoFiles(path))
+        everything(DataFiles(path))
     assert message in str(raised.value)
 
 
@@ -190,17 +190,17 @@ def test_line_numbers_count_from_the_start_of_the_file(tmp_path: Path) -> None:
     lines = LINES * 60
     lines[11000] = b"0\tshort"
     with pytest.raises(DataError, match="line 11001: found 2 columns"):
-        everything(CriteoFiles(write(tmp_path / "long.tsv", lines)), 9000)
+        everything(DataFiles(write(tmp_path / "long.tsv", lines)), 9000)
 
 
 def test_a_broken_archive(tmp_path: Path) -> None:
     path = tmp_path / "cut.tsv.gz"
     path.write_bytes(gzip.compress(EXCERPT.read_bytes())[:-500])
     with pytest.raises(DataError, match=r"cannot read .*cut\.tsv\.gz"):
-        everything(CriteoFiles(str(path)))
+        everything(DataFiles(str(path)))
     path.write_bytes(EXCERPT.read_bytes())
     with pytest.raises(DataError, match=r"cut\.tsv\.gz is not a gzip file, as its name says: it begins with"):
-        everything(CriteoFiles(str(path)))
+        everything(DataFiles(str(path)))
 
 
 @pytest.mark.parametrize(

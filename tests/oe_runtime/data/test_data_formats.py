@@ -19,7 +19,7 @@ from oe_runtime.data import (
     row_schema,
     training_batches,
 )
-from oe_runtime.data.files import CriteoFiles
+from oe_runtime.data.files import DataFiles
 from oe_runtime.data.row_schema import CRITEO
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, Batch, concatenate
@@ -31,7 +31,7 @@ HEADER = ",".join(COLUMNS)
 
 
 def everything(path: Path, start: int = 0) -> Batch:
-    return concatenate(list(CriteoFiles(str(path)).blocks(start)))
+    return concatenate(list(DataFiles(str(path)).blocks(start)))
 
 
 WHOLE = everything(EXCERPT)
@@ -131,14 +131,14 @@ FORMATS: list[tuple[str, Callable[[Path], None]]] = [
 def test_every_format_has_the_same_rows(tmp_path: Path, name: str, write: Callable[[Path], None]) -> None:
     path = tmp_path / name
     write(path)
-    source = CriteoFiles(str(tmp_path))
+    source = DataFiles(str(tmp_path))
     assert_equal(concatenate(list(source.blocks())), WHOLE)
     assert source.total_rows() == 200
     for start in (1, 70, 199):
         assert_equal(everything(path, start), WHOLE.slice(start, 200))
     assert list(source.blocks(200)) == []
     # Where broken rows may be left out, rows are passed over in another way.
-    tolerant = CriteoFiles(str(path), broken=BrokenRows(1))
+    tolerant = DataFiles(str(path), broken=BrokenRows(1))
     for start in (0, 1, 70, 199):
         assert_equal(concatenate(list(tolerant.blocks(start))), WHOLE.slice(start, 200))
     assert tolerant.broken.count == 0
@@ -150,7 +150,7 @@ def test_a_directory_of_several_formats(tmp_path: Path) -> None:
     members(tmp_path / "c.gz")
     (tmp_path / "_SUCCESS").write_text("")
     (tmp_path / ".hidden.tsv").write_text("no data")
-    source = CriteoFiles(str(tmp_path))
+    source = DataFiles(str(tmp_path))
     rows = concatenate(list(source.blocks()))
     assert_equal(rows, concatenate([WHOLE, WHOLE, WHOLE]))
     for start in (199, 200, 270, 401):
@@ -225,7 +225,7 @@ def test_broken_rows_of_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.parquet row 4: the label is '2\.0', expected 0 or 1"):
         everything(tmp_path / "a.parquet")
     said: list[str] = []
-    source = CriteoFiles(str(tmp_path), broken=BrokenRows(3, said.append))
+    source = DataFiles(str(tmp_path), broken=BrokenRows(3, said.append))
     good = np.delete(np.arange(200), [3, 100, 120])
     np.testing.assert_array_equal(concatenate(list(source.blocks())).ids, WHOLE.ids[good])
     assert [text.split("a.parquet ")[1] for text in said] == [
@@ -256,7 +256,7 @@ def test_broken_records(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.tfrecord record 6: C1 has 2 values, expected one"):
         everything(path)
     said: list[str] = []
-    source = CriteoFiles(str(path), broken=BrokenRows(4, said.append))
+    source = DataFiles(str(path), broken=BrokenRows(4, said.append))
     good = np.delete(np.arange(200), [5, 7, 9, 10])
     assert_equal(concatenate(list(source.blocks())), WHOLE.take(np.isin(np.arange(200), good)))
     assert [text.split("a.tfrecord ")[1].split(",")[0] for text in said] == [
@@ -280,7 +280,7 @@ def test_broken_lines_up_to_a_limit(tmp_path: Path) -> None:
     good = np.delete(np.arange(12000), list(wrong))
     whole = concatenate([WHOLE] * 60)
     said: list[str] = []
-    source = CriteoFiles(str(path), broken=BrokenRows(4, said.append))
+    source = DataFiles(str(path), broken=BrokenRows(4, said.append))
     np.testing.assert_array_equal(concatenate(list(source.blocks())).ids, whole.ids[good])
     assert source.total_rows() == 11996
     assert [text.split("long.tsv ")[1] for text in said] == [
@@ -296,14 +296,14 @@ def test_broken_lines_up_to_a_limit(tmp_path: Path) -> None:
     assert (source.broken.count, len(said)) == (4, 4)
     message = r"line 12000: the label is '7', expected 0 or 1; this is broken row 4, --max-bad-rows allows 3"
     with pytest.raises(DataError, match=message):
-        list(CriteoFiles(str(path), broken=BrokenRows(3, said.append)).blocks())
+        list(DataFiles(str(path), broken=BrokenRows(3, said.append)).blocks())
 
 
 def test_nothing_but_broken_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.tsv"
     path.write_bytes(b"a\n" * 30)
     with pytest.raises(DataError, match="has no row that is not broken"):
-        list(CriteoFiles(str(path), broken=BrokenRows(30)).blocks())
+        list(DataFiles(str(path), broken=BrokenRows(30)).blocks())
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == 11  # ten, and that there are more
     assert shown[9].endswith("rows.tsv line 10: found 1 columns, expected 40; are the columns tab-separated?")
@@ -312,7 +312,7 @@ def test_nothing_but_broken_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_closing_the_blocks_stops_reading(tmp_path: Path) -> None:
     path = tmp_path / "long.tsv"
     path.write_bytes(EXCERPT.read_bytes() * 200)
-    blocks = CriteoFiles(str(path)).blocks()
+    blocks = DataFiles(str(path)).blocks()
     assert next(blocks).rows > 0
     blocks.close()
     path.unlink()

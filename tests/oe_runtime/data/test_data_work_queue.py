@@ -17,7 +17,7 @@ import pytest
 from server_processes import Servers
 
 from oe_runtime.data import DataError, Split, open_source, training_batches
-from oe_runtime.data.files import CriteoFiles
+from oe_runtime.data.files import DataFiles
 from oe_runtime.data.generate import BLOCK_ROWS, Generator, tables
 from oe_runtime.data.schema import COLUMNS, concatenate
 from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
@@ -146,14 +146,14 @@ def test_ranges_share_all_lines_out(tmp_path: Path, name: str, rows: int, target
     path = tmp_path / name
     text = lines_of(name, rows)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    source = CriteoFiles(str(path))
+    source = DataFiles(str(path))
     ranges = source.ranges(target)
     assert (ranges[0].start, ranges[-1].stop) == (0, path.stat().st_size)
     assert len(ranges) == (1 if path.suffix == ".gz" else -(-len(text) // target))
     check_ranges(source, ranges, rows)
 
 
-def check_ranges(source: CriteoFiles | Generator, ranges: list[Range], rows: int) -> None:
+def check_ranges(source: DataFiles | Generator, ranges: list[Range], rows: int) -> None:
     whole = concatenate(list(source.blocks()))
     assert whole.rows == rows
     parts = [list(source.read(part)) for part in ranges]
@@ -173,7 +173,7 @@ def test_ranges_shorter_than_their_lines(tmp_path: Path) -> None:
     ]
     path = tmp_path / "rows.tsv"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    source = CriteoFiles(str(path))
+    source = DataFiles(str(path))
     check_ranges(source, source.ranges(900), 200)
 
 
@@ -181,7 +181,7 @@ def test_ranges_of_row_groups(tmp_path: Path) -> None:
     generator = Generator(1000, 1)
     (batch,) = tables(generator)
     pq.write_table(pa.Table.from_batches([batch]), tmp_path / "a.parquet", row_group_size=150)
-    source = CriteoFiles(str(tmp_path))
+    source = DataFiles(str(tmp_path))
     each = source.ranges(1)
     assert [(part.start, part.stop) for part in each][:2] == [(0, 150), (150, 300)]
     assert len(each) == 7
@@ -202,7 +202,7 @@ def test_ranges_of_generated_rows() -> None:
 def test_messages_of_a_range_name_its_begin(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     path.write_bytes(b"\n".join(EXCERPT.read_bytes().splitlines()[:20]) + b"\nbroken\n")
-    source = CriteoFiles(str(path))
+    source = DataFiles(str(path))
     first, second = source.ranges(path.stat().st_size // 2 + 1)
     assert sum(batch.rows for batch in source.read(first)) > 5
     with pytest.raises(DataError, match=rf"rows\.tsv after byte {second.start}, line \d+: found 1 columns"):
@@ -225,12 +225,12 @@ def test_synchronous_workers_have_the_batches_of_one(workers: int) -> None:
 WORKER = """
 import sys, time
 import numpy as np
-from oe_runtime.data.files import CriteoFiles
+from oe_runtime.data.files import DataFiles
 from oe_runtime.data.shared_queue import SharedWorkQueue
 from oe_runtime.shared_values import SharedValues
 
 endpoints, data, log, hang = sys.argv[1:]
-source = CriteoFiles(data)
+source = DataFiles(data)
 values = SharedValues(endpoints.split(","), job="train")
 queue = SharedWorkQueue(values, source.ranges(20000), epochs=2, seed=3)
 with open(log, "a") as out:
@@ -268,7 +268,7 @@ def test_four_processes_of_which_one_is_killed(tmp_path: Path, endpoints: list[s
     fields = [line.split(b"\t") for line in EXCERPT.read_bytes().splitlines()]
     numbered = (b"\t".join([f[0], b"%d" % i, *f[2:]]) for i, f in enumerate(fields * 10))
     data.write_bytes(b"".join(line + b"\n" for line in numbered))
-    ranges = CriteoFiles(str(data)).ranges(20000)
+    ranges = DataFiles(str(data)).ranges(20000)
     values = SharedValues(endpoints, job="train")
     queue = SharedWorkQueue(values, ranges, epochs=2, seed=3)
     queue.save()

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 import oe_runtime._core as _core
 from oe_runtime.data import DataError, Rows, check, features, open_source, row_schema
-from oe_runtime.data.files import CriteoFiles
+from oe_runtime.data.files import DataFiles
 from oe_runtime.data.row_schema import Category, Schema
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
@@ -276,7 +276,7 @@ def test_a_feature_that_the_first_records_lack(tmp_path: Path) -> None:
         for record in (example.SerializeToString(), second, *[b"\xff"] * 4094, *[b"\xff"] * 4096, second):
             out.write(record)
     broken = BrokenRows(8190, lambda text: None)
-    rows = concatenate(list(CriteoFiles(str(path), broken=broken, schema=schema).blocks()))
+    rows = concatenate(list(DataFiles(str(path), broken=broken, schema=schema).blocks()))
     assert rows.ids[:, 0].tolist() == [0, ident("b"), ident("b")]
     assert broken.count == 8190
 
