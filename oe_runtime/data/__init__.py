@@ -1,7 +1,6 @@
 """Training data: files of any columns, a generator, batches."""
 
 from oe_runtime.data.batches import (
-    Source,
     Split,
     holdout_batches,
     is_share,
@@ -13,6 +12,7 @@ from oe_runtime.data.batches import (
 from oe_runtime.data.library import Rows, dataset, features
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
+from oe_runtime.data.source import Source
 from oe_runtime.data.stream import Stream
 from oe_runtime.errors import DataError
 

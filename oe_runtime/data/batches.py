@@ -6,48 +6,20 @@ import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from oe_runtime.data import stream
 from oe_runtime.data.files import DataFiles
-from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import Batch, concatenate
+from oe_runtime.data.source import Source
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
 
 _T = TypeVar("_T")
-
-
-class Source(Protocol):
-    """A table of rows in a fixed order."""
-
-    def describe(self) -> str:
-        """Return the name of the data on the command line."""
-
-    def check(self, *, tensorflow: bool = True) -> None:
-        """Raise DataError for unreadable data. Without `tensorflow`, TFRecord files are only opened."""
-
-    def identity(self) -> list[InputFile]:
-        """Return what workers on several hosts compare to know whether they have the same rows."""
-
-    def evaluation(self) -> Source | None:
-        """Return separate rows for the evaluation; None: hold rows out of these."""
-
-    def total_rows(self) -> int | None:
-        """Return the rows of one epoch as far as they are known."""
-
-    def blocks(self, start_row: int = 0) -> Iterator[Batch]:
-        """Yield all rows from `start_row` on, in order, in blocks of any size."""
-
-    def ranges(self) -> list[Range]:
-        """Return parts that together have all rows, for a work queue."""
-
-    def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
-        """Yield the rows of a range from its row `start_row` on, in order."""
 
 
 def open_source(

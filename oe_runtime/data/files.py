@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from oe_runtime.data.identity import InputFile, identify
 from oe_runtime.data.row_schema import CRITEO, Schema
-from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead
+from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead, reading
 from oe_runtime.data.schema import Batch
+from oe_runtime.data.source import Source
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
@@ -52,7 +53,7 @@ _KINDS = {
 }
 
 
-class DataFiles:
+class DataFiles(Source):
     """The rows of files of any schema as one table; ids are hashed into `max_cardinality`-capped fields.
 
     Broken rows up to the limit of `broken` are skipped and have no number: row n is the nth row read.
@@ -66,15 +67,14 @@ class DataFiles:
         schema: Schema = CRITEO,
     ) -> None:
         names = [name] if isinstance(name, str) else name
-        self._name = ", ".join(names)
+        self.name = ", ".join(names)
         self._files = [path for one in names for path in find_files(one)]
         self._roots = [_root(one) for one in names]
         counts = Counter(path.resolve() for path in self._files) if len(names) > 1 else Counter()
         if twice := [path for path in self._files if counts[path.resolve()] > 1]:
-            raise DataError(f"{self._name} names the file {twice[0]} twice")
-        self._evaluation: DataFiles | None = None
-        apart = _evaluation_file(self._name)
-        if apart is not None:
+            raise DataError(f"{self.name} names the file {twice[0]} twice")
+        apart = _evaluation_file(self.name)
+        if apart is not None:  # as in DeepRec's data
             self._files.remove(apart)
             self._evaluation = DataFiles(str(apart), max_cardinality, schema=schema)
         self._schema = schema.limited(max_cardinality)
@@ -86,10 +86,6 @@ class DataFiles:
     def files(self) -> Sequence[Path]:
         """The files, in the order in which they are read."""
         return self._files
-
-    def describe(self) -> str:
-        """Return the name of the data on the command line."""
-        return self._name
 
     def check(self, *, tensorflow: bool = True) -> None:
         """Read the first rows of every file, to refuse a wrong one before anything starts.
@@ -113,7 +109,7 @@ class DataFiles:
             raise empty_file(without[0], self._schema)
         if without:
             print(
-                f"warning: {self._name}: {len(without)} of {len(self._files)} files have no rows, such as "
+                f"warning: {self.name}: {len(without)} of {len(self._files)} files have no rows, such as "
                 f"{without[0]}",
                 file=sys.stderr,
             )
@@ -134,7 +130,7 @@ class DataFiles:
             print(f"warning: {doubt}", file=sys.stderr)
         if rows >= _ENOUGH and ones in (0, rows):
             print(
-                f"warning: {self._name}: the label {self._schema.label} is {int(ones > 0)} in the first "
+                f"warning: {self.name}: the label {self._schema.label} is {int(ones > 0)} in the first "
                 f"{rows:,} rows; from a constant label a model learns nothing",
                 file=sys.stderr,
             )
@@ -151,10 +147,6 @@ class DataFiles:
             batch, broken, read = task()
             problems = [(f"{file.unit} {file.first + row}", problem) for row, problem in broken]
             return _First(batch.rows, int(batch.labels.sum()), read, problems, doubts)
-
-    def evaluation(self) -> DataFiles | None:
-        """See Source: the file eval.csv of a directory that also has a train.csv, as in DeepRec's data."""
-        return self._evaluation
 
     def evaluate_on(self, source: DataFiles) -> None:
         """Take other rows for the evaluation. Raises DataError for a file that is trained on."""
@@ -192,7 +184,7 @@ class DataFiles:
         if before == 0 and self.broken.count == 0:
             raise empty_file(self._files[0], self._schema)
         if before == 0:
-            raise DataError(f"{self._name} has no row that is not broken")
+            raise DataError(f"{self.name} has no row that is not broken")
         self._total = before
 
     def ranges(self, target_bytes: int = RANGE_BYTES) -> list[Range]:
@@ -273,11 +265,8 @@ def _check_magic(path: Path, kind: str, schema: Schema) -> None:
     if name not in _MAGIC or (kind == "tfrecord" and name == ".zst"):  # the latter is refused elsewhere
         return
     what, magics = _MAGIC[name]
-    try:
-        with path.open("rb") as file:
-            found = file.read(16)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        found = file.read(16)
     if not found:
         raise empty_file(path, schema)
     if name == "arrow" and found.startswith(_ARROW_STREAM):
@@ -294,7 +283,7 @@ def open_file(path: Path, schema: Schema) -> RowFile:
     kind = file_kind(path) or "tabs"
     _check_magic(path, kind, schema)
     if kind == "parquet":
-        from oe_runtime.data.parquet import ParquetRows
+        from oe_runtime.data.arrow import ParquetRows
 
         return ParquetRows(path, schema)
     if kind == "arrow":

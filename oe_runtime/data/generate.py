@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.identity import InputFile
 from oe_runtime.data.schema import CATEGORIES, INTEGERS, MISSING_ID, Batch, field_cardinalities, normalise
+from oe_runtime.data.source import Source
 from oe_runtime.data.work_queue import Range
 from oe_runtime.data.write import SCHEMA, write_rows
 from oe_runtime.errors import DataError
@@ -52,10 +53,11 @@ class RawRows(NamedTuple):
     logits: NDArray[np.float32]  # (B,) the planted log-odds
 
 
-class Generator:
+class Generator(Source):
     """An endless table of rows: a pure function of the seed and the cap on cardinalities."""
 
     def __init__(self, rows: int, seed: int = 0, max_cardinality: int = 0) -> None:
+        self.name = f"generate:{rows}:{seed}"
         self.rows = rows
         self.seed = seed
         self._cardinalities = field_cardinalities(max_cardinality)
@@ -70,10 +72,6 @@ class Generator:
         self._scale = np.float32(_SIGNAL / logits.std())
         self._shift = np.float32(_BIAS) - self._scale * logits.mean()
 
-    def describe(self) -> str:
-        """Return the name of the data on the command line."""
-        return f"generate:{self.rows}:{self.seed}"
-
     def check(self, *, tensorflow: bool = True) -> None:
         """Accept: generated rows are always readable."""
 
@@ -82,10 +80,7 @@ class Generator:
         digest = hashlib.blake2b(digest_size=16)
         for values in self.raw_block(0):
             digest.update(np.ascontiguousarray(values).tobytes())
-        return [InputFile(self.describe(), self.rows, digest.hexdigest())]
-
-    def evaluation(self) -> None:
-        """See Source."""
+        return [InputFile(self.name, self.rows, digest.hexdigest())]
 
     def total_rows(self) -> int | None:
         """Return the rows of one epoch."""
@@ -104,7 +99,7 @@ class Generator:
     def ranges(self, target_rows: int = 8 * BLOCK_ROWS) -> list[Range]:
         """Return parts of about `target_rows` rows for a work queue."""
         starts = range(0, self.rows, target_rows)
-        return [Range(self.describe(), start, min(self.rows, start + target_rows)) for start in starts]
+        return [Range(self.name, start, min(self.rows, start + target_rows)) for start in starts]
 
     def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
         """Yield the rows of a range from its row `start_row` on, in order."""

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from oe_runtime.errors import DataError
+from oe_runtime.data.rows import reading
 from oe_runtime.support.remote_files import RemotePath
 
 BLOCK = 64 << 10  # bytes
@@ -43,7 +43,7 @@ def identify(paths: Sequence[Path], names: Sequence[str]) -> list[InputFile]:
 
 def _identify(path: Path, name: str, blocks: int) -> InputFile:
     found = hashlib.blake2b(digest_size=16)
-    try:
+    with reading(path):
         if isinstance(path, RemotePath) and (tag := path.etag()):
             return InputFile(name, path.stat().st_size, tag)
         with path.open("rb", buffering=0) as file:
@@ -54,8 +54,6 @@ def _identify(path: Path, name: str, blocks: int) -> InputFile:
             for start in starts:
                 file.seek(start)
                 found.update(file.read(BLOCK))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
     return InputFile(name, size, found.hexdigest())
 
 

@@ -20,13 +20,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from oe_runtime.data import row_schema
-from oe_runtime.data.batches import Source, Split, holdout_batches, make_split, training_batches
+from oe_runtime.data.batches import Split, holdout_batches, make_split, training_batches
 from oe_runtime.data.files import DataFiles, Pass, file_rows
-from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import BrokenRows, RowFile
 from oe_runtime.data.schema import Batch, concatenate
-from oe_runtime.data.work_queue import Range
+from oe_runtime.data.source import Source
 from oe_runtime.errors import DataError
 
 Features = dict[str, NDArray[Any]]
@@ -34,30 +33,22 @@ _Name = str | os.PathLike[str]
 _TABLE = "the table"  # in messages
 
 
-class TableSource:
-    """The rows of a table in memory, as a Source."""
+class TableSource(Source):
+    """The rows of a table in memory."""
+
+    name = _TABLE
+    indivisible = "is in the memory of this process"
 
     def __init__(self, table: pa.Table, schema: Schema, broken: BrokenRows) -> None:
         self._table = table
         self._schema = schema
         self._broken = broken
 
-    def describe(self) -> str:
-        """See Source."""
-        return _TABLE
-
     def check(self, *, tensorflow: bool = True) -> None:
         """See Source."""
         if not self._table.num_rows:
             raise DataError(f"{_TABLE} is empty: it has no row of {self._schema.shown}")
         self._rows()
-
-    def identity(self) -> list[InputFile]:
-        """See Source: there is no file to compare."""
-        return []
-
-    def evaluation(self) -> None:
-        """See Source: hold rows out of these."""
 
     def total_rows(self) -> int:
         """See Source."""
@@ -73,14 +64,6 @@ class TableSource:
                 yield batch
         if self._table.num_rows and not pass_.rows:
             raise DataError(f"{_TABLE} has no row that is not broken")
-
-    def ranges(self) -> list[Range]:
-        """See Source: a table is in one process, so it has no parts."""
-        raise DataError(f"{_TABLE} is in the memory of this process, so it cannot be divided among workers")
-
-    def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
-        """See Source."""
-        raise DataError(f"{_TABLE} has no range {part}")
 
     def _rows(self) -> RowFile:
         from oe_runtime.data.arrow import TableRows  # here, because files of text do without

@@ -35,6 +35,7 @@ from oe_runtime.data.schema import CARDINALITIES, CATEGORIES, COLUMNS, INTEGERS
 from oe_runtime.errors import DataError
 
 SCALES = ("log1p", "none", "min-max", "standard")
+_FACTORS = {"min-max": ("min", "max"), "standard": ("mean", "deviation")}  # the keys of a scale
 POOLINGS = ("mean", "sum")
 HASH64 = "hash64"
 SEPARATOR = "|"  # of several values
@@ -185,30 +186,15 @@ class Schema:
 
     def to_value(self) -> dict[str, Any]:
         """Return it as plain values, as `parse` takes them."""
-        value: dict[str, Any] = {"label": self.label}
-        if self.positive:
-            value["positive"] = self.positive
-        if self.missing:
-            value["missing"] = list(self.missing)
-        if self.numbers:
-            value["numbers"] = {one.name: _number_value(one) for one in self.numbers}
-        if self.categories:
-            value["categories"] = {one.name: _category_value(one) for one in self.categories}
-        if self.weight:
-            value["weight"] = self.weight
-        if self.ignored is None:
-            value["ignored"] = "*"
-        elif self.ignored:
-            value["ignored"] = list(self.ignored)
-        if self.columns:
-            value["columns"] = list(self.columns)
-        if self.header is not None:
-            value["header"] = self.header
-        if self.separator:
-            value["separator"] = self.separator
-        if self.quotes is not None:
-            value["quotes"] = self.quotes
-        return value
+        value = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "name"}
+        value["numbers"] = {one.name: _number_value(one) for one in self.numbers}
+        value["categories"] = {one.name: _category_value(one) for one in self.categories}
+        value["ignored"] = "*" if self.ignored is None else self.ignored
+        return {
+            key: list(one) if isinstance(one, tuple) else one
+            for key, one in value.items()
+            if one not in ("", (), {}, None)
+        }
 
 
 def column_names(names: Sequence[str]) -> list[str]:
@@ -335,7 +321,7 @@ def _category_flag(text: str) -> Category:
 
 def _number_flag(text: str) -> Number:
     name, *words = text.split(":")
-    keys = {"min-max": ("min", "max"), "standard": ("mean", "deviation")}.get(words[0] if words else "", ())
+    keys = _FACTORS.get(words[0] if words else "", ())
     if words[1:] and len(words) != 1 + len(keys):
         raise DataError(f"--numbers {text}: expected NAME:SCALE, min-max:MIN:MAX or standard:MEAN:DEVIATION")
     value: dict[str, Any] = {"scale": words[0] if words else "log1p"}
@@ -352,7 +338,7 @@ def _number(name: str, value: Any, what: str) -> Number:
     given = _mapping({"scale": value} if isinstance(value, str) else value, what, keys)
     scale = given.get("scale", "log1p")
     _expect(scale, f"{what}.scale", f"one of {', '.join(SCALES)}", lambda v: v in SCALES)
-    own: tuple[str, ...] = {"min-max": ("min", "max"), "standard": ("mean", "deviation")}.get(scale, ())
+    own = _FACTORS.get(scale, ())
     for key in ("min", "max", "mean", "deviation"):
         if key in own and key not in given:
             raise DataError(f"{what}: the scale {scale} needs {' and '.join(own)}")
@@ -401,8 +387,7 @@ def _category(name: str, value: Any, what: str) -> Category:
 
 
 def _number_value(one: Number) -> Any:
-    own = {"min-max": ("min", "max"), "standard": ("mean", "deviation")}.get(one.scale, ())
-    value: dict[str, Any] = {"scale": one.scale, **{key: getattr(one, key) for key in own}}
+    value = {"scale": one.scale, **{key: getattr(one, key) for key in _FACTORS.get(one.scale, ())}}
     if one.missing != (one.mean if one.scale == "standard" else 0):
         value["missing"] = one.missing
     if one.whole:

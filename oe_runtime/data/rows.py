@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 import oe_runtime._core as _core
 from oe_runtime.data.row_schema import Number
 from oe_runtime.data.schema import Batch
 from oe_runtime.errors import DataError
+from oe_runtime.support import remote_files
 
 T = TypeVar("T")
 _SHOWN = 10  # broken rows shown in full
@@ -29,30 +33,36 @@ class Piece(NamedTuple):
     read: int  # bytes of the file up to the end of the piece
 
 
-class RowFile(Protocol):
+class RowFile(ABC):
     """An open file of rows."""
 
     unit: str  # what a row is called in messages
-    first: int  # the number of the first row in messages
+    first = 1  # the number of the first row in messages
 
+    @abstractmethod
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
         """Return starts and stops for `narrow`, about `target_bytes` apart, that together have all rows."""
 
     def doubts(self) -> dict[str, str]:
         """Return sentences on values of the first rows that other formats have otherwise; call it first.
 
-        They are by category, and "" for the whole file.
+        They are by category, and "" for the whole file. Files whose values have types leave none.
         """
+        return {}
 
+    @abstractmethod
     def narrow(self, start: int, stop: int) -> None:
         """Read only this part; call it before reading or skipping."""
 
+    @abstractmethod
     def skip(self, count: int) -> int:
         """Skip `count` rows without parsing them; return how many there were."""
 
+    @abstractmethod
     def pieces(self) -> Iterator[Callable[[], Piece]]:
         """Yield the rest, in order: pieces to be parsed on any thread."""
 
+    @abstractmethod
     def close(self) -> None:
         """Close the file."""
 
@@ -105,6 +115,15 @@ def read_ahead(tasks: Iterator[Callable[[], T]], threads: int = 2) -> Generator[
     finally:
         makers.shutdown(cancel_futures=True)
         runners.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Turn errors of files and stores in the block into a DataError; `what` is being read."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"cannot read {what}: {remote_files.reason(error)}") from error
 
 
 def scaled(values: NDArray[np.float64], number: Number) -> NDArray[np.float32]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +21,9 @@ import oe_runtime._core as _core
 from oe_runtime.data.columns import can_be, hashed_texts
 from oe_runtime.data.files import file_kind
 from oe_runtime.data.row_schema import column_names
+from oe_runtime.data.rows import reading
 from oe_runtime.data.schema import COLUMNS
-from oe_runtime.data.text import BOM, CODECS, QUOTED, check_encoding, guessed_separator, has_quotes
+from oe_runtime.data.text import BOM, QUOTED, check_encoding, guessed_separator, has_quotes, open_text
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 
@@ -184,17 +184,14 @@ class _Form(NamedTuple):
 def _first_lines(path: Path, rows: int, most_bytes: int) -> _Lines:
     blocks: list[bytes] = []
     size = ends = 0
-    try:
-        codec = CODECS.get(path.suffix.lower())
-        with remote_files.open_input(path) as raw:
-            stream = pa.CompressedInputStream(raw, codec) if codec else raw
+    with reading(path):
+        raw, stream = open_text(path)
+        with raw:
             while size < most_bytes and ends < rows + 2 and (block := stream.read(_BLOCK_BYTES)):
                 blocks.append(block)
                 size += len(block)
                 ends += block.count(b"\n")
             more = bool(stream.read(1))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
     check_encoding(path, blocks[0] if blocks else b"")
     text = b"".join(blocks).removeprefix(BOM)
     lines = [line.removesuffix(b"\r") for line in text.split(b"\n", rows + 1)]
@@ -385,16 +382,9 @@ def _column_kind(kind: pa.DataType) -> str | tuple[bool, bool]:
 
 
 def _sample_records(path: Path, most: int) -> _Part:
-    from oe_runtime.support.tensorflow_noise import without_noise
+    from oe_runtime.data.tfrecord import import_tensorflow
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        with without_noise():
-            import tensorflow as tf
-    except ImportError:
-        raise DataError(
-            f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow"
-        ) from None
+    tf = import_tensorflow(path)
     zipped = path.suffix.lower() == ".gz"
     records = tf.data.TFRecordDataset(str(path), compression_type="GZIP" if zipped else "")
     most = min(most, _MOST_RECORDS)

@@ -12,19 +12,18 @@ import queue
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from oe_runtime.data.files import DataFiles, Pass, file_kind, file_rows, open_file
-from oe_runtime.data.identity import InputFile
 from oe_runtime.data.row_schema import CRITEO, Schema
-from oe_runtime.data.rows import BrokenRows
+from oe_runtime.data.rows import BrokenRows, reading
 from oe_runtime.data.schema import Batch, concatenate
+from oe_runtime.data.source import Source
 from oe_runtime.data.text import LineRows
-from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 
@@ -67,37 +66,20 @@ class Arrived(NamedTuple):
     place: Place
 
 
-class Stream(ABC):
+class Stream(Source):
     """A Source without an end that is known."""
 
-    name: str
+    indivisible = "is still growing"
     waiting: int | None = None  # files that have arrived and are not being read yet, if that is known
     pause = _LOOK  # seconds after which a look for more makes sense
 
     def __init__(self, schema: Schema, max_cardinality: int, max_bad_rows: int) -> None:
         self._schema = schema.limited(max_cardinality)
         self._max_bad_rows = max_bad_rows
-        self._evaluation: DataFiles | None = None
-
-    def describe(self) -> str:
-        """See Source."""
-        return self.name
-
-    def evaluation(self) -> DataFiles | None:
-        """See Source."""
-        return self._evaluation
 
     def evaluate_on(self, source: DataFiles) -> None:
         """Take the rows of files for the evaluation."""
         self._evaluation = source
-
-    def identity(self) -> list[InputFile]:
-        """See Source: there is nothing to compare, because a stream has one worker."""
-        return []
-
-    def total_rows(self) -> int | None:
-        """See Source: unknown."""
-        return None
 
     def blocks(self, start_row: int = 0) -> Iterator[Batch]:
         """See Source: wait for rows until the stream ends."""
@@ -107,18 +89,6 @@ class Stream(ABC):
                 continue
             skipped = min(arrived.batch.rows, max(0, start_row - arrived.place.rows + arrived.batch.rows))
             yield arrived.batch.slice(skipped, arrived.batch.rows)
-
-    def ranges(self) -> list[Range]:
-        """See Source: a stream has no parts."""
-        raise DataError(f"{self.name} is still growing, so it cannot be divided among workers")
-
-    def read(self, part: Range, start_row: int = 0) -> Iterator[Batch]:
-        """See Source."""
-        raise DataError(f"{self.name} has no range {part}")
-
-    @abstractmethod
-    def check(self, *, tensorflow: bool = True) -> None:
-        """See Source."""
 
     @abstractmethod
     def arrivals(self, start: Place) -> Generator[Arrived | None, None, None]:
@@ -291,12 +261,11 @@ class GrowingDirectory(Stream):
         )
 
     def _stamp(self, path: Path) -> _Stamp | None:
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
+        with reading(path):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                return None
         return found.st_size, getattr(found, "st_mtime_ns", 0)  # stores keep no such time
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 import oe_runtime._core as _core
 from oe_runtime.data.row_schema import Schema
-from oe_runtime.data.rows import Piece, scaled
+from oe_runtime.data.rows import Piece, RowFile, reading, scaled
 from oe_runtime.data.schema import Batch
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
@@ -44,19 +44,15 @@ _OTHERS = (
 )
 
 
-class TextFile:
+class TextFile(RowFile):
     """An open text file; rows are its lines after the header. Lines end in LF or CRLF."""
 
     unit = "line"
 
     def __init__(self, path: Path, schema: Schema, commas: bool) -> None:
         self._path = path
-        try:
-            self._raw = remote_files.open_input(path)
-            codec = CODECS.get(path.suffix.lower())
-            self._stream = pa.CompressedInputStream(self._raw, codec) if codec else self._raw
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {remote_files.reason(error)}") from error
+        with reading(path):
+            self._raw, self._stream = open_text(path)
         try:
             self._stop: int | None = None  # the byte after which no line begins
             self._ended = False  # whether that was reached
@@ -69,7 +65,6 @@ class TextFile:
             self.close()
             raise
         self._begin = len(head) - len(self._head)  # of the lines that are rows
-        self.first = 1
         if self._form.header:
             self.skip(1)
             self._begin = len(head) - len(self._head)
@@ -143,13 +138,11 @@ class TextFile:
         return self._read()
 
     def _read(self) -> bytes:
-        try:
+        with reading(self._path):
             if self._stop is None:
                 data: bytes = self._stream.read(BLOCK_BYTES)
                 return data
             return self._read_until(self._stop)
-        except OSError as error:
-            raise DataError(f"cannot read {self._path}: {remote_files.reason(error)}") from error
 
     def _read_until(self, stop: int) -> bytes:
         """Return the next block; the last one ends with the line that contains the byte before `stop`."""
@@ -163,6 +156,13 @@ class TextFile:
             self._ended = True
             data = data[:end]
         return data
+
+
+def open_text(path: Path) -> tuple[pa.NativeFile, pa.NativeFile]:
+    """Return an open file, and its text: the file itself if it is not compressed. Raises OSError."""
+    raw = remote_files.open_input(path)
+    codec = CODECS.get(path.suffix.lower())
+    return raw, pa.CompressedInputStream(raw, codec) if codec else raw
 
 
 class LineRows:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.data.columns import check_positive, convert_columns
 from oe_runtime.data.row_schema import Schema
-from oe_runtime.data.rows import Piece
+from oe_runtime.data.rows import Piece, RowFile, reading
 from oe_runtime.errors import DataError
 from oe_runtime.support.tensorflow_noise import without_noise
 
@@ -33,23 +33,14 @@ _FRAME_BYTES = 16  # length and checksums of a record
 _AROUND = re.compile(r"^\{\{.*?\}\}|\[Op:\w+\].*$", re.DOTALL)
 
 
-class RecordFile:
+class RecordFile(RowFile):
     """An open TFRecord file."""
 
     unit = "record"
-    first = 1
 
     def __init__(self, path: Path, schema: Schema) -> None:
         check_opens(path)
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        try:
-            with without_noise():
-                import tensorflow as tf
-        except ImportError:
-            raise DataError(
-                f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow"
-            ) from None
-        self._tf = tf
+        self._tf = tf = import_tensorflow(path)
         self._path = path
         self._schema = schema
         kind = "GZIP" if path.suffix.lower() == ".gz" else ""
@@ -65,10 +56,6 @@ class RecordFile:
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:
         """Return the whole file, which can only be read from its start."""
         return [(0, self._size)]
-
-    def doubts(self) -> dict[str, str]:
-        """Return nothing: values have types."""
-        return {}
 
     def narrow(self, start: int, stop: int) -> None:
         """Do nothing: the whole file is the only part."""
@@ -154,11 +141,21 @@ def check_opens(path: Path) -> None:
     """Raise DataError for a file that cannot be opened or has another compression. Needs no TensorFlow."""
     if path.suffix.lower() == ".zst":
         raise DataError(f"cannot read {path}: TFRecord files may be plain or .gz")
+    with reading(path), path.open("rb"):
+        pass
+
+
+def import_tensorflow(path: Path) -> Any:
+    """Return TensorFlow, which reads the file. Raises DataError if it is not installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+        with without_noise():
+            import tensorflow as tf
+    except ImportError:
+        raise DataError(
+            f"{path} is a TFRecord file, which TensorFlow reads: pip install tensorflow"
+        ) from None
+    return tf
 
 
 def _lists(values: NDArray[Any], counts: NDArray[np.int64], separator: str) -> pa.Array:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from oe_runtime.data.files import file_kind
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
+from oe_runtime.data.text import CODECS
 from oe_runtime.errors import DataError
 
 SCHEMA = pa.schema(
@@ -28,7 +29,7 @@ def write_rows(path: Path, tables: Iterable[pa.RecordBatch]) -> None:
     """Write tables of SCHEMA in the format of the name; the file appears complete or not at all."""
     partial = path.with_name(f".{path.name}.part")
     kind = file_kind(path) or "tabs"
-    codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
+    codec = CODECS.get(path.suffix.lower())
     try:
         if kind == "tfrecord":
             _write_records(path, partial, codec, tables)
