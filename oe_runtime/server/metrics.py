@@ -60,7 +60,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partialmethod
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socket import AF_INET, AF_INET6
@@ -77,256 +76,190 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = 10.0  # limit for a silent client
 _READERS = 8  # concurrent clients; more are refused
 
-# Per table with a cache: field, type, name of the metric, help.
-_CACHE = (
-    ("hits", "counter", "oe_cache_hits_total", "Rows read from the cache in DRAM."),
-    ("misses", "counter", "oe_cache_misses_total", "Rows read from the pool or drive."),
-    ("rows", "gauge", "oe_cache_rows", "Rows in the cache."),
-    ("bytes", "gauge", "oe_cache_bytes", "DRAM of the cache."),
-    ("evictions", "counter", "oe_cache_evictions_total", "Rows evicted from the cache."),
-    (
-        "write_backs",
-        "counter",
-        "oe_cache_write_backs_total",
-        "Rows changed in the cache and written to the pool or drive.",
-    ),
-)
-
-# Per table in a pool or log: damaged rows.
-_DAMAGE = (
-    ("quarantined_rows", "Rows removed because of a wrong checksum."),
-    ("repaired_rows", "Rows with a wrong checksum that were repaired without loss."),
-    ("scrubbed_rows", "Rows checked in the background."),
-    ("scrubs", "Complete background checks of all rows."),
-)
-
-# Per table in a storage with checkpoints: its slots. Each holds a row, an old value of a row that a kept
-# checkpoint needs, or a tombstone.
-_POOL = (
-    ("oe_pool_slots", "slots", "gauge", "Slots of a table's pool or log."),
-    ("oe_pool_free_slots", "free", "gauge", "Free slots."),
-    (
-        "oe_pool_reserved_slots",
-        "reserved",
-        "gauge",
-        "Slots reserved for updates and evictions of existing rows.",
-    ),
-    ("oe_pool_changed_slots", "changed", "gauge", "Slots that changes take between two checkpoints."),
-    (
-        "oe_pool_headroom_rows",
-        "headroom",
-        "gauge",
-        "Approximate number of new rows before they are refused; tables of one storage share it.",
-    ),
-    ("oe_pool_refused_rows_total", "refused", "counter", "New rows refused for lack of room."),
-)
-
-# Per table on a drive: field, type, name of the metric, help.
-_DRIVE = (
-    ("reads", "counter", "oe_drive_reads_total", "Reads from the drive."),
-    ("read_bytes", "counter", "oe_drive_read_bytes_total", "Bytes read from the drive."),
-    ("written_bytes", "counter", "oe_drive_written_bytes_total", "Bytes written to the drive."),
-    ("segments", "gauge", "oe_log_segments", "Segments of the log."),
-    ("free_segments", "gauge", "oe_log_free_segments", "Segments of the log without rows."),
-    ("live", "gauge", "oe_log_rows", "Rows in the log, with versions that only kept checkpoints need."),
-    ("retired", "gauge", "oe_log_retired_rows", "Versions of rows that only kept checkpoints need."),
-    ("moved", "counter", "oe_log_moved_rows_total", "Rows that the cleaner moved."),
-)
-
-Sample = tuple[Mapping[str, str], float]
+# Each metric: type, name, place in the statistics, help. `tables` and `workers` are all of them; LABEL=* are
+# all entries of a place, and LABEL=a,b some, under their keys as that label. A place that is not there has no
+# metric. A slot holds a row, an old value of a row that a kept checkpoint needs, or a tombstone.
+_METRICS = """
+gauge     oe_table_rows                 tables.rows                            Rows of a table.
+gauge     oe_checkpoint_lag_pushes      tables.pushes_at_risk
+    Pushes since the last checkpoint, which a loss now would lose.
+counter   oe_nonfinite_gradients_total  tables.nonfinite_gradients
+    Row gradients with NaN or infinity, refused or skipped.
+counter   oe_admitted_rows_total        tables.admission.admitted_rows
+    Rows created for keys that admission let in.
+gauge     oe_admission_filter_bytes     tables.admission.filter_bytes
+    Memory for the counts of keys without a row.
+counter   oe_forgotten_keys_total       tables.admission.forgotten_keys
+    Keys without a row whose counts were dropped: to make room, or not pushed for long.
+counter   oe_evicted_rows_total         tables.eviction.policy=*.evicted_rows  Rows evicted.
+counter   oe_clock_jumps_total          tables.eviction.ttl.clock_jumps
+    Clock jumps, at which all rows under ttl count as pushed.
+counter   oe_quarantined_rows_total     tables.damage.quarantined_rows
+    Rows removed because of a wrong checksum.
+counter   oe_repaired_rows_total        tables.damage.repaired_rows
+    Rows with a wrong checksum that were repaired without loss.
+counter   oe_scrubbed_rows_total        tables.damage.scrubbed_rows            Rows checked in the background.
+counter   oe_scrubs_total               tables.damage.scrubs
+    Complete background checks of all rows.
+gauge     oe_pool_slots                 tables.pool.slots                      Slots of a table's pool or log.
+gauge     oe_pool_free_slots            tables.pool.free                       Free slots.
+gauge     oe_pool_reserved_slots        tables.pool.reserved
+    Slots reserved for updates and evictions of existing rows.
+gauge     oe_pool_changed_slots         tables.pool.changed
+    Slots that changes take between two checkpoints.
+gauge     oe_pool_headroom_rows         tables.pool.headroom
+    Approximate number of new rows before they are refused; tables of one storage share it.
+counter   oe_pool_refused_rows_total    tables.pool.refused
+    New rows refused for lack of room.
+counter   oe_cache_hits_total           tables.cache.hits
+    Rows read from the cache in DRAM.
+counter   oe_cache_misses_total         tables.cache.misses
+    Rows read from the pool or drive.
+gauge     oe_cache_rows                 tables.cache.rows                      Rows in the cache.
+gauge     oe_cache_bytes                tables.cache.bytes                     DRAM of the cache.
+counter   oe_cache_evictions_total      tables.cache.evictions                 Rows evicted from the cache.
+counter   oe_cache_write_backs_total    tables.cache.write_backs
+    Rows changed in the cache and written to the pool or drive.
+counter   oe_drive_reads_total          tables.drive.reads                     Reads from the drive.
+counter   oe_drive_read_bytes_total     tables.drive.read_bytes                Bytes read from the drive.
+counter   oe_drive_written_bytes_total  tables.drive.written_bytes             Bytes written to the drive.
+gauge     oe_log_segments               tables.drive.segments                  Segments of the log.
+gauge     oe_log_free_segments          tables.drive.free_segments
+    Segments of the log without rows.
+gauge     oe_log_rows                   tables.drive.live
+    Rows in the log, with versions that only kept checkpoints need.
+gauge     oe_log_retired_rows           tables.drive.retired
+    Versions of rows that only kept checkpoints need.
+counter   oe_log_moved_rows_total       tables.drive.moved                     Rows that the cleaner moved.
+gauge     oe_memory_bytes               memory.tier=dram,pmem,index
+    Memory of the rows by tier, and of the indexes.
+gauge     oe_resident_memory_bytes      memory.rss
+    Resident set of the process, mapped pmem included.
+counter   oe_pulls_total                pulls.requests                         Pulls served.
+counter   oe_pushes_total               pushes.requests                        Pushes served.
+counter   oe_pulled_keys_total          pulls.keys                             Keys whose rows were read.
+counter   oe_pushed_keys_total          pushes.keys                            Keys whose rows were updated.
+counter   oe_requests_total             traffic.requests                       Requests of every kind.
+counter   oe_received_bytes_total       traffic.bytes_in                       Bytes of requests.
+counter   oe_sent_bytes_total           traffic.bytes_out                      Bytes of replies.
+gauge     oe_open_connections           connections.open                       Open connections.
+gauge     oe_sharing_connections        connections.sharing_memory
+    Connections that exchange rows and gradients through shared memory.
+counter   oe_accepted_connections_total connections.accepted                   Connections accepted.
+counter   oe_refusals_total             connections.refused.reason=*
+    Connections and requests refused.
+gauge     oe_queued_requests            queue.requests                         Requests waiting to be served.
+gauge     oe_requests_in_flight_bytes   queue.bytes
+    Memory of requests and replies in flight.
+gauge     oe_waiting_connections        queue.waiting_for_memory               Connections waiting for memory.
+counter   oe_worker_batches_total       workers.batches
+    Batches of all workers that were applied, counted per table.
+gauge     oe_worker_waiting_requests    workers.waiting.kind=*
+    Requests waiting for other workers.
+gauge     oe_worker_held_pushes         workers.held.pushes
+    Pushes held until those of other workers arrive.
+gauge     oe_worker_held_bytes          workers.held.bytes
+    Memory of pushes held until those of other workers arrive.
+histogram oe_pull_duration_seconds      times.pull                             Service time of a pull.
+histogram oe_push_duration_seconds      times.push                             Service time of a push.
+histogram oe_queue_wait_seconds         times.queue_wait
+    Time that a request waits for its service.
+"""
+# Tables have these figures with every storage, and they are of use with these only.
+_STORAGES = {"tables.cache": CACHED, "tables.damage": DURABLE}
 
 
 def text(stats: Mapping[str, Any], now: float) -> str:
     """Return the metrics page of a server with the statistics ``stats`` at ``now``, Unix seconds."""
     page = _Page()
-    page.gauge(
+    page.add(
+        "gauge",
         "oe_server_info",
         "The server's index, the number of servers, and the storage of its rows.",
         [({"index": str(stats["index"]), "count": str(stats["count"]), "storage": stats["storage"]}, 1)],
     )
-    tables = stats["tables"]
-    page.gauge("oe_table_rows", "Rows of a table.", [(_labels(t), t["rows"]) for t in tables])
-    if tables:
-        page.gauge(
-            "oe_checkpoint_lag_pushes",
-            "Pushes since the last checkpoint, which a loss now would lose.",
-            [(_labels(t), t["pushes_at_risk"]) for t in tables],
-        )
-        page.counter(
-            "oe_nonfinite_gradients_total",
-            "Row gradients with NaN or infinity, refused or skipped.",
-            [(_labels(t), t["nonfinite_gradients"]) for t in tables],
-        )
-    _policies(page, tables)
-    if stats["storage"] in DURABLE and tables:
-        for field, what in _DAMAGE:
-            page.counter(f"oe_{field}_total", what, [(_labels(t), t["damage"][field]) for t in tables])
-    pools = [(_labels(t), t["pool"]) for t in tables if "pool" in t]
-    for name, field, kind, what in _POOL if pools else ():
-        page.add(kind, name, what, [(labels, pool[field]) for labels, pool in pools])
-    if stats["storage"] in CACHED and tables:
-        for field, kind, name, what in _CACHE:
-            page.add(kind, name, what, [(_labels(t), t["cache"][field]) for t in tables])
-    drives = [(_labels(t), t["drive"]) for t in tables if "drive" in t]
-    for field, kind, name, what in _DRIVE if drives else ():
-        page.add(kind, name, what, [(labels, drive[field]) for labels, drive in drives])
-    page.gauge(
-        "oe_memory_bytes",
-        "Memory of the rows by tier, and of the indexes.",
-        [({"tier": tier}, stats["memory"][tier]) for tier in ("dram", "pmem", "index")],
+    for line in _METRICS.replace("\n    ", " ").strip().splitlines():
+        kind, name, place, what = line.split(maxsplit=3)
+        storages = _STORAGES.get(place.rpartition(".")[0])
+        if storages is None or stats["storage"] in storages:
+            page.add(kind, name, what, _samples(stats, place))
+    page.add(
+        "counter",
+        "oe_refused_keys_total",
+        "Pushed keys that got no row: not admitted yet, or no room under the cap.",
+        [
+            ({**labels, "by": by}, count)
+            for by, place in (("admission", "tables.admission"), ("cap", "tables.eviction.cap"))
+            for labels, count in _samples(stats, f"{place}.refused_keys")
+        ],
     )
-    page.gauge(
-        "oe_resident_memory_bytes",
-        "Resident set of the process, mapped pmem included.",
-        stats["memory"]["rss"],
-    )
-    for name, what in (("pulls", "Pulls"), ("pushes", "Pushes")):
-        page.counter(f"oe_{name}_total", f"{what} served.", stats[name]["requests"])
-    page.counter("oe_pulled_keys_total", "Keys whose rows were read.", stats["pulls"]["keys"])
-    page.counter("oe_pushed_keys_total", "Keys whose rows were updated.", stats["pushes"]["keys"])
-    traffic, connections, queue = stats["traffic"], stats["connections"], stats["queue"]
-    page.counter("oe_requests_total", "Requests of every kind.", traffic["requests"])
-    page.counter("oe_received_bytes_total", "Bytes of requests.", traffic["bytes_in"])
-    page.counter("oe_sent_bytes_total", "Bytes of replies.", traffic["bytes_out"])
-    page.gauge("oe_open_connections", "Open connections.", connections["open"])
-    page.gauge(
-        "oe_sharing_connections",
-        "Connections that exchange rows and gradients through shared memory.",
-        connections["sharing_memory"],
-    )
-    page.counter("oe_accepted_connections_total", "Connections accepted.", connections["accepted"])
-    page.counter(
-        "oe_refusals_total",
-        "Connections and requests refused.",
-        [({"reason": reason}, count) for reason, count in connections["refused"].items()],
-    )
-    page.gauge("oe_queued_requests", "Requests waiting to be served.", queue["requests"])
-    page.gauge("oe_requests_in_flight_bytes", "Memory of requests and replies in flight.", queue["bytes"])
-    page.gauge("oe_waiting_connections", "Connections waiting for memory.", queue["waiting_for_memory"])
-    _workers(page, stats["workers"])
-    times = stats["times"]
-    page.histogram("oe_pull_duration_seconds", "Service time of a pull.", times["pull"])
-    page.histogram("oe_push_duration_seconds", "Service time of a push.", times["push"])
-    page.histogram("oe_queue_wait_seconds", "Time that a request waits for its service.", times["queue_wait"])
-    if stats["saved"]:
-        page.gauge(
-            "oe_last_checkpoint_timestamp_seconds",
-            "Time when all tables were last saved, or durable in the storage.",
-            stats["saved"],
-        )
-        page.gauge(
-            "oe_last_checkpoint_age_seconds",
-            "Time since all tables were last saved, or durable in the storage.",
-            max(0.0, now - stats["saved"]),
-        )
-    return page.end()
-
-
-def _labels(table: Mapping[str, Any]) -> dict[str, str]:
-    """Label a table, and its job if it has a name; Prometheus has a label "job" of its own."""
-    return {"table": table["name"], **({"training_job": table["job"]} if table["job"] else {})}
-
-
-def _policies(page: _Page, tables: Sequence[Mapping[str, Any]]) -> None:
-    """Add the figures of admission and eviction, for tables that have them."""
-    admission = [(_labels(t), t["admission"]) for t in tables if "admission" in t]
-    eviction = [
-        ({**_labels(t), "policy": policy}, counts)
-        for t in tables
-        for policy, counts in t.get("eviction", {}).items()
-    ]
-    if admission:
-        page.counter(
-            "oe_admitted_rows_total",
-            "Rows created for keys that admission let in.",
-            [(labels, counts["admitted_rows"]) for labels, counts in admission],
-        )
-        page.gauge(
-            "oe_admission_filter_bytes",
-            "Memory for the counts of keys without a row.",
-            [(labels, counts["filter_bytes"]) for labels, counts in admission],
-        )
-        page.counter(
-            "oe_forgotten_keys_total",
-            "Keys without a row whose counts were dropped: to make room, or not pushed for long.",
-            [(labels, counts["forgotten_keys"]) for labels, counts in admission],
-        )
-    if eviction:
-        page.counter(
-            "oe_evicted_rows_total",
-            "Rows evicted.",
-            [(labels, counts["evicted_rows"]) for labels, counts in eviction],
-        )
-    jumps = [(labels, counts["clock_jumps"]) for labels, counts in eviction if "clock_jumps" in counts]
-    if jumps:
-        page.counter(
-            "oe_clock_jumps_total",
-            "Clock jumps, at which all rows under ttl count as pushed.",
-            [({k: v for k, v in labels.items() if k != "policy"}, count) for labels, count in jumps],
-        )
-    refused = [({**labels, "by": "admission"}, counts["refused_keys"]) for labels, counts in admission]
-    refused += [
-        ({**_labels(t), "by": "cap"}, t["eviction"]["cap"]["refused_keys"])
-        for t in tables
-        if "cap" in t.get("eviction", {})
-    ]
-    if refused:
-        page.counter(
-            "oe_refused_keys_total",
-            "Pushed keys that got no row: not admitted yet, or no room under the cap.",
-            refused,
-        )
-
-
-def _workers(page: _Page, jobs: Sequence[Mapping[str, Any]]) -> None:
-    """Add the jobs with several workers."""
-    if not jobs:
-        return
-    of_jobs = [({"training_job": job["job"]}, job) for job in jobs]
-    page.gauge(
+    page.add(
+        "gauge",
         "oe_job_workers",
         "Workers of a job: all, connected, lost.",
         [
-            ({**labels, "state": state}, job[field])
-            for labels, job in of_jobs
-            for state, field in (("all", "of"), ("connected", "connected"), ("lost", "lost"))
+            (labels | {"state": "all"} if labels["state"] == "of" else labels, count)
+            for labels, count in _samples(stats, "workers.state=of,connected,lost")
         ],
     )
-    page.counter(
-        "oe_worker_batches_total",
-        "Batches of all workers that were applied, counted per table.",
-        [(labels, job["batches"]) for labels, job in of_jobs],
+    saved: list[tuple[dict[str, str], Any]] = [({}, stats["saved"])] if stats["saved"] else []
+    page.add(
+        "gauge",
+        "oe_last_checkpoint_timestamp_seconds",
+        "Time when all tables were last saved, or durable in the storage.",
+        saved,
     )
-    page.gauge(
-        "oe_worker_waiting_requests",
-        "Requests waiting for other workers.",
-        [({**labels, "kind": kind}, n) for labels, job in of_jobs for kind, n in job["waiting"].items()],
+    page.add(
+        "gauge",
+        "oe_last_checkpoint_age_seconds",
+        "Time since all tables were last saved, or durable in the storage.",
+        [(labels, max(0.0, now - when)) for labels, when in saved],
     )
-    for field, what in (("pushes", "Pushes"), ("bytes", "Memory of pushes")):
-        page.gauge(
-            f"oe_worker_held_{field}",
-            f"{what} held until those of other workers arrive.",
-            [(labels, job["held"][field]) for labels, job in of_jobs],
-        )
+    return page.end()
+
+
+def _samples(stats: Mapping[str, Any], place: str) -> list[tuple[dict[str, str], Any]]:
+    """Return what is at a place of the statistics (see _METRICS), with its labels."""
+    first, _, rest = place.partition(".")
+    found: list[tuple[dict[str, str], Any]] = [({}, stats)]
+    if first == "tables":  # Prometheus has a label "job" of its own
+        found = [
+            ({"table": t["name"], **({"training_job": t["job"]} if t["job"] else {})}, t)
+            for t in stats["tables"]
+        ]
+    elif first == "workers":
+        found = [({"training_job": job["job"]}, job) for job in stats["workers"]]
+    else:
+        rest = place
+    for name in rest.split("."):
+        label, is_each, keys = name.partition("=")
+        if is_each:
+            found = [
+                ({**labels, label: key}, value[key])
+                for labels, value in found
+                for key in (value if keys == "*" else keys.split(","))
+            ]
+        else:
+            found = [(labels, value[name]) for labels, value in found if name in value]
+    return found
 
 
 class _Page:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def add(self, kind: str, name: str, what: str, samples: float | Sequence[Sample]) -> None:
-        """Add a metric family; a number is a single sample without labels."""
-        if not isinstance(samples, Sequence):
-            samples = [({}, samples)]
-        self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
-        self._lines += [_line(name, labels, value) for labels, value in samples]
+    def add(self, kind: str, name: str, what: str, samples: Sequence[tuple[Mapping[str, str], Any]]) -> None:
+        """Add a metric with its samples, if there are any."""
+        if samples:
+            self._lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
+        for labels, value in samples:
+            if kind == "histogram":
+                self._add_histogram(name, value)
+            else:
+                self._lines.append(_line(name, labels, value))
 
-    gauge = partialmethod(add, "gauge")
-    counter = partialmethod(add, "counter")
-
-    def histogram(self, name: str, what: str, times: Mapping[str, Any]) -> None:
-        """Add a histogram from the core's counts, which are per bucket."""
-        self.add("histogram", name, what, [])
+    def _add_histogram(self, name: str, times: Mapping[str, Any]) -> None:
+        """Add the samples of a histogram from the core's counts, which are per bucket."""
         total = 0
         for bound, count in zip([*times["bounds"], None], times["counts"], strict=True):
             total += count
