@@ -120,7 +120,7 @@ fuzz:
 	@tools/setup.sh fuzz
 	tools/fuzz.sh $(FUZZ_SECONDS)
 
-CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h')
+CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h' 'tests/fuzz/*.cc' 'tests/fuzz/*.h' benchmarks/table_bench.cc)
 
 # Each of these is a hook of .pre-commit-config.yaml too.
 LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy docs-check

@@ -9,7 +9,7 @@ build=build/fuzz
 cmake -G Ninja -S . -B "$build" -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DOE_BUILD_PYTHON=OFF \
   -DCMAKE_BUILD_TYPE=Sanitize -DOE_SANITIZE=address,undefined -DOE_FUZZ=ON >/dev/null
 cmake --build "$build"
-for seeds in oe_runtime/core/fuzz/corpus/*/; do
+for seeds in tests/fuzz/corpus/*/; do
   name=$(basename "$seeds")
   mkdir -p "$build/corpus/$name" "$build/found"
   echo "fuzz: $name, $seconds s"

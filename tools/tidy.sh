@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nodes=${TIDY_NODES:-25000}
-git ls-files 'oe_runtime/core/*.cc' | grep -v -e '_test\.cc$' -e '/bindings/' -e '/bench/' -e '/fuzz_main' |
+git ls-files 'oe_runtime/core/*.cc' 'tests/fuzz/*.cc' | grep -v -e '_test\.cc$' -e '/bindings/' -e '/fuzz_main' |
   xargs -P "$(nproc)" -n 1 "${VENV:-.venv}/bin/clang-tidy" --quiet -p "$1" \
     --extra-arg={-UXXH_INLINE_ALL,-DXXH_STATIC_LINKING_ONLY} \
     --extra-arg={-Xclang,-analyzer-config,-Xclang,max-nodes="$nodes"}

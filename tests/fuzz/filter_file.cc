@@ -6,7 +6,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
-#include "oe_runtime/core/fuzz/targets.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "oe_runtime/core/common/test_directory.h"
-#include "oe_runtime/core/fuzz/targets.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/wire/messages.h"
 #include "oe_runtime/core/wire/shared_memory.h"
 #include "oe_runtime/core/wire/worker_spec.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 namespace {

@@ -1,5 +1,5 @@
 // libFuzzer's entry into one target, which OE_FUZZ_TARGET names.
-#include "oe_runtime/core/fuzz/targets.h"
+#include "tests/fuzz/targets.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   oe::OE_FUZZ_TARGET(data, size);

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "oe_runtime/core/common/error.h"
-#include "oe_runtime/core/fuzz/targets.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "oe_runtime/core/common/test_directory.h"
-#include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/server/jobs.h"
 #include "oe_runtime/core/server/service.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 namespace {

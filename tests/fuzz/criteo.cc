@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "oe_runtime/core/data/text_rows.h"
-#include "oe_runtime/core/fuzz/targets.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 namespace {

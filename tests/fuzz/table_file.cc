@@ -3,8 +3,8 @@
 #include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
-#include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/table/row_format.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 namespace {

@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "oe_runtime/core/common/error.h"
-#include "oe_runtime/core/fuzz/targets.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/storage/simulated_medium.h"
+#include "tests/fuzz/targets.h"
 
 namespace oe {
 namespace {
