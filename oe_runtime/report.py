@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from oe_runtime.run.report import FILE, ReportError, render, write
 from oe_runtime.support import interrupt
-from oe_runtime.training.report import FILE, ReportError, render, write
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,18 +7,18 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from oe_runtime.run.options import ScriptOptions, parse
 from oe_runtime.support import interrupt
-from oe_runtime.training.options import ScriptOptions, parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer; return its exit status (see --help)."""
     options = parse(argv)
     if isinstance(options, ScriptOptions):
-        from oe_runtime.job.runner import run_script
+        from oe_runtime.run.script import run_script
 
         return run_script(options)
-    from oe_runtime.training.run import run
+    from oe_runtime.run.trainer import run
 
     return run(options)
 

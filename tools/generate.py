@@ -31,7 +31,7 @@ from provision.cluster.training_settings import (  # noqa: E402
 )
 from provision.inventory import schema  # noqa: E402
 
-TRAINER_FLAGS = "oe_runtime/training/setting_flags.json"
+TRAINER_FLAGS = "oe_runtime/run/setting_flags.json"
 LAUNCHERS_OWN = (
     "export",
     "restarts",
@@ -118,7 +118,7 @@ def _choices(item: dict[str, Any]) -> str:
 
 def _trainer_defaults(models: Sequence[type[Settings]]) -> dict[str, Any]:
     """What the trainer takes for each setting that may be unset."""
-    from oe_runtime.training.options import EPOCHS, parser
+    from oe_runtime.run.options import EPOCHS, parser
 
     found = {**vars(parser().parse_args(["--data", "x", "--stock"])), "epochs": EPOCHS}
     training = [model for model in models if issubclass(model, TrainingSettings)]
@@ -132,7 +132,7 @@ def _trainer_defaults(models: Sequence[type[Settings]]) -> dict[str, Any]:
 
 
 def _trainer_optimizers() -> list[str]:
-    from oe_runtime.training.optimizers import LEARNING_RATES
+    from oe_runtime.run.optimizers import LEARNING_RATES
 
     return list(LEARNING_RATES)
 

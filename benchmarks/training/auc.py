@@ -119,7 +119,7 @@ def train(
 @contextmanager
 def by_row() -> Iterator[None]:
     """The trainer's Adagrad and Adam update embeddings of the model as tables update rows."""
-    from oe_runtime.training import optimizers
+    from oe_runtime.run import optimizers
 
     make = optimizers.make
 

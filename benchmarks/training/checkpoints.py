@@ -83,8 +83,8 @@ class Turns:
     """Turns of one model and its server."""
 
     def __init__(self, trained: Trained, one: Server) -> None:
-        from oe_runtime.training.checkpoints import Checkpoints
-        from oe_runtime.training.position import Position
+        from oe_runtime.run.checkpoints import Checkpoints
+        from oe_runtime.run.position import Position
 
         self._position = Position
         self._trained, self._server, self._step, self._pairs = trained, one, 0, 0

@@ -85,9 +85,9 @@ class Trained:
     ) -> None:
         from oe_runtime.client import Client
         from oe_runtime.data import Split, open_source, training_batches
-        from oe_runtime.training.options import parse
-        from oe_runtime.training.stopping import StopRequest
-        from oe_runtime.training.trainee import KerasTrainee
+        from oe_runtime.run.options import parse
+        from oe_runtime.run.stopping import StopRequest
+        from oe_runtime.run.trainee import KerasTrainee
 
         data = "generate:1000000000"
         command = ["--data", data, "--model", options.model, "--dim", str(options.dim), "--servers", endpoint]

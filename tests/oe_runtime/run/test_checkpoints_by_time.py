@@ -14,13 +14,13 @@ from test_train import keep_determinism, train  # noqa: F401
 from training_runs import DATA, SMALL, ServerProcess, events
 
 from oe_runtime.data.generate import main as generate
-from oe_runtime.training import course
+from oe_runtime.run import course
 from provision.jobs.worker_group import free_endpoints
 
 NONE_BY_STEPS = ("--checkpoint-steps", "0")
 # A trainer for which each step takes longer than the minutes between checkpoints.
 HURRIED = (
-    "import sys; from oe_runtime.training import course; from oe_runtime.train import main; "
+    "import sys; from oe_runtime.run import course; from oe_runtime.train import main; "
     "course.MINUTE, course.COST = 1e-9, 1e9; sys.exit(main(sys.argv[1:]))"
 )
 ALL = (sys.executable, "-c", HURRIED)

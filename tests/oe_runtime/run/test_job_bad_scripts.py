@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from training_runs import events
 
 from oe_runtime import checkpoint
-from oe_runtime.job.course import ScriptCourse
-from oe_runtime.job.session import Session
-from oe_runtime.training.options import outside, parse
-from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.stopping import StopRequest
+from oe_runtime.run.options import outside, parse
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import Ranks
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.script_course import ScriptCourse
+from oe_runtime.run.session import Session
+from oe_runtime.run.stopping import StopRequest
 
 TRAINING = job_scripts.KERAS + "model.fit(features, labels, batch_size=50, verbose=0, callbacks=callbacks)\n"
 

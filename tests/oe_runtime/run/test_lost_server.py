@@ -18,8 +18,8 @@ from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, TableSpec
 from oe_runtime.checkpoint import latest
-from oe_runtime.training.checkpoints import Checkpoints
-from oe_runtime.training.run_directory import RunDirectory
+from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("keep_determinism")]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from oe_runtime.report import main
-from oe_runtime.training.charts import binary, condense, plain, si, ticks
-from oe_runtime.training.report import render
+from oe_runtime.run.charts import binary, condense, plain, si, ticks
+from oe_runtime.run.report import render
 
 TIME = "2026-11-22T01:02:03.000+00:00"
 

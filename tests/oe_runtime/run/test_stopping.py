@@ -13,16 +13,16 @@ from training_runs import SMALL, ServerProcess
 
 from oe_runtime.data import Batch, make_split, open_source
 from oe_runtime.errors import ServerLost
+from oe_runtime.run.course import Interrupted
+from oe_runtime.run.loop import Loop
+from oe_runtime.run.lost_server import ServerRecovery
+from oe_runtime.run.options import Options, parse
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.queue_loop import QueueLoop
+from oe_runtime.run.ranks import CollectiveRanks, Ranks
+from oe_runtime.run.shared_input import SharedInput
+from oe_runtime.run.stopping import StopRequest
 from oe_runtime.shared_values import SharedValues
-from oe_runtime.training.course import Interrupted
-from oe_runtime.training.loop import Loop
-from oe_runtime.training.lost_server import ServerRecovery
-from oe_runtime.training.options import Options, parse
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.queue_loop import QueueLoop
-from oe_runtime.training.ranks import CollectiveRanks, Ranks
-from oe_runtime.training.shared_input import SharedInput
-from oe_runtime.training.stopping import StopRequest
 
 LIMIT, LONG = 0.3, 2.0  # the watcher looks once a second
 

@@ -18,11 +18,11 @@ from training_runs import DATA, SMALL, events, losses
 from oe_runtime import models
 from oe_runtime.checkpoint import chain, published
 from oe_runtime.checkpoint.cli import diff
+from oe_runtime.run import progress
+from oe_runtime.run.options import parse
+from oe_runtime.run.outcome import disk_error, memory_error
+from oe_runtime.run.run_directory import RunDirectory
 from oe_runtime.train import main
-from oe_runtime.training import progress
-from oe_runtime.training.options import parse
-from oe_runtime.training.outcome import disk_error, memory_error
-from oe_runtime.training.run_directory import RunDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +198,7 @@ def test_layers_made_for_servers_are_those_that_distributed_model_makes(name: st
 
     import oe_runtime.keras as embed
     from oe_runtime import Client
-    from oe_runtime.training.trainee import _SERVED_ROWS, _served_embedding
+    from oe_runtime.run.trainee import _SERVED_ROWS, _served_embedding
 
     tables = []
     for layer in (None, partial(_served_embedding, parse(["--data", "x", "--in-process"]))):

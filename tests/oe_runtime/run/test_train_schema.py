@@ -13,8 +13,8 @@ from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, models
 from oe_runtime.data import Split, open_source, row_schema, training_batches
+from oe_runtime.run import trainee
 from oe_runtime.train import main
-from oe_runtime.training import trainee
 from provision.jobs.worker_group import free_endpoints
 
 SCHEMA: dict[str, Any] = {

@@ -17,11 +17,11 @@ from training_runs import SMALL, ServerProcess, events, losses, wait_for
 from oe_runtime.client import Client
 from oe_runtime.data import Split, open_source
 from oe_runtime.errors import ServerLost, WorkerLost
+from oe_runtime.run.options import parse
+from oe_runtime.run.shared_input import SharedInput
+from oe_runtime.run.stopping import StopRequest
 from oe_runtime.shared_values import SharedValues
 from oe_runtime.support.horovod import Started, exchange
-from oe_runtime.training.options import parse
-from oe_runtime.training.shared_input import SharedInput
-from oe_runtime.training.stopping import StopRequest
 from provision.jobs.worker_group import free_endpoints
 
 ENDLESS = ["--data", "generate:100000000:1", "--holdout", "0"]

@@ -15,15 +15,15 @@ import pytest
 from oe_runtime.checkpoint import published
 from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
-from oe_runtime.training import checkpoints as module
-from oe_runtime.training.checkpoints import Checkpoints, RunCheckpoint
-from oe_runtime.training.dense_state import KerasState
-from oe_runtime.training.lost_server import MOST_LOSSES, ServerRecovery
-from oe_runtime.training.options import Options, parse
-from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import Ranks
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.stopping import StopRequest
+from oe_runtime.run import checkpoints as module
+from oe_runtime.run.checkpoints import Checkpoints, RunCheckpoint
+from oe_runtime.run.dense_state import KerasState
+from oe_runtime.run.lost_server import MOST_LOSSES, ServerRecovery
+from oe_runtime.run.options import Options, parse
+from oe_runtime.run.position import Position
+from oe_runtime.run.ranks import Ranks
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.stopping import StopRequest
 
 
 class Pools:

@@ -12,12 +12,12 @@ from training_runs import DATA, SMALL, events, losses
 from oe_runtime import StorageError, StorageSpec, TableSpec
 from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
+from oe_runtime.run.connection import connect
+from oe_runtime.run.optimizers import LEARNING_RATES
+from oe_runtime.run.options import parse, parser
+from oe_runtime.run.policies import admission, eviction
 from oe_runtime.support.argument_types import size
 from oe_runtime.train import main
-from oe_runtime.training.connection import connect
-from oe_runtime.training.optimizers import LEARNING_RATES
-from oe_runtime.training.options import parse, parser
-from oe_runtime.training.policies import admission, eviction
 from provision.cluster.setting_types import parse_size
 
 ROOT = Path(__file__).parents[3]
@@ -85,7 +85,7 @@ def test_bad_flags(arguments: list[str], message: str, capsys: pytest.CaptureFix
 
 def test_every_optimizer_is_one_of_tables() -> None:
     from oe_runtime.keras import distributed_optimizer
-    from oe_runtime.training.optimizers import make
+    from oe_runtime.run.optimizers import make
 
     for name, rate in LEARNING_RATES.items():
         assert float(distributed_optimizer(make(name, rate)).learning_rate) == pytest.approx(rate)

@@ -15,7 +15,7 @@ from training_runs import SMALL, ServerProcess, events, losses, wait_for
 
 from oe_runtime.data import DataError, open_source
 from oe_runtime.data.identity import ALL_BLOCKS, BLOCK, MOST_BLOCKS
-from oe_runtime.training.worker_input import WorkerInput
+from oe_runtime.run.worker_input import WorkerInput
 from provision.jobs.worker_group import free_endpoints
 
 EXCERPT = (Path(__file__).parents[1] / "data" / "criteo_200.tsv").read_bytes()

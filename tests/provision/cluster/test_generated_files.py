@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field
 
-from oe_runtime.training.optimizers import LEARNING_RATES
-from oe_runtime.training.options import parser
+from oe_runtime.run.optimizers import LEARNING_RATES
+from oe_runtime.run.options import parser
 from provision.cluster import settings
 from provision.cluster.setting_types import Flag
 from provision.cluster.training_settings import TrainingSettings, trainer_defaults

@@ -219,7 +219,7 @@ def test_workers_find_each_other_and_know_their_rank(tmp_path: Path) -> None:
 
 
 def test_the_workers_command_is_one_that_the_trainer_takes(tmp_path: Path) -> None:
-    from oe_runtime.training import options
+    from oe_runtime.run import options
 
     words = pod_of(made(tmp_path)["Job/ctr-worker"])["containers"][0]["args"]
     found = options.parse(words)

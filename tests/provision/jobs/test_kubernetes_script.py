@@ -16,7 +16,7 @@ import yaml
 from fake_cluster import FakeCluster
 from test_kubernetes_manifests import VERSIONS, Document, inventory_file, made, pod_of, settled
 
-from oe_runtime.training import options as trainer
+from oe_runtime.run import options as trainer
 from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
 from provision.jobs.backends.kubernetes import follow, manifests, plan, record, run, script

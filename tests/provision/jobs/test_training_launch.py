@@ -16,8 +16,8 @@ import pytest
 from fake_processes import make_environment, make_job
 from test_training_supervisor import assert_nothing_left, until
 
-from oe_runtime.training import options as trainer_options
-from oe_runtime.training.optimizers import LEARNING_RATES
+from oe_runtime.run import options as trainer_options
+from oe_runtime.run.optimizers import LEARNING_RATES
 from provision.cli import main
 from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Inventory

@@ -26,11 +26,11 @@ from oe_runtime.data.batches import with_following
 from oe_runtime.data.shared_queue import NAME, QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Work, WorkQueue
 from oe_runtime.errors import OeError, ServerLost, TornError, WorkerLost
+from oe_runtime.run.options import Options
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.worker_input import WorkerInput
 from oe_runtime.shared_values import SharedValues
-from oe_runtime.training.options import Options
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.stopping import StopRequest
-from oe_runtime.training.worker_input import WorkerInput
 
 _ALWAYS = 1 << 40  # epochs, where --steps decides the end
 _HOLD_POLL = 0.005  # seconds

@@ -18,14 +18,14 @@ from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.row_schema import Schema
+from oe_runtime.run import optimizers
+from oe_runtime.run.options import Options
+from oe_runtime.run.outcome import disk_error
+from oe_runtime.run.ranks import CollectiveRanks, Ranks, join_workers
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.stopping import StopRequest
 from oe_runtime.support import durable
 from oe_runtime.support.tensorflow_noise import without_noise
-from oe_runtime.training import optimizers
-from oe_runtime.training.options import Options
-from oe_runtime.training.outcome import disk_error
-from oe_runtime.training.ranks import CollectiveRanks, Ranks, join_workers
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.stopping import StopRequest
 
 # All embeddings with two or more rows. With all lookups on the servers, the batch takes one gather, and dense
 # layers and sums over lookups are computed per distinct row (keras/by_row.py).

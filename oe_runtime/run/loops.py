@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
-from oe_runtime.job.course import ScriptCourse
-from oe_runtime.job.session import JobError, Session
-from oe_runtime.job.state import ScriptState
+from oe_runtime.run.script_course import ScriptCourse
+from oe_runtime.run.script_state import ScriptState
+from oe_runtime.run.session import JobError, Session
 
 
 class Loop:
@@ -101,7 +101,7 @@ def begin(session: Session, model: Any, optimizer: Any, others: Mapping[str, Any
 def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
-        from oe_runtime.job.torch_state import TorchScriptState
+        from oe_runtime.run.torch_state import TorchScriptState
 
         return TorchScriptState(model, optimizer, others)
     if not hasattr(model, "served") or optimizer is not None or others:
@@ -109,7 +109,7 @@ def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState
             "job.training takes a PyTorch module and its optimizer, or a compiled Keras model of "
             f"distributed_model alone, not a {type(model).__name__}"
         )
-    from oe_runtime.job.keras_fit import KerasScriptState
+    from oe_runtime.run.keras_fit import KerasScriptState
 
     return KerasScriptState(model)
 

@@ -12,17 +12,17 @@ from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.work_queue import Work
+from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.course import Interrupted
+from oe_runtime.run.dense_state import DenseState
+from oe_runtime.run.followers import FollowingCheckpoints, restore_target
+from oe_runtime.run.loop import Loop
+from oe_runtime.run.options import Options
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.ranks import Ranks
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.shared_input import SharedInput
 from oe_runtime.support import dense_file
-from oe_runtime.training.checkpoints import Checkpoints
-from oe_runtime.training.course import Interrupted
-from oe_runtime.training.dense_state import DenseState
-from oe_runtime.training.followers import FollowingCheckpoints, restore_target
-from oe_runtime.training.loop import Loop
-from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.ranks import Ranks
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.shared_input import SharedInput
 
 
 class QueueLoop(Loop):

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.errors import OeError, ServerLost, TornError, WorkerLost
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.stopping import StopRequest
-from oe_runtime.training.worker_input import WorkerInput
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.worker_input import WorkerInput
 
 if TYPE_CHECKING:
     from oe_runtime.keras.workers import TensorFlowWorkers

@@ -25,15 +25,13 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from oe_runtime.errors import OeError, ServerLost, WorkerLost
-from oe_runtime.job import processes
-from oe_runtime.job.session import OF_SCRIPT, Session
-from oe_runtime.support import horovod
-from oe_runtime.training.checkpoints import check_resume, newest
-from oe_runtime.training.connection import leave
-from oe_runtime.training.course import Interrupted
-from oe_runtime.training.lost_server import MOST_LOSSES
-from oe_runtime.training.options import ScriptOptions
-from oe_runtime.training.outcome import (
+from oe_runtime.run import processes
+from oe_runtime.run.checkpoints import check_resume, newest
+from oe_runtime.run.connection import leave
+from oe_runtime.run.course import Interrupted
+from oe_runtime.run.lost_server import MOST_LOSSES
+from oe_runtime.run.options import ScriptOptions
+from oe_runtime.run.outcome import (
     INTERRUPTED,
     STOP_SECONDS,
     WORKER_LOST,
@@ -42,13 +40,15 @@ from oe_runtime.training.outcome import (
     explain,
     memory_error,
 )
-from oe_runtime.training.position import Position
-from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Stopped, translating_worker_losses
-from oe_runtime.training.run_directory import RunDirectory, RunError
-from oe_runtime.training.stopping import StopRequest
-from oe_runtime.training.uploads import Uploads
-from oe_runtime.training.uploads import prepare as prepare_uploads
+from oe_runtime.run.position import Position
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import Stopped, translating_worker_losses
+from oe_runtime.run.run_directory import RunDirectory, RunError
+from oe_runtime.run.session import OF_SCRIPT, Session
+from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.uploads import Uploads
+from oe_runtime.run.uploads import prepare as prepare_uploads
+from oe_runtime.support import horovod
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 _EXIT_SECONDS = 20.0  # that a program may take to end after its last line
@@ -188,7 +188,7 @@ class _Run:
         """Return the loss that an error of PyTorch's process groups comes from; None for another error."""
         if self._options.size == 1 or "torch.distributed" not in sys.modules:
             return None
-        from oe_runtime.job.torch_ranks import loss_of_worker
+        from oe_runtime.run.torch_ranks import loss_of_worker
 
         lost = loss_of_worker(error)
         if lost is not None and self._session.connected is not None:

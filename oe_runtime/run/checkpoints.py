@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError
+from oe_runtime.run.dense_state import DenseState
+from oe_runtime.run.followers import restore_target
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.ranks import Ranks, deferring_losses
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.uploads import Uploads
 from oe_runtime.support import dense_file
-from oe_runtime.training.dense_state import DenseState
-from oe_runtime.training.followers import restore_target
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.ranks import Ranks, deferring_losses
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.uploads import Uploads
 
 _PATIENCE = 600.0  # seconds that a checkpoint waits for another process that publishes in the same directory
 _POLL = 0.1  # seconds between checks whether a checkpoint in the pools is durable

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oe_runtime.job.callback_state import CallbackStates
-from oe_runtime.job.model_settings import keras_settings
-from oe_runtime.job.state import ScriptState
+from oe_runtime.run.callback_state import CallbackStates
+from oe_runtime.run.dense_state import KerasState
+from oe_runtime.run.model_settings import keras_settings
+from oe_runtime.run.position import Position
+from oe_runtime.run.ranks import Ranks
+from oe_runtime.run.script_state import ScriptState
 from oe_runtime.support import dense_file
-from oe_runtime.training.dense_state import KerasState
-from oe_runtime.training.position import Position
-from oe_runtime.training.ranks import Ranks
 
 if TYPE_CHECKING:
-    from oe_runtime.job.course import ScriptCourse
-    from oe_runtime.job.session import Session
+    from oe_runtime.run.script_course import ScriptCourse
+    from oe_runtime.run.session import Session
 
 
 class KerasScriptState(ScriptState):
@@ -150,7 +150,7 @@ class FitPart:
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
         course.agree_on_epochs(epochs)
         if _is_shuffled(given) and given.get("steps_per_epoch") in (None, -1, _size(given)):
-            from oe_runtime.job.keras_data import shuffled_batches
+            from oe_runtime.run.keras_data import shuffled_batches
 
             self._data = given["x"] = shuffled_batches(model.served.library, self._data)
             given["shuffle"] = False
@@ -316,7 +316,7 @@ def epoch_data(data: Any) -> Any:
 
     if not isinstance(data, tf.data.Dataset):
         return data
-    from oe_runtime.job.keras_data import EpochDataset
+    from oe_runtime.run.keras_data import EpochDataset
 
     return EpochDataset(data)
 

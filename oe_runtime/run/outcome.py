@@ -8,11 +8,11 @@ import re
 import sys
 
 from oe_runtime.errors import GradientError, OeError, ServerLost, TornError, WorkerLost
-from oe_runtime.training.checkpoints import newest
-from oe_runtime.training.followers import FollowingDirectory
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.run_directory import RunDirectory
-from oe_runtime.training.stopping import StopRequest
+from oe_runtime.run.checkpoints import newest
+from oe_runtime.run.followers import FollowingDirectory
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.stopping import StopRequest
 
 WORKER_LOST, INTERRUPTED = 3, 130
 # Seconds that a worker waits for the others after a stop request. Its own work, a compilation and a

@@ -6,12 +6,12 @@ import contextlib
 
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.shared_input import HoldingClient
 from oe_runtime.shared_values import SharedValues
 from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.support.token_file import read_token
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.run_directory import RunError
-from oe_runtime.training.shared_input import HoldingClient
 
 
 def connect(options: RunOptions) -> Client | None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import Client
+from oe_runtime.run.dense_state import DenseState
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.ranks import Ranks, deferring_losses
 from oe_runtime.support import dense_file
-from oe_runtime.training.dense_state import DenseState
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.ranks import Ranks, deferring_losses
 
 
 class FollowingDirectory:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.errors import OeError
-from oe_runtime.training import report
-from oe_runtime.training.options import Options, RunOptions
+from oe_runtime.run import report
+from oe_runtime.run.options import Options, RunOptions
 
 TENSORBOARD = "tensorboard"  # tensorboard --logdir RUN_DIR; its plugin xprof shows the traces
 

@@ -11,37 +11,37 @@ from functools import partial
 from oe_runtime.client import Client
 from oe_runtime.data import Source, Stream, make_split, open_source
 from oe_runtime.errors import ServerLost, WorkerLost
-from oe_runtime.spec import TableSpec
-from oe_runtime.support import horovod
-from oe_runtime.training.charts import duration
-from oe_runtime.training.checkpoints import Checkpoints, check_resume
-from oe_runtime.training.connection import connect, connect_values, leave, refuse_trained
-from oe_runtime.training.course import Interrupted
-from oe_runtime.training.dense_state import KerasState
-from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.training.loop import Loop
-from oe_runtime.training.lost_server import ServerRecovery
-from oe_runtime.training.options import Options
-from oe_runtime.training.outcome import (
+from oe_runtime.run.charts import duration
+from oe_runtime.run.checkpoints import Checkpoints, check_resume
+from oe_runtime.run.connection import connect, connect_values, leave, refuse_trained
+from oe_runtime.run.course import Interrupted
+from oe_runtime.run.dense_state import KerasState
+from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.run.loop import Loop
+from oe_runtime.run.lost_server import ServerRecovery
+from oe_runtime.run.options import Options
+from oe_runtime.run.outcome import (
     INTERRUPTED,
     STOP_SECONDS,
     WORKER_LOST,
     end_at_limit,
     explain,
 )
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.progress import View, view
-from oe_runtime.training.queue_loop import QueueCheckpoints, QueueFollower, QueueLoop
-from oe_runtime.training.ranks import Stopped, check_agreement, check_input, translating_worker_losses
-from oe_runtime.training.run_directory import RunDirectory, RunError
-from oe_runtime.training.server_figures import ServerFigures
-from oe_runtime.training.shared_input import HoldingClient, SharedInput
-from oe_runtime.training.stopping import StopRequest
-from oe_runtime.training.stream_loop import StreamLoop
-from oe_runtime.training.trainee import KerasTrainee, check_backend, prepare
-from oe_runtime.training.uploads import Uploads
-from oe_runtime.training.uploads import prepare as prepare_uploads
-from oe_runtime.training.worker_input import WorkerInput
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.progress import View, view
+from oe_runtime.run.queue_loop import QueueCheckpoints, QueueFollower, QueueLoop
+from oe_runtime.run.ranks import Stopped, check_agreement, check_input, translating_worker_losses
+from oe_runtime.run.run_directory import RunDirectory, RunError
+from oe_runtime.run.server_figures import ServerFigures
+from oe_runtime.run.shared_input import HoldingClient, SharedInput
+from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.stream_loop import StreamLoop
+from oe_runtime.run.trainee import KerasTrainee, check_backend, prepare
+from oe_runtime.run.uploads import Uploads
+from oe_runtime.run.uploads import prepare as prepare_uploads
+from oe_runtime.run.worker_input import WorkerInput
+from oe_runtime.spec import TableSpec
+from oe_runtime.support import horovod
 
 
 def run(options: Options) -> int:

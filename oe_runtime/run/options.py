@@ -17,12 +17,12 @@ from oe_runtime.data import Source, is_share, row_schema
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import DataError
+from oe_runtime.run import policies, worker_options
+from oe_runtime.run.optimizers import LEARNING_RATES
+from oe_runtime.run.setting_flags import add
 from oe_runtime.spec import CACHED, DURABLE, STORAGES
 from oe_runtime.support.argument_types import count, number, size, widths
 from oe_runtime.support.remote_files import InvalidUrl, is_remote
-from oe_runtime.training import policies, worker_options
-from oe_runtime.training.optimizers import LEARNING_RATES
-from oe_runtime.training.setting_flags import add
 
 EPOCHS = 1  # where neither --epochs nor --steps says
 

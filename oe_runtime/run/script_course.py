@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.job.state import ScriptState
-from oe_runtime.training.charts import duration
-from oe_runtime.training.checkpoints import Checkpoints
-from oe_runtime.training.course import Course
-from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.training.options import ScriptOptions
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
-from oe_runtime.training.run_directory import RunDirectory, RunError
-from oe_runtime.training.server_figures import ServerFigures
-from oe_runtime.training.stopping import StopRequest
-from oe_runtime.training.uploads import Uploads
+from oe_runtime.run.charts import duration
+from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.course import Course
+from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.run.options import ScriptOptions
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
+from oe_runtime.run.run_directory import RunDirectory, RunError
+from oe_runtime.run.script_state import ScriptState
+from oe_runtime.run.server_figures import ServerFigures
+from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.uploads import Uploads
 
 _FIXED = (
     "not in the middle of training, because the job's checkpoints would not hold the tables as they were; "

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import Client
-from oe_runtime.job.session import JobError, Session
+from oe_runtime.run.session import JobError, Session
 
 __all__ = ["JobError", "client", "current", "defaults", "step", "together", "training"]
 
@@ -90,7 +90,7 @@ def training(model: Any, optimizer: Any = None, **others: Any) -> Iterator[Any]:
     `others` are objects with state_dict() and load_state_dict(), such as schedulers, which checkpoints
     include. A resumed loop begins after the batch of its checkpoint. Raises JobError for what jobs cannot do.
     """
-    from oe_runtime.job.loops import begin
+    from oe_runtime.run.loops import begin
 
     loop = begin(current(), model, optimizer, others)
     yield loop

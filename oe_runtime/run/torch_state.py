@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from oe_runtime.errors import CheckpointError
-from oe_runtime.job.state import ScriptState
+from oe_runtime.run.script_state import ScriptState
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
 from oe_runtime.torch.model import table_layers
@@ -21,7 +21,7 @@ _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's gro
 
 
 class TorchDense:
-    """See oe_runtime.training.dense_state.DenseState."""
+    """See oe_runtime.run.dense_state.DenseState."""
 
     def __init__(self, model: Any, optimizer: Any) -> None:
         """Raises ValueError for a model that is not made by distributed_model and distributed_optimizer."""

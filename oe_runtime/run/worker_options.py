@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oe_runtime.errors import OeError
+from oe_runtime.run.setting_flags import add
 from oe_runtime.support import horovod
 from oe_runtime.support.argument_types import count
-from oe_runtime.training.setting_flags import add
 
 # How launchers tell a process its rank and the number of processes: horovodrun, Open MPI's mpirun, mpiexec of
 # MPICH and Intel, srun.

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.errors import CheckpointError
-from oe_runtime.training.checkpoints import Checkpoints
-from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks, deferring_losses
-from oe_runtime.training.run_directory import RunDirectory, RunError
-from oe_runtime.training.server_figures import ServerFigures
-from oe_runtime.training.stopping import StopRequest
+from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import Ranks, deferring_losses
+from oe_runtime.run.run_directory import RunDirectory, RunError
+from oe_runtime.run.server_figures import ServerFigures
+from oe_runtime.run.stopping import StopRequest
 
 MINUTE = 60.0  # seconds
 COST = 0.01  # most of the time that checkpoints by time may take

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import distributed
 
 from oe_runtime.errors import WorkerLost
-from oe_runtime.job import processes
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.ranks import SeveralRanks, Stopped
-from oe_runtime.training.stopping import StopRequest
+from oe_runtime.run import processes
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.ranks import SeveralRanks, Stopped
+from oe_runtime.run.stopping import StopRequest
 
 _POLL = 0.1  # seconds
 _EXEC_SECONDS = 5.0  # that worker 0 may take to begin anew

@@ -18,11 +18,11 @@ from oe_runtime import checkpoint
 from oe_runtime.checkpoint import store
 from oe_runtime.checkpoint.remote import RemoteCheckpoints
 from oe_runtime.errors import CheckpointError
+from oe_runtime.run import report
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import Bandwidth, Cancelled, RemotePath
-from oe_runtime.training import report
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.run_directory import RunDirectory, RunError
 
 _PROBE = ".oeprov-write-test"
 _REPORTS = (report.FILE, "metrics.jsonl", "config.json")

@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
-from oe_runtime.job.course import ScriptCourse
-from oe_runtime.job.state import ScriptState
+from oe_runtime.run.connection import connect, refuse_trained
+from oe_runtime.run.followers import FollowingDirectory
+from oe_runtime.run.options import ScriptOptions, outside
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, join_workers
+from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.script_course import ScriptCourse
+from oe_runtime.run.script_state import ScriptState
+from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.uploads import Uploads
 from oe_runtime.support import job_hooks
-from oe_runtime.training.connection import connect, refuse_trained
-from oe_runtime.training.followers import FollowingDirectory
-from oe_runtime.training.options import ScriptOptions, outside
-from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import CollectiveRanks, Ranks, check_agreement, join_workers
-from oe_runtime.training.run_directory import RunDirectory
-from oe_runtime.training.stopping import StopRequest
-from oe_runtime.training.uploads import Uploads
 
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
 _FIT_ALONE = (
@@ -189,7 +189,7 @@ class Session:
         if self._ranks is not None or self.workers == 1 or not torch:
             self.join()
             return
-        from oe_runtime.job.torch_ranks import TorchRanks
+        from oe_runtime.run.torch_ranks import TorchRanks
 
         try:
             self._ranks = TorchRanks(self.options, self.stop)
@@ -237,7 +237,7 @@ class Session:
 
     def fit_part(self) -> Any:
         """Return what a JobCallback of Keras works with."""
-        from oe_runtime.job.keras_fit import FitPart
+        from oe_runtime.run.keras_fit import FitPart
 
         return FitPart(self)
 

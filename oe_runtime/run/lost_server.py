@@ -1,7 +1,7 @@
 """Recovery from a lost server: wait for it, go back to a checkpoint, continue.
 
-Several workers do so together. All get here from the same place of the run (training.ranks), or, with a work
-queue, the queue goes back too (training.shared_input).
+Several workers do so together. All get here from the same place of the run (run.ranks), or, with a work
+queue, the queue goes back too (run.shared_input).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
-from oe_runtime.training.checkpoints import Checkpoints
-from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.training.loop import Loop
-from oe_runtime.training.options import RunOptions
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import Ranks, deferring_losses
-from oe_runtime.training.run_directory import RunDirectory
-from oe_runtime.training.stopping import StopRequest
+from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.run.loop import Loop
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import Ranks, deferring_losses
+from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.stopping import StopRequest
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 MOST_LOSSES = 5  # consecutive losses without a new checkpoint

@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
-from oe_runtime.training.charts import duration
+from oe_runtime.run.charts import duration
 
 
 def view() -> View:

@@ -10,17 +10,17 @@ from dataclasses import replace
 from oe_runtime.data import Batch, Source, holdout_batches, make_split, training_batches
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import with_following
-from oe_runtime.training.checkpoints import Checkpoints
-from oe_runtime.training.course import Course
-from oe_runtime.training.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.training.options import Options
-from oe_runtime.training.position import Position, RunCheckpoint
-from oe_runtime.training.progress import View
-from oe_runtime.training.ranks import deferring_losses
-from oe_runtime.training.run_directory import RunDirectory, RunError
-from oe_runtime.training.server_figures import ServerFigures
-from oe_runtime.training.stopping import StopRequest
-from oe_runtime.training.trainee import KerasTrainee
+from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.course import Course
+from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.run.options import Options
+from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import deferring_losses
+from oe_runtime.run.run_directory import RunDirectory, RunError
+from oe_runtime.run.server_figures import ServerFigures
+from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.trainee import KerasTrainee
 
 
 class Loop(Course):

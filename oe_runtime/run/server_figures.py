@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from oe_runtime.client import Client
-from oe_runtime.training.followers import FollowingDirectory
-from oe_runtime.training.run_directory import RunDirectory
+from oe_runtime.run.followers import FollowingDirectory
+from oe_runtime.run.run_directory import RunDirectory
 
 
 class ServerFigures:

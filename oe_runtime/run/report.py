@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from oe_runtime.errors import OeError
-from oe_runtime.training.charts import LEVEL_COLOR, Chart, Mark, Series, Size, binary, draw, duration, si
-from oe_runtime.training.report_style import STYLE
+from oe_runtime.run.charts import LEVEL_COLOR, Chart, Mark, Series, Size, binary, draw, duration, si
+from oe_runtime.run.report_style import STYLE
 
 FILE = "report.html"
 _RUN_OF_JOB = "run"  # the run's directory in a job's, which has the job's name

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime.run.dense_state import DenseState
+from oe_runtime.run.ranks import Ranks
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
-from oe_runtime.training.dense_state import DenseState
-from oe_runtime.training.ranks import Ranks
 
 FILE = "script.npz"  # what the loop needs to go on, beside dense.npz
 _PREFIX = "script/"
