@@ -1,7 +1,7 @@
 """The first login to hosts (``oeprov adopt``): see, plan, show, ask, apply, see again.
 
 A host that takes our key is seen by OpenSSH, as by all other commands. Only one that does not gets a
-password, by Paramiko; afterwards OpenSSH must get in.
+password, by Fabric; afterwards OpenSSH must get in.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from provision.cluster.errors import ConvergeError, HostError, HostKeyUnknown, L
 from provision.cluster.inventory import Host, Inventory
 from provision.converge import adoption_plan, planview
 from provision.converge.changes import confirm
-from provision.hosts import carrier, fanout, first_login, host_keys, password_login, passwords, remote
+from provision.hosts import carrier, fanout, first_login, host_keys, passwords, remote
 from provision.hosts.first_login import Facts, KeySession, Session
 from provision.hosts.host_keys import Route
 from provision.hosts.journal import Journal, cluster_lock, private_files
-from provision.hosts.passwords import Password, PasswordRefused
+from provision.hosts.passwords import Password, PasswordRefused, no_passwords
 from provision.jobs.screen import say
 from provision.node.ansible_python import CARRIED
 from provision.node.state import State
@@ -63,7 +63,7 @@ class _Way:
     new_key: paramiko.PKey | None = None  # its host key, if known_hosts lacks it
     route: Route | None = None
     refused: LoginRefused | None = None  # our keys
-    login: Password | None = None  # set: by password, with Paramiko
+    login: Password | None = None  # set: by password, with Fabric
     standing: Password | None = None  # set: by password for good, with OpenSSH
     become: Password | None = None
     public_key: str = ""
@@ -228,9 +228,7 @@ class _Adoption:
                     raise
                 if not error.takes_passwords:
                     where = f"{way.host.address} port {way.host.port}"
-                    raise HostError(
-                        way.host.name, password_login.no_passwords(where, ", ".join(error.methods))
-                    ) from None
+                    raise HostError(way.host.name, no_passwords(where, ", ".join(error.methods))) from None
                 way.refused = error
             except HostKeyUnknown:
                 if way.new_key is not None:
@@ -242,6 +240,7 @@ class _Adoption:
 
     def _look_up_keys(self, ways: Mapping[str, _Way]) -> None:
         """Ask hosts for their keys, and compare them with the file of known ones."""
+        from provision.hosts.password_login import Connection, HostKeyRefused  # slow to import
 
         def one(way: _Way) -> None:
             way.route = host_keys.find_route(way.host)
@@ -254,15 +253,15 @@ class _Adoption:
                     f"{file} has no key of {way.route.known_as}; add it there, or check the key yourself "
                     "and use --accept-new",
                 )
-            with password_login.Connection(way.host, way.route, wanted) as connection:
-                way.new_key = connection.key
-            if file and host_keys.entry(way.new_key) not in wanted:
-                found = host_keys.fingerprint(way.new_key)
+            try:
+                with Connection(way.host, way.route, wanted if file else None) as connection:
+                    way.new_key = connection.key
+            except HostKeyRefused as error:
                 raise HostError(
                     way.host.name,
-                    f"{way.route.where} has another host key ({found}) than {file} says: another "
+                    f"{way.route.where} has another host key ({error.found}) than {file} says: another "
                     "machine answers there, or it was reinstalled; find out before you go on",
-                )
+                ) from None
 
         self._on_all(ways, one)
         keys = {
@@ -315,15 +314,9 @@ class _Adoption:
         known = host_keys.known_keys(way.route)
         if way.new_key is not None:
             known = {host_keys.entry(way.new_key)}
-        with password_login.Connection(way.host, way.route, known) as connection:
-            if host_keys.entry(connection.key) not in known:
-                found = host_keys.fingerprint(connection.key)
-                raise HostError(
-                    way.host.name,
-                    f"{way.route.where} proved a host key ({found}) that known_hosts has not, so it got no "
-                    "password: another machine answers, or its key is known by a certificate only; install "
-                    "your key with ssh-copy-id",
-                )
+        from provision.hosts.password_login import Connection  # slow to import
+
+        with Connection(way.host, way.route, known) as connection:
             connection.log_in(way.login)
             yield connection
 

@@ -1,6 +1,6 @@
 """What OpenSSH's client would do for a host (``ssh -G``): address, jump hosts, known host keys.
 
-The first login is Paramiko's, which must end at the same host and check the same keys.
+The first login is Fabric's, which must end at the same host and check the same keys.
 """
 
 from __future__ import annotations

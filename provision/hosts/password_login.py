@@ -1,55 +1,102 @@
-"""Logs in to a host with a password, by Paramiko: OpenSSH's client takes passwords from terminals only.
+"""Logs in to a host with a password, by Fabric: OpenSSH's client takes passwords from terminals only.
 
-For ``oeprov adopt`` alone. It has no policy for host keys: the caller compares ``Connection.key``, and only
-then authenticates.
+For ``oeprov adopt`` alone. Slow to import.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
-import re
 import socket
 import subprocess
 import tempfile
-import threading
-from collections.abc import Iterable
+from collections.abc import Collection
 from types import TracebackType
 from typing import IO, Any
 
+import fabric
+import paramiko
+from invoke.exceptions import CommandTimedOut, ThreadException
+
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host
-from provision.hosts import remote
+from provision.hosts import host_keys, remote
 from provision.hosts.host_keys import Route
-from provision.hosts.passwords import Password, refused
+from provision.hosts.passwords import Password, no_passwords, refused
 
 _AUTHENTICATION_TIMEOUT = 20  # seconds; after a wrong password hosts wait on purpose
 _RSA = ["rsa-sha2-512", "rsa-sha2-256"]  # how hosts prove keys of type ssh-rsa
 
 
+class HostKeyRefused(HostError):
+    """A host proved a key that is not known; ``found`` is its fingerprint."""
+
+    def __init__(self, host: str, route: Route, found: str) -> None:
+        super().__init__(
+            host,
+            f"{route.where} proved a host key ({found}) that known_hosts has not, so it got no password: "
+            "another machine answers, or its key is known by a certificate only; install your key with "
+            "ssh-copy-id",
+        )
+        self.found = found
+
+
+class _NotYet:
+    """The login of Fabric's ``open``: none, since ``Connection.log_in`` follows. No key or agent is tried."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def authenticate(self, transport: paramiko.Transport) -> None:
+        """Authenticate nothing."""
+
+
+class _Remote(fabric.runners.Remote):  # type: ignore[misc]
+    """Sends all input at once; Invoke sends a character per 10 ms."""
+
+    def handle_stdin(self, input_: IO[str], output: IO[str], echo: bool = False) -> None:
+        """Send the command's input."""
+        with contextlib.suppress(OSError):  # a command may end before it has read all
+            self.channel.sendall(input_.read().encode())
+            self.channel.shutdown_write()
+
+
 class Connection:
     """An encrypted connection to a host's sshd; a context manager. ``key`` is the host key that it proved.
 
-    ``known``: (type, key) of host keys that are known, which the host is asked to prove first.
+    ``known``: (type, key) of the accepted host keys, which the host is asked to prove first; None: any, for a
+    caller who compares ``key``. Raises HostKeyRefused.
     """
 
-    def __init__(self, host: Host, route: Route, known: Iterable[tuple[str, str]] = ()) -> None:
-        import paramiko  # slow to import
+    key: paramiko.PKey
 
+    def __init__(self, host: Host, route: Route, known: Collection[tuple[str, str]] | None = None) -> None:
         logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would log is in our errors
-        self.host, self.route = host, route
+        self.host, self.route, self._known = host, route, known
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close closes it
         self._proxy: subprocess.Popen[bytes] | None = None
-        self._transport: Any = None
+        config = fabric.Config(
+            lazy=True,  # reads no files of Fabric or Invoke
+            ssh_config=paramiko.SSHConfig(),  # nor of ssh, which has told the route
+            overrides={"authentication": {"strategy_class": _NotYet}, "runners": {"remote": _Remote}},
+        )
+        # Its name is of no use, since the socket leads to the host.
+        self._fabric = fabric.Connection(
+            "host", route.user, route.port, config, connect_timeout=remote.CONNECT_TIMEOUT
+        )
+        self._fabric.client.set_missing_host_key_policy(self)  # Fabric's accepts all
         try:
-            self._transport = paramiko.Transport(self._socket())
-            options = self._transport.get_security_options()
-            types = [name for kind, _ in known for name in (_RSA if kind == "ssh-rsa" else [kind])]
-            first = [name for name in options.key_types if name in types]
-            options.key_types = first + [name for name in options.key_types if name not in types]
-            self._transport.auth_timeout = _AUTHENTICATION_TIMEOUT
-            self._transport.start_client(timeout=remote.CONNECT_TIMEOUT)
-            self.key: paramiko.PKey = self._transport.get_remote_server_key()
+            self._fabric.connect_kwargs = {
+                "sock": self._socket(),
+                "transport_factory": self._transport,
+                "auth_timeout": _AUTHENTICATION_TIMEOUT,
+                "channel_timeout": remote.CONNECT_TIMEOUT,
+            }
+            self._fabric.open()
+        except HostKeyRefused:
+            self.close()
+            raise
         except (paramiko.SSHException, EOFError, OSError) as error:
             why = self._why(error)
             self.close()
@@ -62,6 +109,20 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        """Check the host's key, as Paramiko's policy: its client has no host keys, so that all come here."""
+        self.key = key
+        if self._known is not None and host_keys.entry(key) not in self._known:
+            raise HostKeyRefused(self.host.name, self.route, host_keys.fingerprint(key))
+
+    def _transport(self, sock: socket.socket, **options: Any) -> paramiko.Transport:
+        """A transport that asks for known keys first; Paramiko's client would ask for one type of them."""
+        transport = paramiko.Transport(sock, **options)
+        security = transport.get_security_options()
+        types = [name for kind, _ in self._known or () for name in (_RSA if kind == "ssh-rsa" else [kind])]
+        security.key_types = sorted(security.key_types, key=lambda name: name not in types)
+        return transport
 
     def _socket(self) -> socket.socket:
         route = self.route
@@ -92,14 +153,11 @@ class Connection:
         password.attempt(self.host, self._authenticate)
 
     def _authenticate(self, value: str) -> None:
-        import paramiko
-
         where, user, name = self.route.where, self.route.user, self.host.name
         try:
-            left = self._transport.auth_password(user, value)
+            left = self._fabric.transport.auth_password(user, value)
         except paramiko.BadAuthenticationType as error:
-            allowed = ", ".join(error.allowed_types)
-            raise HostError(name, no_passwords(where, allowed)) from None
+            raise HostError(name, no_passwords(where, ", ".join(error.allowed_types))) from None
         except paramiko.AuthenticationException as error:
             if "timeout" in str(error).lower():
                 raise HostError(name, f"{where} did not answer to the password in time; try again") from None
@@ -115,55 +173,23 @@ class Connection:
 
     def run(self, command: str, given: str, timeout: int) -> tuple[int, str, str]:
         """(exit status, standard output, standard error) of a command; ``given`` is its standard input."""
-        import paramiko
-
-        errors: list[bytes] = []
         try:
-            channel = self._transport.open_session(timeout=remote.CONNECT_TIMEOUT)
-            channel.settimeout(timeout)
-            channel.exec_command(command)
-            reader = threading.Thread(
-                target=lambda: errors.extend(iter(lambda: _receive(channel.recv_stderr), b"")), daemon=True
+            done = self._fabric.run(
+                command, in_stream=io.StringIO(given), hide=True, warn=True, timeout=timeout, encoding="utf-8"
             )
-            reader.start()
-            with contextlib.suppress(OSError):  # a command may end before it has read all
-                channel.sendall(given.encode())
-                channel.shutdown_write()
-            out = b"".join(iter(lambda: channel.recv(65536), b""))
-            reader.join(timeout)
-            code = channel.recv_exit_status()
-        except TimeoutError:
+        except CommandTimedOut:
             raise HostError(self.host.name, f"did not answer within {timeout} s") from None
-        except (paramiko.SSHException, EOFError, OSError) as error:
+        except (ThreadException, paramiko.SSHException, EOFError, OSError) as error:
+            why = error.exceptions[0].value if isinstance(error, ThreadException) else error
             raise HostError(
-                self.host.name,
-                f"the connection to {self.route.where} broke before the command ended: {error}",
+                self.host.name, f"the connection to {self.route.where} broke before the command ended: {why}"
             ) from None
-        said = b"".join(errors).decode("utf-8", "replace")
-        return code, out.decode("utf-8", "replace"), said
+        return done.exited, done.stdout, done.stderr
 
     def close(self) -> None:
         """End the connection."""
-        if self._transport is not None:
-            self._transport.close()
+        self._fabric.client.close()  # Fabric's own close leaves one that failed to open
         if self._proxy is not None:
             self._proxy.terminate()
             self._proxy.wait()
         self._errors.close()
-
-
-def _receive(receive: Any) -> bytes:
-    try:
-        found: bytes = receive(65536)
-        return found
-    except OSError:
-        return b""
-
-
-def no_passwords(where: str, allowed: str) -> str:
-    """Why a password is of no use."""
-    methods = re.sub(r",\s*", ", ", allowed) or "nothing"
-    return (
-        f"{where} lets nobody in with a password (it takes {methods}); put your key there by the console, or "
-        "by the cloud's own way"
-    )

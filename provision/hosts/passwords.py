@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -33,6 +34,15 @@ def refused(host: Host, where: str, user: str) -> PasswordRefused:
         hint = ", or its sshd takes no passwords from root (PermitRootLogin): log in as another user"
     return PasswordRefused(
         host.name, f"{where} refused the password of {user}: it is wrong{hint}; nothing was changed there"
+    )
+
+
+def no_passwords(where: str, allowed: str) -> str:
+    """Why a password is of no use."""
+    methods = re.sub(r",\s*", ", ", allowed) or "nothing"
+    return (
+        f"{where} lets nobody in with a password (it takes {methods}); put your key there by the console, or "
+        "by the cloud's own way"
     )
 
 

@@ -23,8 +23,8 @@ _REPOSITORY = Path(__file__).parents[2]
 _HOME = "opt/oeprov"
 # Of the environment, what neither servers nor workers import.
 _LEFT_OUT = (
-    "ansible*", "alibabacloud*", "clang*", "cryptography*", "kubernetes*", "mypy*", "*__mypyc*", "paramiko*",
-    "pip", "pip-*", "ruff*", "selenium*", "torch*", "tensorflow/include",
+    "ansible*", "alibabacloud*", "clang*", "cryptography*", "fabric*", "invoke*", "kubernetes*", "mypy*",
+    "*__mypyc*", "paramiko*", "pip", "pip-*", "ruff*", "selenium*", "torch*", "tensorflow/include",
 )  # fmt: skip
 
 
