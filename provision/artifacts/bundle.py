@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from provision.artifacts import wheel
-from provision.artifacts.bundle_packages import Part, collect, digest, run, system_of
+from provision.artifacts.bundle_packages import PackageSet, collect, digest, run, system_of
 from provision.cluster import flavor_facts, own_sources
 from provision.cluster.errors import HostError, OeprovError
 from provision.cluster.inventory import Host, Inventory
@@ -73,7 +73,7 @@ def make(inventory: Inventory, output: Path, systems: Iterable[str], state_dir: 
 
 
 def _collect(inventory: Inventory, into: Path, systems: dict[str, OsInfo], state_dir: Path) -> list[str]:
-    wanted: dict[str, dict[Part, None]] = {}
+    wanted: dict[str, dict[PackageSet, None]] = {}
     by_name = {system_of(os): os for os in systems.values()}
     pip: dict[str, set[str]] = {}
     pip_only: set[str] = set()
@@ -119,12 +119,12 @@ def _no_other(packed: Path, log: Path) -> Path:
     )
 
 
-def _parts(host: Host, os: OsInfo) -> list[Part]:
+def _parts(host: Host, os: OsInfo) -> list[PackageSet]:
     """Packages that the host needs; those of drivers in parts of their own, because some conflict."""
     desired = host.desired()
     python = ansible_python.needed(os, desired)
     more = ansible_python.repositories_of(os) if python else []
-    needs = Part(
+    needs = PackageSet(
         tuple(dict.fromkeys([*packages.needed(desired, os), *python])),
         tuple(packages.given(desired, os).items()),
         tuple(dict.fromkeys([*packages.further_repositories(os, desired), *more])),
@@ -132,12 +132,14 @@ def _parts(host: Host, os: OsInfo) -> list[Part]:
     return [item for item in [needs, *_kernel(desired, os), *_drivers(host, desired, os)] if item.names]
 
 
-def _kernel(desired: Desired, os: OsInfo) -> list[Part]:
+def _kernel(desired: Desired, os: OsInfo) -> list[PackageSet]:
     """Packages of the kernel that the host needs."""
     if not desired.kernel_version:
         return []
     release = "" if desired.kernel_version == "newest" else desired.kernel_version
-    return [Part(tuple(kernelinstall.names(os, release, desired.kernel_source)), _kernel_from(desired, os))]
+    return [
+        PackageSet(tuple(kernelinstall.names(os, release, desired.kernel_source)), _kernel_from(desired, os))
+    ]
 
 
 def _kernel_from(desired: Desired, os: OsInfo) -> tuple[tuple[str, str], ...]:
@@ -146,7 +148,7 @@ def _kernel_from(desired: Desired, os: OsInfo) -> tuple[tuple[str, str], ...]:
     return tuple({**given, **({kernelinstall.KERNEL: url} if url else {})}.items())
 
 
-def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
+def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[PackageSet]:
     """Packages of the GPU driver, for each kind of GPU."""
     if not host.platform.has_gpus or not desired.gpu_driver:
         return []
@@ -158,7 +160,7 @@ def _drivers(host: Host, desired: Desired, os: OsInfo) -> list[Part]:
         )
     given = _kernel_from(desired, os)
     return [
-        Part(tuple(item.names), given, tuple(item.repositories), tuple(item.streams))
+        PackageSet(tuple(item.names), given, tuple(item.repositories), tuple(item.streams))
         for item in gpu.bundle_drivers(os, desired)
     ]
 
@@ -263,16 +265,16 @@ class Bundle:
             for here, there in parts.items()
             if name.startswith(here)
         }
-        _on(host, f"mkdir -p {THERE}/packages {THERE}/pip")
-        sums = _on(host, f"cd {THERE} && find packages pip -type f -exec sha256sum {{}} +")
+        _run_shell(host, f"mkdir -p {THERE}/packages {THERE}/pip")
+        sums = _run_shell(host, f"cd {THERE} && find packages pip -type f -exec sha256sum {{}} +")
         have = {line[66:]: line[:64] for line in sums.splitlines()}
         missing = {there: name for there, (name, sum_) in wanted.items() if have.get(there) != sum_}
         # A file that was cut off has another sum, so the next run sends it again.
         for batch in self._batches(missing):
-            _on(host, f"tar -xf - -C {THERE}", batch)
+            _run_shell(host, f"tar -xf - -C {THERE}", batch)
         extra = " ".join(shlex.quote(f"{THERE}/{name}") for name in have if name not in wanted)
         if extra:
-            _on(host, f"rm -f {extra}")
+            _run_shell(host, f"rm -f {extra}")
 
     def _batches(self, missing: Mapping[str, str]) -> Iterator[bytes]:
         """Tar archives of files, ``missing`` being name there → name here; each of about _BATCH bytes."""
@@ -291,7 +293,7 @@ class Bundle:
             yield packed.getvalue()
 
 
-def _on(host: Host, line: str, given: bytes = b"") -> str:
+def _run_shell(host: Host, line: str, given: bytes = b"") -> str:
     command = remote.elevated(host, shlex.join(["sh", "-c", line]))
     code, out, err = remote.run(host, command, given, remote.CONNECT_TIMEOUT, _TIMEOUT)
     if code:

@@ -25,7 +25,7 @@ from provision.node.state import OsInfo
 _TIMEOUT = 3600
 
 
-class Part(NamedTuple):
+class PackageSet(NamedTuple):
     """Packages that are installed together; ``given`` and ``wanted`` repositories as ``repositories.use``
     has them, ``streams`` of dnf's modules (``nvidia-driver:580-open``).
     """
@@ -43,7 +43,7 @@ def system_of(os: OsInfo) -> str:
     return f"{os.id}-{release}-{os.architecture}"
 
 
-def collect(os: OsInfo, parts: Sequence[Part], into: Path) -> int:
+def collect(os: OsInfo, parts: Sequence[PackageSet], into: Path) -> int:
     """Put packages of a system and their index into a new directory; returns their number.
 
     Raises OeprovError if this machine cannot download packages of that system, or some are not available.
@@ -59,7 +59,7 @@ def collect(os: OsInfo, parts: Sequence[Part], into: Path) -> int:
         shutil.rmtree(scratch)
 
 
-def _debs(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
+def _debs(os: OsInfo, parts: Sequence[PackageSet], into: Path, scratch: Path) -> int:
     own = observe_os(System())
     if (own.id, own.version) != (os.id, os.version):
         raise OeprovError(
@@ -104,7 +104,7 @@ def _sources(directory: Path, use: repositories.Use) -> list[str]:
     ]
 
 
-def _rpms(os: OsInfo, parts: Sequence[Part], into: Path, scratch: Path) -> int:
+def _rpms(os: OsInfo, parts: Sequence[PackageSet], into: Path, scratch: Path) -> int:
     """Download with dnf or yum into an empty root, with the modules of the packages."""
     own, system = observe_os(System()), system_of(os)
     same = system_of(own) == system

@@ -28,7 +28,7 @@ from provision.cli import (
 from provision.cli.options import (
     DEFAULT_INVENTORY,
     DEFAULT_STATE_DIR,
-    Change,
+    ChangeOptions,
     Check,
     InventoryPath,
     Json,
@@ -192,7 +192,7 @@ def adopt(
 )
 @changes_hosts
 def bootstrap(
-    change: Change,
+    change: ChangeOptions,
     bundle: BundleDirectory = None,
 ) -> int:
     """Set up every host as the inventory says: kernel, packages, memory, runtime.
@@ -244,7 +244,7 @@ def pmem_mode(
         str,
         typer.Argument(help="fsdax, system-ram, tiered, memory, or on kind local directory.", metavar="MODE"),
     ],
-    change: Change,
+    change: ChangeOptions,
     write_inventory: Annotated[
         bool,
         typer.Option("--write-inventory", help="Write MODE into the inventory and show the change."),
@@ -277,7 +277,7 @@ class Rollback(str, Enum):
 @changes_hosts
 def rollback(
     what: Annotated[Rollback, typer.Argument(help="What to restore.")],
-    change: Change,
+    change: ChangeOptions,
 ) -> int:
     """Restore the kernel, or the mode of persistent memory, from before the last change.
 
@@ -298,7 +298,7 @@ def rollback(
 )
 @changes_hosts
 def destroy(
-    change: Change,
+    change: ChangeOptions,
 ) -> int:
     """Remove what oeprov made on hosts: services, environments, mounts, configuration, kernel arguments.
 

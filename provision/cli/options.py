@@ -187,7 +187,7 @@ def script_words(context: typer.Context) -> list[str] | None:
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeOptions:
     """The options that every command that changes hosts has."""
 
     path: Path
@@ -215,7 +215,7 @@ def _change(
     keep_going: KeepGoing = False,
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
-) -> Change:
+) -> ChangeOptions:
     from provision.cluster.host_names import named_objects
     from provision.converge import changes
     from provision.converge.rolling import Failures
@@ -225,7 +225,7 @@ def _change(
     failures = Failures.fail_fast if fail_fast else Failures.keep_going if keep_going else Failures.limited
     agreed = changes.Consent(yes=yes, objects=named_objects(consent or []), failures=failures)
     how = {"state_dir": state_dir, "consent": agreed, "as_json": as_json, "check": check}
-    return Change(inventory, limit, how, retry_trials)
+    return ChangeOptions(inventory, limit, how, retry_trials)
 
 
 def changes_hosts(command: Callable[..., int]) -> Callable[..., int]:

@@ -21,7 +21,7 @@ class InventoryError(OeprovError):
         self.problems = problems or [message]
 
     @classmethod
-    def of(cls, problems: list[str]) -> InventoryError:
+    def from_list(cls, problems: list[str]) -> InventoryError:
         """One error for a list that is not empty."""
         more = len(problems) - 1
         hint = f" (and {more} more; `oeprov inventory check` lists them)" if more else ""

@@ -515,7 +515,11 @@ class _Change:
             planview.show_lost(self.console, unsent)
             _fail([error.host for error in unsent], rollout, view)
         stop = StopRequest()
-        with stop.on_signals(), self.console.status("starting Ansible") as spinner, view.on(spinner.update):
+        with (
+            stop.on_signals(),
+            self.console.status("starting Ansible") as spinner,
+            view.show_by(spinner.update),
+        ):
             plans = self._prepare_python(plans, found, rollout, view)
             outcome, log = (
                 ("canceled", None) if stop.count else self._roll(plans, found, rollout, view, stop, number)

@@ -28,9 +28,9 @@ class Outlook:
     @property
     def words(self) -> str:
         """The time for people: "about 50 min (4 min per reboot, as before)"."""
-        each = about(self.reboot).removeprefix("about ")
+        each = round_time(self.reboot).removeprefix("about ")
         how = f"{each} per reboot is assumed" if self.is_assumed else f"{each} per reboot, as before"
-        return f"{about(self.seconds)} ({how})"
+        return f"{round_time(self.seconds)} ({how})"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def in_turn(plan: Plan) -> list[Step]:
     return [step for step in plan.steps if not step.preparing]
 
 
-def about(seconds: float) -> str:
+def round_time(seconds: float) -> str:
     """A rounded time: "about 50 min"."""
     minutes = max(1, round(seconds / 60))
     minutes = minutes if minutes < 20 else 5 * round(minutes / 5)

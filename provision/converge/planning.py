@@ -12,7 +12,7 @@ from pathlib import Path
 from provision.cluster.errors import OeprovError, did_you_mean
 from provision.cluster.inventory import Inventory
 from provision.cluster.systems import assigned
-from provision.converge import fresh, outlook, planview, rolling
+from provision.converge import assumed_state, outlook, planview, rolling
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey, plan_host, survey
 from provision.jobs import store
@@ -36,7 +36,7 @@ def assume(inventory: Inventory, systems: Mapping[str, OsInfo]) -> ClusterSurvey
     """Plans for freshly installed hosts, some with the given systems; contacts none."""
     found = ClusterSurvey()
     for name, host in inventory.hosts.items():
-        found.states[name] = fresh.state(host.desired(), systems.get(name))
+        found.states[name] = assumed_state.state(host.desired(), systems.get(name))
         found.plans[name] = plan_host(host, found.states[name])
     return found
 

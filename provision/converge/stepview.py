@@ -83,7 +83,7 @@ class StepView:
         self._ended = threading.Event()
 
     @contextmanager
-    def on(self, spinner: Callable[[Any], None]) -> Iterator[None]:
+    def show_by(self, spinner: Callable[[Any], None]) -> Iterator[None]:
         """Show progress by ``spinner``, and at least each minute in a line."""
         self.spinner = spinner
         if self._few:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from provision.cluster.inventory import Inventory
-from provision.dashboard.server import Server
+from provision.dashboard.server import DashboardServer
 from provision.dashboard.watch import Watch
 from provision.hosts.stop_request import StopRequest
 from provision.jobs.screen import say
@@ -20,7 +20,7 @@ def run(inventory: Inventory, *, state_dir: Path, port: int) -> int:
     stop = StopRequest()
     with (
         Watch(inventory, state_dir) as watch,
-        Server(watch.document, port) as server,
+        DashboardServer(watch.document, port) as server,
         stop.on_signals(),
     ):
         thread = threading.Thread(target=server.serve_forever, daemon=True)

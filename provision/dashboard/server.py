@@ -35,7 +35,7 @@ _HEADERS = {
 _REQUEST_SECONDS = 10  # at most, to send one request
 
 
-class Server(ThreadingHTTPServer):
+class DashboardServer(ThreadingHTTPServer):
     """Serves the page and ``document(seen)``, a JSON text, below a path that starts with a secret token."""
 
     daemon_threads = True
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def _found(self) -> tuple[HTTPStatus, str, bytes]:
-        server = cast(Server, self.server)
+        server = cast(DashboardServer, self.server)
         plain = "text/plain; charset=utf-8"
         try:
             name = urlsplit("//" + self.headers.get("Host", "")).hostname

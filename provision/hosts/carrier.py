@@ -45,7 +45,7 @@ def carry_out(
 
     def one(host: Host, cut: Cut) -> str:
         try:
-            return _on(host, steps[host.name], run, cut)
+            return _carry_out(host, steps[host.name], run, cut)
         finally:
             ended[host.name] = time.monotonic()
 
@@ -61,7 +61,7 @@ def carry_out(
     ]
 
 
-def _on(host: Host, step: Step, run: Mapping[str, Any], cut: Cut) -> str:
+def _carry_out(host: Host, step: Step, run: Mapping[str, Any], cut: Cut) -> str:
     if step.id == _WITHOUT_PYTHON:
         return _by_shell(host, step, cut)
     line = remote.elevated(host, shlex.join(payload.command(host.python)))

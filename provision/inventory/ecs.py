@@ -84,7 +84,7 @@ def _named(path: Path) -> Iterator[None]:
     try:
         yield
     except InventoryError as error:
-        raise InventoryError.of([f"{path}: {line}" for line in error.problems]) from None
+        raise InventoryError.from_list([f"{path}: {line}" for line in error.problems]) from None
 
 
 def _parse(path: Path) -> Query:
@@ -94,7 +94,7 @@ def _parse(path: Path) -> Query:
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise InventoryError(f"cannot be read: {str(error).splitlines()[0]}") from None
     except ValidationError as error:
-        raise InventoryError.of([_explain(item) for item in error.errors()]) from None
+        raise InventoryError.from_list([_explain(item) for item in error.errors()]) from None
 
 
 def _explain(item: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ class _Text:
     want: Any  # the meaning that ``new`` must have
 
     @classmethod
-    def of(cls, path: Path) -> _Text:
+    def read(cls, path: Path) -> _Text:
         text = _read(path)
         if text.startswith("$ANSIBLE_VAULT"):
             raise _Unclear(f"{path} is encrypted")
@@ -197,13 +197,13 @@ class _Files:
     def text(self, path: Path) -> _Text:
         """The file as it is edited."""
         if path not in self.texts:
-            self.texts[path] = _Text.of(path)
+            self.texts[path] = _Text.read(path)
         return self.texts[path]
 
     def host_places(self, found: RawInventory, key: str) -> Iterator[_Place]:
         """Where single hosts have the variable."""
         for host in found.hosts:
-            yield from self._beside("host_vars", host.name, key, frozenset([host.name]))
+            yield from self._variable_places("host_vars", host.name, key, frozenset([host.name]))
         for keys, name, node in _hosts(_compose(self.text(self.path).new)):
             if _has(node, key):
                 yield _Place(self.text(self.path), keys, frozenset([name]))
@@ -211,12 +211,12 @@ class _Files:
     def group_places(self, found: RawInventory, key: str) -> Iterator[_Place]:
         """Where groups have it, ``all`` too."""
         for name in [*found.groups, "all"]:
-            yield from self._beside("group_vars", name, key, _members(found, name))
+            yield from self._variable_places("group_vars", name, key, _members(found, name))
         for keys, name, node in _groups(_compose(self.text(self.path).new)):
             if (variables := _get(node, "vars")) is not None and _has(variables, key):
                 yield _Place(self.text(self.path), (*keys, "vars"), _members(found, name))
 
-    def _beside(self, folder: str, name: str, key: str, hosts: frozenset[str]) -> Iterator[_Place]:
+    def _variable_places(self, folder: str, name: str, key: str, hosts: frozenset[str]) -> Iterator[_Place]:
         for suffix in _SUFFIXES:
             path = self.path.parent / folder / (name + suffix)
             inside = sorted(path.rglob("*")) if path.is_dir() else [path]

@@ -124,12 +124,12 @@ class _Problems:
     def add(self, where: str, what: str) -> None:
         self.lines[f"{where}: {what}"] = None
 
-    def at(self, host: RawHost, key: str, what: str) -> None:
+    def add_at(self, host: RawHost, key: str, what: str) -> None:
         self.add(self.raw.where(host, key), f"{key}: {what}")
 
     def raise_if_any(self) -> None:
         if self.lines:
-            raise InventoryError.of(list(self.lines))
+            raise InventoryError.from_list(list(self.lines))
 
     def check_names(self) -> None:
         """Report unknown names that have one of our prefixes or are a typo of a known name."""
@@ -177,7 +177,7 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
     if connection == "ssh":
         unread = {key: raw.failed[key] for key in KEYS if key in raw.failed}
         for key, why in {**refusals(raw.variables), **unread}.items():
-            problems.at(raw, key, why)
+            problems.add_at(raw, key, why)
     if len(problems.lines) > found or any(part is None for part in parts.values()):
         return None
     head, pmem = parts[OeprovSettings], parts[PmemSettings]
@@ -185,23 +185,25 @@ def _host(raw: RawHost, problems: _Problems, state_dir: Path) -> Host | None:
     platform = platforms.get(kind.value)
     refusal = platform.refuse(pmem.mode)
     if refusal:
-        problems.at(raw, "pmem_mode", f"found {pmem.mode!r}: {refusal}")
+        problems.add_at(raw, "pmem_mode", f"found {pmem.mode!r}: {refusal}")
     if not platform.managed and connection != "local":
-        problems.at(raw, "ansible_connection", "kind local is this machine: set ansible_connection: local")
+        problems.add_at(
+            raw, "ansible_connection", "kind local is this machine: set ansible_connection: local"
+        )
     if head.connection == "password" and connection == "local":
-        problems.at(
+        problems.add_at(
             raw, "oeprov_connection", "ansible_connection is local, which needs no login: remove this line"
         )
     if pmem.memmap and not platform.takes_memmap:
-        problems.at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
+        problems.add_at(raw, "pmem_memmap", f"is for kind re7p only; this host is {kind.value}")
     become = raw.variables.get("ansible_become")
     if become is not None and str(become).strip().lower() not in {"", *BOOLEANS}:
-        problems.at(raw, "ansible_become", f"found {become!r}; expected true or false")
+        problems.add_at(raw, "ansible_become", f"found {become!r}; expected true or false")
     names = parts[SsdSettings].devices
     if platform.needs_drives and not names:
-        problems.at(raw, "ssd_devices", f"kind {kind.value} keeps rows on drives: name them")
+        problems.add_at(raw, "ssd_devices", f"kind {kind.value} keeps rows on drives: name them")
     if not platform.managed and any(map(drives.is_drive, names)):
-        problems.at(raw, "ssd_devices", "on kind local oeprov makes no file systems: name a directory")
+        problems.add_at(raw, "ssd_devices", "on kind local oeprov makes no file systems: name a directory")
     if len(problems.lines) > found:
         return None
     variables = raw.variables
@@ -234,9 +236,11 @@ def _check_mount_points(raw: RawHost, problems: _Problems, host: Host) -> None:
     for name in filter(drives.is_drive, host.ssd.devices):
         where = posixpath.normpath(drives.place(host.desired(), name))
         if where in directories:
-            problems.at(raw, "ssd_devices", f"{name} would be mounted at {where}, which is in the list too")
+            problems.add_at(
+                raw, "ssd_devices", f"{name} would be mounted at {where}, which is in the list too"
+            )
         if host.pmem.mode == "fsdax" and re.fullmatch(of_pmem, where):
-            problems.at(
+            problems.add_at(
                 raw,
                 "ssd_mount_prefix",
                 f"{name} would be mounted at {where}, as persistent memory is (pmem_mount_prefix "
@@ -299,10 +303,10 @@ def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
     for name in model.model_fields:
         key = model.prefix + name
         if key in raw.failed:
-            problems.at(raw, key, raw.failed[key])
+            problems.add_at(raw, key, raw.failed[key])
         elif key in raw.variables:
             if raw.variables[key] is None:
-                problems.at(raw, key, "has no value; give it one or remove the line")
+                problems.add_at(raw, key, "has no value; give it one or remove the line")
             else:
                 values[name] = raw.variables[key]
     try:
@@ -316,9 +320,9 @@ def _part(model: type[Any], raw: RawHost, problems: _Problems) -> Any:
                 problems.add(raw.label(problems.raw.path), f"{key} is missing; one of {kinds}")
             elif inside:
                 entry = f"{inside[0]}: " if isinstance(value, dict) else ""
-                problems.at(raw, key, entry + explain(item))
+                problems.add_at(raw, key, entry + explain(item))
             else:
-                problems.at(raw, key, explain({**item, "input": value}))  # a size as it is written
+                problems.add_at(raw, key, explain({**item, "input": value}))  # a size as it is written
         return None
 
 
@@ -328,7 +332,7 @@ def _connection(raw: RawHost, problems: _Problems) -> str:
     if name == "smart":
         return "ssh"
     if name in ("paramiko", "paramiko_ssh"):
-        problems.at(
+        problems.add_at(
             raw,
             "ansible_connection",
             f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Paramiko only in `oeprov adopt`: "
@@ -336,7 +340,7 @@ def _connection(raw: RawHost, problems: _Problems) -> str:
         )
         return "ssh"
     if name not in ("ssh", "local"):
-        problems.at(raw, "ansible_connection", f"found {found!r}; oeprov reaches hosts by ssh or local")
+        problems.add_at(raw, "ansible_connection", f"found {found!r}; oeprov reaches hosts by ssh or local")
     return name
 
 
@@ -348,7 +352,7 @@ def _port(raw: RawHost, problems: _Problems) -> int:
         if not 0 < number < 65536:
             raise ValueError(value)
     except (TypeError, ValueError):
-        problems.at(raw, key, f"found {value!r}; expected a port from 1 to 65535")
+        problems.add_at(raw, key, f"found {value!r}; expected a port from 1 to 65535")
         return default
     return number
 
@@ -385,7 +389,7 @@ def _job_wide(raw: RawInventory, problems: _Problems) -> tuple[str, dict[str, An
             mine, others = host.variables.get(key), first.variables.get(key)
             if mine != others:
                 odd = host if key in host.variables else first
-                problems.at(
+                problems.add_at(
                     odd,
                     key,
                     f"applies to the whole job but is {others!r} on {first.name} and {mine!r} on "

@@ -46,7 +46,7 @@ _EXCLUDED = ("/usr/share/man/*", "/usr/share/locale/*", "/usr/share/doc/*")
 
 
 @dataclass(frozen=True)
-class Image:
+class GuestImage:
     """A finished image: ``disk`` (raw, never written again), and the kernel and initrd that are on it."""
 
     directory: Path
@@ -75,17 +75,17 @@ def digest(suite: str = SUITE) -> str:
     return recipe.hexdigest()[:16]
 
 
-def find(images: Path, suite: str = SUITE) -> Image | None:
+def find(images: Path, suite: str = SUITE) -> GuestImage | None:
     """The image of the present recipe, if it was built."""
     directory = images / digest(suite)
     try:
         facts = json.loads((directory / "image.json").read_text())
     except FileNotFoundError:
         return None
-    return Image(directory, facts["older"], facts["newest"])
+    return GuestImage(directory, facts["older"], facts["newest"])
 
 
-def build(images: Path, report: machine.Report, suite: str = SUITE) -> Image:
+def build(images: Path, report: machine.Report, suite: str = SUITE) -> GuestImage:
     """Build the image of the present recipe; as root, takes some minutes. The caller holds the lab's lock."""
     if os.geteuid() != 0:
         raise LabError(
@@ -115,7 +115,7 @@ def build(images: Path, report: machine.Report, suite: str = SUITE) -> Image:
     shutil.rmtree(target, ignore_errors=True)
     work.rename(target)
     report(f"image ready after {facts['seconds']} s")
-    return Image(target, older, newest)
+    return GuestImage(target, older, newest)
 
 
 def sources(suite: str = SUITE) -> list[str]:

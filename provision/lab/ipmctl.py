@@ -61,7 +61,7 @@ class Failure(Exception):
         self.code = code
 
 
-def at(path: str) -> str:
+def in_root(path: str) -> str:
     """A path under ROOT."""
     return os.path.join(ROOT, path)
 
@@ -79,9 +79,9 @@ class Modules:
     """One module per socket, for each region that the kernel shows; with its goal, over boots."""
 
     def __init__(self) -> None:
-        self.file = at("var/lib/ipmctl-lab/state.json")
-        self.failure = read(at("etc/ipmctl-lab.conf"))
-        found = glob.glob(at("sys/bus/nd/devices/region*"))
+        self.file = in_root("var/lib/ipmctl-lab/state.json")
+        self.failure = read(in_root("etc/ipmctl-lab.conf"))
+        found = glob.glob(in_root("sys/bus/nd/devices/region*"))
         if not found:
             raise Failure("Initialization failed. No PMem modules in the system.")
         sizes = {int(re.sub(r"\D", "", os.path.basename(path))): path for path in found}
@@ -89,7 +89,7 @@ class Modules:
         # memory: percent of the capacity that is memory now (None: inaccessible); goal: the same after a boot
         self.sockets: list[dict[str, int | None]] = [{"memory": 0, "goal": None} for _ in self.sizes]
         self.pcd_bad = self.failure == "error-18"
-        self.boot = read(at("proc/sys/kernel/random/boot_id"))
+        self.boot = read(in_root("proc/sys/kernel/random/boot_id"))
         try:
             with open(self.file) as file:
                 state = json.load(file)
@@ -122,7 +122,7 @@ class Modules:
 
     def namespaces(self) -> bool:
         """Whether a module's labels hold a namespace; those of modules without labels are not seen here."""
-        for path in glob.glob(at("sys/bus/nd/devices/namespace*")):
+        for path in glob.glob(in_root("sys/bus/nd/devices/namespace*")):
             if read(path + "/nstype") == "5" and read(path + "/size") not in ("", "0"):
                 return True
         return False
@@ -218,7 +218,7 @@ def main(words: Sequence[str]) -> int:
         raise Failure(text.format(words[0]), 201)
     command = Command(words)
     if command.verb == "version":
-        broken = read(at("etc/ipmctl-lab.conf")) == "never-applies"
+        broken = read(in_root("etc/ipmctl-lab.conf")) == "never-applies"
         row = {"Component": NAME, "Version": BROKEN_VERSION if broken else VERSION}
         print(
             xml([row], "SoftwareList", "Software")
@@ -331,7 +331,7 @@ def delete_pcd(command: Command, modules: Modules) -> str:
 
 def show_memory_resources(command: Command, modules: Modules) -> str:
     """What the capacity is used for."""
-    dram = int(re.findall(r"MemTotal:\s+(\d+)", read(at("proc/meminfo")) or "MemTotal: 0")[0]) << 10
+    dram = int(re.findall(r"MemTotal:\s+(\d+)", read(in_root("proc/meminfo")) or "MemTotal: 0")[0]) << 10
     volatile = direct = inaccessible = 0
     for size, socket in zip(modules.sizes, modules.sockets, strict=True):
         inaccessible += RESERVED

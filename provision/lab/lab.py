@@ -153,7 +153,7 @@ class Lab:
         remembered = self.images / "accelerator.json"
         return machine.accelerator(lambda: self._image().kernel, remembered, self._report)
 
-    def _image(self, suite: str = image.SUITE) -> image.Image:
+    def _image(self, suite: str = image.SUITE) -> image.GuestImage:
         found = image.find(self.images, suite)
         if found:
             return found
@@ -173,7 +173,7 @@ class Lab:
         if path.exists() and not path.read_text().startswith(_HEADER):
             raise LabError(f"{path} is there and was not written by the lab; give another --inventory FILE")
 
-    def _make_nodes(self, count: int, shape: Machine, base: image.Image) -> None:
+    def _make_nodes(self, count: int, shape: Machine, base: image.GuestImage) -> None:
         if not self.key.exists():
             programs.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "oeprov lab", "-f", self.key])
         specs = [node.spec for node in self.nodes]
@@ -187,7 +187,7 @@ class Lab:
         self._write_state({"inventory": str(self.inventory), "nodes": [asdict(spec) for spec in specs]})
         self.known_hosts.write_text("".join(_known_host(self._node(spec)) for spec in specs))
 
-    def _make_node(self, node: Node, base: image.Image) -> None:
+    def _make_node(self, node: Node, base: image.GuestImage) -> None:
         directory, spec = node.directory, node.spec
         shutil.rmtree(directory, ignore_errors=True)  # of an `up` that was killed
         directory.mkdir(parents=True)

@@ -145,7 +145,7 @@ def _dax_path(system: System, name: str) -> str:
     return system.link(f"{DAX}/{name}") or system.link(f"{DAX_CLASS}/{name}")
 
 
-class Block(NamedTuple):
+class MemoryBlock(NamedTuple):
     """A block of hot-added memory: its directory in sysfs, whether it is online, and in which zone."""
 
     path: str
@@ -153,7 +153,7 @@ class Block(NamedTuple):
     zone: str
 
 
-def memory_blocks(system: System, chardev: str) -> List[Block]:
+def memory_blocks(system: System, chardev: str) -> List[MemoryBlock]:
     """The memory blocks of a dax device in mode system-ram."""
     base = f"{DAX}/{chardev}/"
     block = int(system.read(MEMORY + "/block_size_bytes").strip() or "0", 16)
@@ -168,7 +168,7 @@ def memory_blocks(system: System, chardev: str) -> List[Block]:
         node = "/sys/devices/system/node/node" + system.read(base + "target_node").strip()
         paths = [f"{node}/{item}" for item in system.list(node) if re.fullmatch(r"memory\d+", item)]
     return [
-        Block(
+        MemoryBlock(
             path,
             system.read(path + "/state").strip() == "online",
             (system.read(path + "/valid_zones").split() or [""])[0],

@@ -92,11 +92,11 @@ def pin(system: System, job: str, units: List[Dict[str, Any]]) -> List[Dict[str,
 
 def jobs(system: System, environment: str) -> List[str]:
     """Training jobs whose units on this host run from an environment, or start again from it."""
-    units = [name for name in systemd.ours(system) if environment + "/" in _of_unit(system, name)]
+    units = [name for name in systemd.ours(system) if environment + "/" in _unit_text(system, name)]
     return ["training job " + job for job in sorted(set(map(systemd.job_of, units)))]
 
 
-def _of_unit(system: System, name: str) -> str:
+def _unit_text(system: System, name: str) -> str:
     """The text of a unit, and the interpreters below the environments that it runs from."""
     text = system.read(systemd.path(name))
     return "\n".join([text] + [system.read(place + _OVER) for place in set(_PLACES.findall(text))])
@@ -242,12 +242,12 @@ def clean(system: System, path: str, unfinished: bool = False) -> int:
     return freed
 
 
-def of_units(system: System, names: List[str]) -> List[str]:
+def linked_by_units(system: System, names: List[str]) -> List[str]:
     """Paths of the links to the environments that these units run from.
 
     A unit's text has words of the job's too: only what is such a link, of root's, counts.
     """
-    text = "\n".join(_of_unit(system, name) for name in names)
+    text = "\n".join(_unit_text(system, name) for name in names)
     paths = {os.path.dirname(place)[: -len(".d")] for place in _PLACES.findall(text)}
     return sorted(path for path in paths if target(system, path) and _is_roots(system, folder(path)))
 

@@ -237,7 +237,7 @@ def reboot_reasons(state: State, desired: Desired) -> List[str]:
     return found
 
 
-def after(state: State, desired: Desired) -> List[Step]:
+def plan_loading(state: State, desired: Desired) -> List[Step]:
     """Steps that load the driver without a reboot, keep it loaded, and test it."""
     if not is_used(state, desired):
         return []

@@ -303,7 +303,7 @@ def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
         ]
         item["directories"] = [path for path in item["directories"] if path not in kept]
         stopped[item["name"]]["rows"] = kept[0] if kept else ""
-    links = environments.of_units(system, names)
+    links = environments.linked_by_units(system, names)
     _forget(system, directory, items, bool(args.get("keep")))
     for path in links:
         environments.clean(system, path)

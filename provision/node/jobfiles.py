@@ -62,14 +62,14 @@ def check_ours(system: System, directory: str, token: str, items: List[Dict[str,
 
 def foreign_rows(system: System, job: str, path: str) -> str:
     """The refusal of a new job, whose directory for rows holds those of another job with its id."""
-    tables = _of_tables(system, path)
+    tables = _describe_tables(system, path)
     return (
         f"{path} {TAKEN}, and holds rows{tables}; launch this one again: it gets another id. The owner of "
         f"those rows removes them by: oeprov jobs rm {job}"
     )
 
 
-def _of_tables(system: System, path: str) -> str:
+def _describe_tables(system: System, path: str) -> str:
     """The tables of pools and logs in a directory, for a sentence; empty if no file tells.
 
     The job's user writes those files: only some names, and only their beginnings.

@@ -186,7 +186,7 @@ def _fill(
 ) -> None:
     path = wanted["path"]
     uid, gid = jobfiles.ensure_user(system, user) if user else (-1, -1)
-    done = system.run(_as(user, [wanted["python"], "-m", "venv", "--without-pip", path]), timeout=600)
+    done = system.run(_run_as(user, [wanted["python"], "-m", "venv", "--without-pip", path]), timeout=600)
     if not done.ok:
         raise CommandError("no environment for the script's packages could be made: " + done.explain())
     library = os.path.join(path, "lib")
@@ -208,7 +208,7 @@ def _fill(
     # pip reads files that name others from their directory.
     shell = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', asked] + pip
     done = system.run_while(
-        _as(user, shell), is_wanted, PIP_SECONDS, dict(pipindex.environment(index), HOME=path)
+        _run_as(user, shell), is_wanted, PIP_SECONDS, dict(pipindex.environment(index), HOME=path)
     )
     if done.code == STOPPED:
         raise _stopped(wanted)
@@ -216,7 +216,7 @@ def _fill(
         raise CommandError(_why(done, wanted))
 
 
-def _as(user: str, argv: List[str]) -> List[str]:
+def _run_as(user: str, argv: List[str]) -> List[str]:
     return ["runuser", "-u", user, "--"] + argv if user else argv
 
 
@@ -247,7 +247,7 @@ def _sites(system: System, python: str, user: str) -> List[str]:
         "import json, sys; print(json.dumps([p for p in sys.path "
         "if p.rstrip('/').endswith(('site-packages', 'dist-packages'))]))"
     )
-    found: List[str] = json.loads(system.check(_as(user, [python, "-I", "-c", program]), timeout=120))
+    found: List[str] = json.loads(system.check(_run_as(user, [python, "-I", "-c", program]), timeout=120))
     return found
 
 

@@ -176,7 +176,7 @@ def _steps(state: State, desired: Desired, part: Part) -> List[Step]:
         + kernel.plan_default(state, desired)
         + (arguments if late else [])
         + part.after
-        + gpu.after(state, desired)
+        + gpu.plan_loading(state, desired)
     )
 
 

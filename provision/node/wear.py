@@ -26,10 +26,10 @@ class Wear(NamedTuple):
 
 def observe(system: System, state: State) -> List[Wear]:
     """Of each NVMe drive in ``ssd_devices``."""
-    return [_of(system, item.device) for item in state.drives if item.device.startswith("nvme")]
+    return [_read_wear(system, item.device) for item in state.drives if item.device.startswith("nvme")]
 
 
-def _of(system: System, device: str) -> Wear:
+def _read_wear(system: System, device: str) -> Wear:
     result = system.run(["nvme", "smart-log", "--output-format=json", "/dev/" + device])
     if not result.ok:
         return Wear(device, result.explain())

@@ -10,7 +10,7 @@ import pytest
 
 from provision.artifacts import bundle
 from provision.artifacts.bundle import MANIFEST, Bundle
-from provision.artifacts.bundle_packages import Part
+from provision.artifacts.bundle_packages import PackageSet
 from provision.cluster import own_sources
 from provision.cluster.errors import HostError, OeprovError
 from provision.cluster.inventory import Host
@@ -42,7 +42,7 @@ def inventory(tmp_path: Path) -> Any:
 def made(tmp_path: Path, inventory: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle for Debian 12, without what only apt could bring."""
 
-    def collect(os: OsInfo, parts: list[Part], into: Path) -> int:
+    def collect(os: OsInfo, parts: list[PackageSet], into: Path) -> int:
         into.mkdir(parents=True)
         names = [name for part in parts for name in part.names]
         for name in names:

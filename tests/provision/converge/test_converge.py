@@ -13,7 +13,7 @@ from provision.cli import main as cli
 from provision.cluster.errors import ConvergeError, HostError, OeprovError
 from provision.cluster.host_names import named_objects
 from provision.cluster.inventory import Inventory
-from provision.converge import changes, fresh
+from provision.converge import assumed_state, changes
 from provision.converge.changes import Consent
 from provision.converge.stepview import StepView
 from provision.hosts import playbook
@@ -378,7 +378,7 @@ def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
 ) -> None:
     monkeypatch.setattr(
         "provision.hosts.observe.observe",
-        lambda found: {name: fresh.state(host.desired()) for name, host in found.hosts.items()},
+        lambda found: {name: assumed_state.state(host.desired()) for name, host in found.hosts.items()},
     )
     path = state_dir.parent / "two.yml"
     path.write_text(
@@ -399,7 +399,7 @@ def test_retry_trials_repeats_failed_trials_on_all_hosts(
     failed = "5.15.0-130-generic\t2026-11-21\tit came up, but was not confirmed within 300 s"
 
     def observe(found: Inventory) -> dict[str, State]:
-        seen = {name: fresh.state(host.desired()) for name, host in found.hosts.items()}
+        seen = {name: assumed_state.state(host.desired()) for name, host in found.hosts.items()}
         return {
             name: state._replace(kernel=state.kernel._replace(failed=[failed]))
             for name, state in seen.items()
@@ -541,7 +541,7 @@ def test_pmem_mode_plans_arguments_and_reboot_but_no_upgrade(
 ) -> None:
     monkeypatch.setattr(
         "provision.hosts.observe.observe",
-        lambda found: {name: fresh.state(host.desired()) for name, host in found.hosts.items()},
+        lambda found: {name: assumed_state.state(host.desired()) for name, host in found.hosts.items()},
     )
     host = "ansible_host: 192.0.2.7, oeprov_kind: re7p, kernel_version: newest, kernel_arguments: [quiet]"
     code = changes.pmem_mode(

@@ -13,7 +13,7 @@ from one_host import inventory
 
 from provision.cli import main as cli
 from provision.cluster.inventory import Removal
-from provision.converge import fresh
+from provision.converge import assumed_state
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.jobs.store import JobState
@@ -54,8 +54,8 @@ def desired(kind: str, *objects: str, **more: Any) -> Desired:
 
 def used(**parts: Any) -> State:
     """A re6p host as bootstrap left it: fsdax, mounted, entered in fstab."""
-    ubuntu = fresh.state(Desired(kind="cpu")).os
-    base = fresh.state(desired("re6p"))._replace(assumed=False, os=ubuntu)
+    ubuntu = assumed_state.state(Desired(kind="cpu")).os
+    base = assumed_state.state(desired("re6p"))._replace(assumed=False, os=ubuntu)
     state = base._replace(
         namespaces=[base.namespaces[0]._replace(mode="fsdax", uuid="n-1")],
         filesystems=[FileSystem("pmem0", "ext4", "f-1")],
@@ -71,7 +71,7 @@ def used(**parts: Any) -> State:
 
 
 def test_cxl_memory_stays_a_node_until_the_next_boot() -> None:
-    state = fresh.state(desired("cxl"))._replace(
+    state = assumed_state.state(desired("cxl"))._replace(
         assumed=False, files={daxctl.UNIT: daxctl.unit_text([], ["dax0.0"], True), daxctl.ENABLED: ""}
     )
     plan = make_plan(state, desired("cxl"))
@@ -183,7 +183,7 @@ def test_system_ram_goes_back_to_devdax() -> None:
 def test_kernel_arguments_go_back_on_trial_where_the_journal_knows(known: bool) -> None:
     release = "5.15.0-119-generic"
     words = ["quiet", "mitigations=off", "memhp_default_state=offline"]
-    base = fresh.state(Desired(kind="cpu"))._replace(assumed=False, runtime=Runtime())
+    base = assumed_state.state(Desired(kind="cpu"))._replace(assumed=False, runtime=Runtime())
     state = base._replace(
         kernel=KernelState(release, [release], "", release, words),
         bootloader=base.bootloader._replace(cmdline=" ".join(words)),
@@ -215,7 +215,7 @@ def test_kernel_arguments_go_back_on_trial_where_the_journal_knows(known: bool) 
 
 def test_memmap_stays_if_its_range_holds_data() -> None:
     wanted = desired("re7p", remove_known=True)
-    base = fresh.state(wanted)._replace(assumed=False, runtime=Runtime())
+    base = assumed_state.state(wanted)._replace(assumed=False, runtime=Runtime())
     item = used().namespaces[0]._replace(mode="raw", uuid="", labels=False)
     state = base._replace(
         kernel=base.kernel._replace(cmdline=["memmap=1008G!257G"]),

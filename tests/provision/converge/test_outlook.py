@@ -72,7 +72,7 @@ def test_turns_without_a_reboot_do_not_count(journal: Journal) -> None:
     ],
 )
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert outlook.about(seconds) == words
+    assert outlook.round_time(seconds) == words
 
 
 def test_forks_are_those_of_our_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from one_host import inventory
 from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import Inventory
 from provision.cluster.settings import Kind
-from provision.converge import changes, fresh, rollback
+from provision.converge import assumed_state, changes, rollback
 from provision.converge.changes import Consent
 from provision.hosts import history
 from provision.hosts.journal import Journal
@@ -22,7 +22,7 @@ OLD, NEW = "5.15.0-100-generic", "5.15.0-119-generic"
 
 def seen(monkeypatch: pytest.MonkeyPatch, found: Inventory, **parts: Any) -> State:
     """The host as `observe` brings it."""
-    state = fresh.state(found.hosts["one"].desired())
+    state = assumed_state.state(found.hosts["one"].desired())
     state = state._replace(**parts)
     monkeypatch.setattr(
         "provision.hosts.observe.observe", lambda inventory: dict.fromkeys(inventory.hosts, state)

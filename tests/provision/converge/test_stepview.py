@@ -190,7 +190,7 @@ def test_few_hosts_have_a_line_per_step() -> None:
 def test_a_terminal_has_a_summary_that_is_drawn_once_per_second() -> None:
     rollout = Rollout(401, Memory(), terminal=True)
     drawn: list[Any] = []
-    with rollout.view.on(drawn.append):
+    with rollout.view.show_by(drawn.append):
         rollout.prepare()
         rollout.now += 5
         rollout.turn(rollout.turns[0])

@@ -13,7 +13,7 @@ from fake_processes import make_job
 from provision.cli import main as cli
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Inventory
-from provision.converge import fresh
+from provision.converge import assumed_state
 from provision.dashboard import report
 from provision.inventory.loader import load
 from provision.node.plan import make_plan
@@ -38,7 +38,7 @@ all:
 def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
     (tmp_path / "inventory.yml").write_text(INVENTORY)
     found = load(tmp_path / "inventory.yml", state_dir=tmp_path)
-    states: dict[str, Any] = {name: fresh.state(host.desired()) for name, host in found.hosts.items()}
+    states: dict[str, Any] = {name: assumed_state.state(host.desired()) for name, host in found.hosts.items()}
     states["cxl-2"] = HostError("cxl-2", "192.0.2.12 port 22 refuses <connections>")
     monkeypatch.setattr("provision.hosts.observe.observe", lambda _: states)
     return found
@@ -89,7 +89,9 @@ def test_hosts_plan_and_jobs(tmp_path: Path, inventory: Inventory) -> None:
     checker.feed(page)
     assert checker.open == []
     assert "192.0.2.12 port 22 refuses &lt;connections&gt;" in page
-    wanted = make_plan(fresh.state(inventory.hosts["cxl-1"].desired()), inventory.hosts["cxl-1"].desired())
+    wanted = make_plan(
+        assumed_state.state(inventory.hosts["cxl-1"].desired()), inventory.hosts["cxl-1"].desired()
+    )
     assert len(wanted.steps) > 3
     for step in wanted.steps:
         assert escape(step.what).replace("&#x27;", "&#39;") in page

@@ -15,8 +15,8 @@ from fake_processes import make_job
 from provision.cli import main as cli
 from provision.cluster import share
 from provision.cluster.errors import HostError, OeprovError
-from provision.converge import fresh
-from provision.dashboard.server import Server
+from provision.converge import assumed_state
+from provision.dashboard.server import DashboardServer
 from provision.dashboard.watch import Watch
 from provision.inventory.loader import load
 from provision.jobs.store import JobState, ProcessState
@@ -37,8 +37,8 @@ all:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with Server(lambda _: b'{"x": 1}') as server:
+def server() -> Iterator[DashboardServer]:
+    with DashboardServer(lambda _: b'{"x": 1}') as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -47,7 +47,7 @@ def server() -> Iterator[Server]:
 
 
 def ask(
-    server: Server, path: str, method: str = "GET", **headers: str
+    server: DashboardServer, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     try:
@@ -58,7 +58,7 @@ def ask(
         connection.close()
 
 
-def test_requests_without_the_token_are_refused(server: Server) -> None:
+def test_requests_without_the_token_are_refused(server: DashboardServer) -> None:
     root = f"/{server.token}/"
     assert server.url == f"http://127.0.0.1:{server.port}{root}"
     for path, kind in (("", "text/html"), ("page.js", "text/javascript"), ("page.css", "text/css")):
@@ -74,7 +74,7 @@ def test_requests_without_the_token_are_refused(server: Server) -> None:
     assert ask(server, root, "POST")[0] == 501
 
 
-def test_a_page_that_rebinds_its_name_is_refused(server: Server) -> None:
+def test_a_page_that_rebinds_its_name_is_refused(server: DashboardServer) -> None:
     path = f"/{server.token}/data.json"
     for name in (
         "evil.example",
@@ -92,11 +92,11 @@ def test_a_page_that_rebinds_its_name_is_refused(server: Server) -> None:
         assert ask(server, path, Host=name)[0] == 200
 
 
-def test_a_port_that_is_taken_is_one_line(server: Server) -> None:
+def test_a_port_that_is_taken_is_one_line(server: DashboardServer) -> None:
     with pytest.raises(
         OeprovError, match=rf"port {server.port} of 127.0.0.1: .* in use; choose another --port"
     ):
-        Server(bytes, server.port)
+        DashboardServer(bytes, server.port)
 
 
 def test_nothing_comes_from_outside() -> None:
@@ -118,7 +118,9 @@ def until(document: Callable[[], bytes], done: Callable[[Any], bool]) -> Any:
 def test_hosts_and_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inventory.yml").write_text(INVENTORY)
     inventory = load(tmp_path / "inventory.yml", state_dir=tmp_path)
-    states: dict[str, Any] = {name: fresh.state(host.desired()) for name, host in inventory.hosts.items()}
+    states: dict[str, Any] = {
+        name: assumed_state.state(host.desired()) for name, host in inventory.hosts.items()
+    }
     plain = states["re6p-1"]
     states["re6p-1"] = plain._replace(
         runtime=Runtime(oeprov="0.1.0"),
@@ -175,7 +177,7 @@ def test_hosts_are_sent_again_only_when_they_were_observed_again(
     monkeypatch.setattr(Watch, "hosts", hosts)
     monkeypatch.setattr(Watch, "jobs", lambda _: [])
     monkeypatch.setattr("provision.dashboard.watch.HOSTS_SECONDS", 0.01)
-    with Watch(load(share.inventory("local")), tmp_path) as watch, Server(watch.document) as server:
+    with Watch(load(share.inventory("local")), tmp_path) as watch, DashboardServer(watch.document) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
 

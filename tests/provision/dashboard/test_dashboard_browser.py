@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_processes import make_job
 
-from provision.dashboard.server import Server
+from provision.dashboard.server import DashboardServer
 from provision.dashboard.watch import Watch
 from provision.inventory.loader import load
 from provision.jobs.store import Job, JobState, ProcessState
@@ -89,7 +89,7 @@ def page(browser: Browser, job: Job) -> Iterator[Browser]:
         directory = job.directory.parents[1]
         (directory / "inventory.yml").write_text(INVENTORY.format(port=unused.getsockname()[1]))
         inventory = load(directory / "inventory.yml", state_dir=directory)
-        with Watch(inventory, directory) as watch, Server(watch.document) as server:
+        with Watch(inventory, directory) as watch, DashboardServer(watch.document) as server:
             thread = threading.Thread(target=server.serve_forever, args=(0.01,))
             thread.start()
             browser.get(server.url)
@@ -194,7 +194,7 @@ def test_a_job_on_kubernetes_and_words_that_look_like_html(browser: Browser) -> 
     nothing = {"at": None, "list": [], "trouble": "the inventory is gone"}
     found = {"cluster": "k", "inventory": "i.yml", "now": 10.0, "hosts_seconds": 30.0, "hosts": nothing}
     document = json.dumps({**found, "jobs": {"at": 9.0, "list": [job], "trouble": ""}}).encode()
-    with Server(lambda _: document) as server:
+    with DashboardServer(lambda _: document) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         browser.get(server.url)
@@ -256,7 +256,7 @@ def test_a_thousand_hosts_are_shown_by_pages_and_filters(browser: Browser) -> No
     def choose(state: str) -> None:
         Select(browser.find_element(By.ID, "state")).select_by_value(state)
 
-    with Server(document) as server:
+    with DashboardServer(document) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         browser.get(server.url)

@@ -288,7 +288,7 @@ class TestInventory:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """A lab whose machines are files only."""
-    built = image.Image(tmp_path / "images/abc", "6.1.0-55-amd64", "6.1.0-56-amd64")
+    built = image.GuestImage(tmp_path / "images/abc", "6.1.0-55-amd64", "6.1.0-56-amd64")
 
     def run(argv: list[Any], **_: Any) -> str:
         if argv[0] == "ssh-keygen":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.converge import fresh
+from provision.converge import assumed_state
 from provision.node import cxl, daxctl, devices, platforms, pmem, system_ram
 from provision.node.apply import apply
 from provision.node.command import CommandError, Result, System
@@ -160,7 +160,7 @@ def test_a_region_that_is_there_at_boot_stays(tmp_path: Path) -> None:
 def test_the_unit_goes_on_making_the_region_that_it_made() -> None:
     """Also where the region is there; for one that the firmware makes it does nothing."""
     wanted = Desired(kind="cxl", pmem_mode="system-ram")
-    there = fresh.state(wanted)._replace(
+    there = assumed_state.state(wanted)._replace(
         dax=[DaxDevice("dax0.0", 2 * GIB, "system-ram", 1, 2 << 20, True, 16, 16, "region0")]
     )
     for region in (COMMAND, []):

@@ -8,7 +8,7 @@ import pytest
 
 from provision.cluster import systems
 from provision.cluster.errors import OeprovError
-from provision.converge import fresh
+from provision.converge import assumed_state
 from provision.node import (
     build,
     families,
@@ -229,7 +229,7 @@ def test_what_openembedding_runs_on_is_named_where_the_runtime_does_not() -> Non
 def test_each_release_can_be_planned_for_offline(os: OsInfo) -> None:
     assert systems.parse(f"{os.id}-{os.version}").id == os.id
     for kind in ("re6p", "re7p", "bare_metal_pmem", "cxl", "gpu", "cpu"):
-        state = fresh.state(Desired(kind=kind, parameter_server=True, runtime_venv="/v"), os)
+        state = assumed_state.state(Desired(kind=kind, parameter_server=True, runtime_venv="/v"), os)
         assert (state.os.id, state.os.version) == (os.id, os.version)
         assert state.kernel.running
         assert state.bootloader.has_grubby == (state.os.package_manager != "apt")

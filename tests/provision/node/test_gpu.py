@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.converge import fresh
+from provision.converge import assumed_state
 from provision.node import cuda, gpu, gpucheck, gpufabric, packages, secureboot
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.plan import Desired, make_plan
@@ -127,7 +127,7 @@ def test_tensorflow_for_cpus_is_not_meant() -> None:
 def test_a_release_newer_than_the_table_is_taken_for_its_last() -> None:
     assert cuda.build_of("2.23.1") == cuda.BUILDS[-1]
     assert cuda.build_of("2.1.0") is cuda.build_of("") is None
-    state = fresh.state(Desired(kind="gpu", runtime_venv="/v"))
+    state = assumed_state.state(Desired(kind="gpu", runtime_venv="/v"))
     state = state._replace(runtime=state.runtime._replace(exists=True, python="3.15.0", oeprov="0.1.0"))
     for bound, wrong in ((">=2.16", False), ("<2.20", True)):
         desired = Desired(kind="gpu", runtime_venv="/v", runtime_requirements=["tensorflow" + bound])
@@ -137,13 +137,13 @@ def test_a_release_newer_than_the_table_is_taken_for_its_last() -> None:
 
 def test_the_offline_plan_names_drivers_too() -> None:
     desired = Desired(kind="gpu", gpu_driver="470", runtime_requirements=["tensorflow[and-cuda]>=2.16"])
-    assert "470 is too old" in "".join(make_plan(fresh.state(desired), desired).problems)
+    assert "470 is too old" in "".join(make_plan(assumed_state.state(desired), desired).problems)
 
 
 def test_the_kernel_role_alone_does_not_wait_for_the_runtime() -> None:
     """On a host that has neither the runtime's environment nor its packages."""
     desired = Desired(kind="cpu", runtime_venv="/v", kernel_arguments=["oeprov.test=1"])
-    plan = make_plan(fresh.state(desired), desired)
+    plan = make_plan(assumed_state.state(desired), desired)
     assert [step.role for step in plan.steps if step.role == "runtime"], "it has steps that only prepare"
     assert plan.steps_before_reboot() == []
     assert [step.id for step in plan.ready_steps("kernel", False)] == ["reboot"]
@@ -153,7 +153,7 @@ def test_the_kernel_role_alone_does_not_wait_for_the_runtime() -> None:
 def test_the_way_from_nouveau_to_training() -> None:
     """What each role may do, from state to state: nothing is asked for twice, and the end is converged."""
     desired = Desired(kind="gpu", gpu_driver="580")
-    state = fresh.state(desired)._replace(assumed=False)
+    state = assumed_state.state(desired)._replace(assumed=False)
     state = state._replace(
         packages=dict.fromkeys(packages.needed(desired, state.os), "1"),
         runtime=state.runtime._replace(exists=True, oeprov="0.1.0", missing=[]),
@@ -232,7 +232,7 @@ def test_a_check_that_passed_is_remembered_for_what_it_was_made_with(tmp_path: P
     assert check(machine) == "Tesla T4 (15360 MiB): TensorFlow 2.21.0 trained a step on each"
     seen = gpu.observe(machine)
     desired = Desired(kind="gpu", runtime_venv="/v", runtime_requirements=["tensorflow[and-cuda]>=2.16"])
-    state = fresh.state(desired)._replace(gpu=seen._replace(persistence=True))
+    state = assumed_state.state(desired)._replace(gpu=seen._replace(persistence=True))
     runtime = state.runtime._replace(exists=True, python="3.11.2", oeprov="0.1.0", missing=[])
     for version, left in (("2.21.0", []), ("2.20.0", ["gpu-check"])):
         state = state._replace(runtime=runtime._replace(distributions={"tensorflow": version}))
@@ -340,7 +340,7 @@ def test_the_driver_is_installed_from_its_stream_and_its_module_looked_for(
     desired = Desired(
         kind="gpu", gpu_driver="580", runtime_repositories={"nvidia": "https://mirror unsigned"}
     )
-    state = fresh.state(desired)
+    state = assumed_state.state(desired)
     el = state.os._replace(id="rocky", version="8.10", family="rhel", package_manager="dnf")
     step = next(item for item in make_plan(state._replace(os=el), desired).steps if item.id == "gpu-driver")
     machine = Rpm(tmp_path, builds)

@@ -1,8 +1,8 @@
 """Plans from case files: ``cases/*.json`` say state + desired → steps, one case a file.
 
-``base`` names a freshly installed kind (``provision.converge.fresh``); ``state`` replaces parts of it. With
-``ready`` (the default) packages and runtime are there already, so that a case shows only what it is about.
-``steps`` lists every expected step in order; fields that a case does not mention are not compared.
+``base`` names a freshly installed kind (``provision.converge.assumed_state``); ``state`` replaces parts of
+it. With ``ready`` (the default) packages and runtime are there already, so that a case shows only what it is
+about. ``steps`` lists every expected step in order; fields that a case does not mention are not compared.
 ``notes`` and ``problems`` are pieces of text, one for each expected line.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from provision.converge import fresh
+from provision.converge import assumed_state
 from provision.node import packages
 from provision.node.plan import Desired, make_plan
 from provision.node.state import Runtime, State
@@ -43,7 +43,7 @@ def inputs(case: dict[str, Any]) -> tuple[State, Desired]:
     desired = Desired.from_dict(
         {"host": "h", "kind": case["base"], "runtime_venv": "/opt/v", **case["desired"]}
     )
-    base = fresh.state(desired)._replace(assumed=False).to_dict()
+    base = assumed_state.state(desired)._replace(assumed=False).to_dict()
     for name, value in case.get("state", {}).items():
         base[name] = {**base[name], **value} if isinstance(value, dict) else value
     state = State.from_dict(base)

@@ -7,7 +7,7 @@ import pytest
 from test_plan_cases import CASES, load
 
 from provision.cluster.settings import Kind
-from provision.converge import fresh
+from provision.converge import assumed_state
 from provision.node import platforms
 from provision.node.kernelinstall import OPTIONS
 from provision.node.plan import make_plan
@@ -34,7 +34,7 @@ def test_each_platform_has_its_name_modes_and_cases(kind: str) -> None:
 @pytest.mark.parametrize("kind", platforms.kinds())
 def test_a_new_host_can_be_planned_for_in_each_mode_that_it_has(kind: str, mode: str) -> None:
     desired = Desired(host="h", kind=kind, pmem_mode=mode, pmem_directory="/d", runtime_venv="/v")
-    platform, plan = platforms.get(kind), make_plan(fresh.state(desired), desired)
+    platform, plan = platforms.get(kind), make_plan(assumed_state.state(desired), desired)
     refusal = platform.refuse(mode)
     assert bool(refusal) == (mode not in platform.modes)
     assert (refusal in plan.problems) == bool(refusal)
@@ -45,7 +45,7 @@ def test_a_new_host_can_be_planned_for_in_each_mode_that_it_has(kind: str, mode:
 @pytest.mark.parametrize("kind", platforms.kinds())
 def test_each_kernel_option_that_a_mode_needs_is_observed(kind: str, mode: str) -> None:
     desired = Desired(kind=kind, pmem_mode=mode, pmem_dram_weight=1)
-    needed = platforms.get(kind).needed_options(fresh.state(desired), desired)
+    needed = platforms.get(kind).needed_options(assumed_state.state(desired), desired)
     assert {option.name for option in needed} <= set(OPTIONS)
 
 

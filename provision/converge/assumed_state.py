@@ -11,7 +11,7 @@ MIB = 1 << 20
 _CMDLINE = "console=tty0 console=ttyS0,115200n8"
 
 
-def _on(base: State, os: OsInfo) -> State:
+def _install_system(base: State, os: OsInfo) -> State:
     """The same hardware with a freshly installed system."""
     family = families.find(os)
     if family is None:
@@ -54,4 +54,4 @@ def state(desired: Desired, os: OsInfo | None = None) -> State:
     )
     if not platform.managed:
         return base
-    return _on(base, os or base.os)._replace(hostname=desired.host)
+    return _install_system(base, os or base.os)._replace(hostname=desired.host)
