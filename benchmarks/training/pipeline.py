@@ -136,8 +136,8 @@ class Clock:
 
 def switch(model: Any, clock: Clock, *, ahead: bool, staleness: int) -> None:
     """Makes the next steps those of another mode, without compiling anew."""
-    from oe_runtime.keras.bodies import TRAIN
     from oe_runtime.keras.program import Program
+    from oe_runtime.keras.step_bodies import TRAIN
 
     model.served.settings = replace(model.served.settings, pipeline=ahead, staleness=staleness)
     steps = model._steps

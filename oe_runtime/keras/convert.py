@@ -16,10 +16,10 @@ from oe_runtime.keras.in_worker import check_names, find_kept_layers, warn_of_em
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.keras.matrices import written_rows
 from oe_runtime.keras.model import Distributed, DistributedModel
+from oe_runtime.keras.replacement_checks import check_class, check_graph
 from oe_runtime.keras.served import Served, Settings
 from oe_runtime.keras.servers import connect, job_client, known_workers
 from oe_runtime.keras.translate import check_constraint
-from oe_runtime.keras.unchanged import check_class, check_graph
 from oe_runtime.keras.with_tables import WithTables
 
 if TYPE_CHECKING:

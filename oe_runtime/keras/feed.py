@@ -99,7 +99,7 @@ class NanCauses:
     def __init__(self) -> None:
         self._last: Callable[[str], str] = _no_cause
 
-    def of(self, cause: Callable[[str], str]) -> Callable[[], str]:
+    def begin_step(self, cause: Callable[[str], str]) -> Callable[[], str]:
         """Begin a step; return a function that returns its cause, or that of the step before, or "".
 
         `cause` returns that of this step. It is called with the words for its batch.

@@ -29,7 +29,7 @@ class RowGroup:
     lookups: Sequence[Any]  # the gathered rows of each lookup, (ids, dim)
     together: Any  # the same side by side, (examples, lookups, dim); None where they differ in length
 
-    def of_ids(self, of_lookups: Sequence[Any], of_together: Any) -> Any:
+    def join_lookups(self, of_lookups: Sequence[Any], of_together: Any) -> Any:
         """Join the gradients of `lookups` and `together` into one of all ids; None without either.
 
         Its shape is (ids, dim), or (examples, lookups, dim).

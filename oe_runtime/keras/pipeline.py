@@ -28,9 +28,9 @@ import keras
 import tensorflow as tf
 
 from oe_runtime.client import Client
-from oe_runtime.keras.bodies import Body
 from oe_runtime.keras.program import Prepared
 from oe_runtime.keras.step import Steps
+from oe_runtime.keras.step_bodies import Body
 
 _END = object()
 # What reads a batch, and whose it is: an iterator's, or the data themselves.

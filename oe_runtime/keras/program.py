@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from oe_runtime.client import Client, Pairs, Pulled
 from oe_runtime.keras import by_row
 from oe_runtime.keras.arrays import to_tensor
-from oe_runtime.keras.bodies import TRAIN, Body
 from oe_runtime.keras.feed import padding_cause
 from oe_runtime.keras.gradients import RowGroup
 from oe_runtime.keras.plan import LookupPlan
 from oe_runtime.keras.served import Served
+from oe_runtime.keras.step_bodies import TRAIN, Body
 from oe_runtime.keras.supply import Supply
 
 

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
-from oe_runtime.keras.bodies import PREDICT, TEST, TRAIN, Body
 from oe_runtime.keras.dense import build_optimizer, is_built
 from oe_runtime.keras.feed import NanCauses, skeleton
 from oe_runtime.keras.program import Prepared, Program
 from oe_runtime.keras.served import Served
+from oe_runtime.keras.step_bodies import PREDICT, TEST, TRAIN, Body
 from oe_runtime.keras.workers import broadcast_weights
 
 _NOT_DENSE = (tf.RaggedTensor, tf.SparseTensor)
@@ -145,7 +145,7 @@ class Steps:
             return result
         logs, rate, *gradients = result
         self.examples = int(prepared.tensors[0].shape[0])
-        cause = self._causes.of(partial(program.padding_cause, prepared.ids, self.examples))
+        cause = self._causes.begin_step(partial(program.padding_cause, prepared.ids, self.examples))
         if gradients[0] and not self._served.ends_with(logs):
             of_ids, of_rows = ([None if g is None else to_numpy(g) for g in part] for part in gradients)
             push = self._client.push if thread is None else partial(self._client.push_later, thread)

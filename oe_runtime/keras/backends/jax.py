@@ -180,7 +180,7 @@ class Steps:
             variables = zip(self._model.optimizer.variables, state[2], strict=True)
             iterations = next(new for old, new in variables if old is self._model.optimizer._iterations)
             examples = int(np.shape(keras.tree.flatten(data[0])[0])[0])
-            cause = self._causes.of(partial(padding_cause, rows.layers, rows.ids, examples))
+            cause = self._causes.begin_step(partial(padding_cause, rows.layers, rows.ids, examples))
             if not self._model.served.ends_with(logs):
                 parts = [np.asarray(g) for g in gradients]
                 one_by_one.push(self._model.served, rows, parts, float(rate), iterations, cause)

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import record  # whether a tape records has no public name
 
-from oe_runtime.keras import bodies, by_row, step
+from oe_runtime.keras import by_row, step, step_bodies
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.pipeline import Pipeline
 from oe_runtime.keras.served import Served
@@ -52,9 +52,9 @@ class Steps(step.Steps):
 
     def __init__(self, served: Served, *, eager: bool) -> None:
         super().__init__(served, eager=eager)
-        self.training = self.pipeline(bodies.TRAIN, served.settings.staleness)
+        self.training = self.pipeline(step_bodies.TRAIN, served.settings.staleness)
 
-    def pipeline(self, body: bodies.Body, staleness: int = 0) -> Pipeline:
+    def pipeline(self, body: step_bodies.Body, staleness: int = 0) -> Pipeline:
         """Return a new pipeline, which prefetches rows if the model wants that."""
         ahead = self._served.settings.pipeline and not self._eager
         return Pipeline(self, self._client, body, ahead=ahead, staleness=staleness if ahead else 0)
@@ -69,7 +69,7 @@ class Steps(step.Steps):
 
     def test_function(self) -> Callable[[Any], Any]:
         """Return a function of an iterator over batches."""
-        return self._over_batches(self.pipeline(bodies.TEST))
+        return self._over_batches(self.pipeline(step_bodies.TEST))
 
     def predict_function(self) -> Callable[[Any], Any]:
         """Return a function of a list of batches."""

@@ -108,7 +108,7 @@ class Steps:
             rate = float(optimizer.learning_rate)
             # Before the dense weights change: if the servers refuse it, those stay as they were.
             examples = int(keras.tree.flatten(x)[0].shape[0])
-            cause = self._causes.of(partial(padding_cause, rows.layers, rows.ids, examples))
+            cause = self._causes.begin_step(partial(padding_cause, rows.layers, rows.ids, examples))
             if not model.served.ends_with({"loss": loss.detach()}):
                 parts = [g.cpu().numpy() for g in gradients]
                 iterations = int(optimizer._iterations) + 1

@@ -15,7 +15,7 @@ from server_processes import Server
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
 from oe_runtime.errors import GradientError, KeyRangeError, ServerLost
-from oe_runtime.keras.bodies import TRAIN
+from oe_runtime.keras.step_bodies import TRAIN
 
 pytestmark = pytest.mark.usefixtures("deterministic")
 BATCH = 16

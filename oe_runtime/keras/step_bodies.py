@@ -57,7 +57,7 @@ def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[A
     variables = model.trainable_variables
     optimizer = model.optimizer
     of_ids = [
-        group.of_ids(parts, next(iter(whole), None))
+        group.join_lookups(parts, next(iter(whole), None))
         for group, parts, whole in zip(groups, of_lookups, of_together, strict=True)
     ]
     of_rows: Sequence[Any] = [  # a gradient for each group
