@@ -123,7 +123,7 @@ fuzz:
 CXX_FILES = $(shell git ls-files 'oe_runtime/core/*.cc' 'oe_runtime/core/*.h' 'tests/fuzz/*.cc' 'tests/fuzz/*.h' benchmarks/table_bench.cc)
 
 # Each of these is a hook of .pre-commit-config.yaml too.
-LINTERS = lint-ruff lint-mypy lint-imports lint-node lint-ansible lint-cxx lint-tidy docs-check
+LINTERS = lint-ruff lint-mypy lint-imports lint-house lint-node lint-ansible lint-cxx lint-tidy docs-check
 
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
@@ -144,6 +144,9 @@ lint-mypy:
 
 lint-imports:
 	$(BIN)/lint-imports
+
+lint-house:
+	$(BIN)/python tools/check_tidy.py
 
 lint-node:
 	$(BIN)/vermin --quiet --no-tips --violations -t=3.6- provision/node
