@@ -14,7 +14,7 @@ from oe_runtime.data import stream
 from oe_runtime.data.files import DataFiles
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
-from oe_runtime.data.schema import Batch, concatenate
+from oe_runtime.data.schema import Batch, rebatch
 from oe_runtime.data.source import Source
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
@@ -133,7 +133,7 @@ def training_batches(source: Source, split: Split, batch_size: int, skip: int = 
     `skip` batches are passed over without parsing.
     """
     start = split.row_of(skip * batch_size)
-    return _rebatch(_select(source.blocks(start), split, start, held=False), batch_size)
+    return _batches(_select(source.blocks(start), split, start, held=False), batch_size)
 
 
 def range_batches(
@@ -144,14 +144,18 @@ def range_batches(
     `done` of them are passed over.
     """
     start = 0 if held else split.row_of(done)
-    return _rebatch(_select(source.read(part, start), split, start, held=held), batch_size)
+    return _batches(_select(source.read(part, start), split, start, held=held), batch_size)
 
 
 def holdout_batches(source: Source, split: Split, batch_size: int) -> Iterator[Batch]:
     """Yield the rows of the evaluation in order; the last batch may be shorter."""
     if (apart := source.evaluation()) is not None:
-        return _rebatch(apart.blocks(), batch_size)
-    return _rebatch(_select(source.blocks(), split, 0, held=True), batch_size)
+        return _batches(apart.blocks(), batch_size)
+    return _batches(_select(source.blocks(), split, 0, held=True), batch_size)
+
+
+def _batches(blocks: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
+    return (batch for batch, _ in rebatch(blocks, batch_size) if batch is not None)
 
 
 def _select(blocks: Iterator[Batch], split: Split, row: int, *, held: bool) -> Iterator[Batch]:
@@ -162,22 +166,6 @@ def _select(blocks: Iterator[Batch], split: Split, row: int, *, held: bool) -> I
             yield block
         else:
             yield block.take(mask if held else ~mask)
-
-
-def _rebatch(blocks: Iterator[Batch], batch_size: int) -> Iterator[Batch]:
-    pending: list[Batch] = []
-    rows = 0
-    for block in blocks:
-        start = 0
-        while rows + block.rows - start >= batch_size:
-            stop = start + batch_size - rows
-            yield concatenate([*pending, block.slice(start, stop)])
-            pending, rows, start = [], 0, stop
-        if start < block.rows:
-            pending.append(block.slice(start, block.rows))
-            rows += block.rows - start
-    if pending:
-        yield concatenate(pending)
 
 
 def with_following(items: Iterable[_T], count: int) -> Iterator[tuple[_T, list[_T]]]:

@@ -237,12 +237,18 @@ class Pass:
     read: int = 0  # bytes
 
 
-def file_rows(path: Path, file: RowFile, pass_: Pass, broken: BrokenRows) -> Generator[Batch, None, None]:
-    """Yield a file's rows after the skipped ones: one batch per piece, perhaps empty."""
+def file_rows(
+    path: Path, file: RowFile, pass_: Pass, broken: BrokenRows, *, ahead: bool = True
+) -> Generator[Batch, None, None]:
+    """Yield a file's rows after the skipped ones: one batch per piece, perhaps empty.
+
+    `ahead`: read and parse a few pieces ahead, in other threads.
+    """
     if broken.limit == 0:  # else skipped lines must be parsed, too
         pass_.rows = file.skip(pass_.start)
     line = file.first + pass_.rows
-    with contextlib.closing(read_ahead(file.pieces())) as pieces:
+    parsed = read_ahead(file.pieces()) if ahead else (task() for task in file.pieces())
+    with contextlib.closing(parsed) as pieces:
         for batch, problems, pass_.read in pieces:
             for row, problem in problems:
                 broken.add(path, f"{file.unit} {line + row}", problem)

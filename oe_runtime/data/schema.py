@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,29 @@ def concatenate(parts: list[Batch]) -> Batch:
     if parts[0].weights is not None:
         weights = np.concatenate([p.weights for p in parts if p.weights is not None])
     return Batch(np.concatenate([p.dense for p in parts]), ids, labels, weights)
+
+
+def rebatch(blocks: Iterable[Batch | None], batch_size: int) -> Iterator[tuple[Batch | None, int]]:
+    """Yield batches of `batch_size` rows; the last one may be shorter. A None, for a wait, passes through.
+
+    With each comes the number of rows of the last block that it leaves.
+    """
+    pending: list[Batch] = []
+    rows = 0
+    for block in blocks:
+        if block is None:
+            yield None, 0
+            continue
+        start = 0
+        while rows + block.rows - start >= batch_size:
+            stop = start + batch_size - rows
+            yield concatenate([*pending, block.slice(start, stop)]), block.rows - stop
+            pending, rows, start = [], 0, stop
+        if start < block.rows:
+            pending.append(block.slice(start, block.rows))
+            rows += block.rows - start
+    if pending:
+        yield concatenate(pending), 0
 
 
 def field_cardinalities(max_cardinality: int = 0) -> tuple[int, ...]:

@@ -21,18 +21,18 @@ from typing import Any, NamedTuple
 from oe_runtime.data.files import DataFiles, Pass, file_kind, file_rows, open_file
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows, reading
-from oe_runtime.data.schema import Batch, concatenate
+from oe_runtime.data.schema import Batch, rebatch
 from oe_runtime.data.source import Source
-from oe_runtime.data.text import LineRows
+from oe_runtime.data.text import TextFile
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 
 STDIN = "-"
 END = "_END"  # a file of this name in a directory: no others will come
 _LOOK = 1.0  # seconds between two looks at a directory; and the longest wait for rows
-_CHUNK = 1 << 20  # bytes of standard input
-_CHUNKS = 64  # of them that wait to be parsed
+_BATCHES = 32  # of standard input that wait to be trained on
 
+_Found = queue.Queue[tuple[Batch | None, int] | BaseException]
 _Stamp = tuple[int, int]  # bytes and time of the last change, in ns
 
 
@@ -96,27 +96,19 @@ class Stream(Source):
 
     def batches(self, batch_size: int, start: Place) -> Generator[Arrived | None, None, None]:
         """Yield batches after `start`, None where there is no whole one yet; the last may be short."""
-        parts: list[Batch] = []
-        rows = 0
         place = start
-        with contextlib.closing(self.arrivals(start)) as arrivals:
+
+        def blocks(arrivals: Generator[Arrived | None, None, None]) -> Iterator[Batch | None]:
+            nonlocal place
             for arrived in arrivals:
-                if arrived is None:
-                    yield None
-                    continue
-                block, place = arrived
-                begin = 0
-                while rows + block.rows - begin >= batch_size:
-                    stop = begin + batch_size - rows
-                    after = block.rows - stop  # rows of the block that the batch leaves
-                    here = replace(place, rows=place.rows - after, row=place.row - after)
-                    yield Arrived(concatenate([*parts, block.slice(begin, stop)]), here)
-                    parts, rows, begin = [], 0, stop
-                if begin < block.rows:
-                    parts.append(block.slice(begin, block.rows))
-                    rows += block.rows - begin
-        if parts:
-            yield Arrived(concatenate(parts), place)
+                if arrived is not None:
+                    place = arrived.place
+                yield arrived and arrived.batch
+
+        with contextlib.closing(self.arrivals(start)) as arrivals:
+            for batch, after in rebatch(blocks(arrivals), batch_size):
+                here = replace(place, rows=place.rows - after, row=place.row - after)
+                yield None if batch is None else Arrived(batch, here)
 
 
 class GrowingDirectory(Stream):
@@ -302,44 +294,57 @@ class StandardInput(Stream):
                 "rows from the first one on: those of the checkpoint are skipped"
             )
         self._begun = True
-        chunks: queue.Queue[bytes | OSError] = queue.Queue(_CHUNKS)
-        threading.Thread(target=_read_stdin, args=(chunks,), name="read-stdin", daemon=True).start()
-        rows = LineRows(Path(self.name), self._schema)
-        broken = BrokenRows(self._max_bad_rows)
+        found: _Found = queue.Queue(_BATCHES)
+        # A daemon: it may wait for rows when the program ends.
+        threading.Thread(target=self._put, args=(start.rows, found), name="read-stdin", daemon=True).start()
         place = Place(file=STDIN)
-        ended = False
-        while not ended:
-            found: list[bytes] = []
-            with contextlib.suppress(queue.Empty):
-                while not ended and len(found) < 2:
-                    chunk = chunks.get_nowait()
-                    if isinstance(chunk, OSError):
-                        raise DataError(f"cannot read standard input: {chunk.strerror}")
-                    ended = not chunk
-                    found.append(chunk)
-            if not found:
+        while True:
+            try:
+                one = found.get_nowait()
+            except queue.Empty:
                 yield None
                 continue
-            for line, batch, problems in rows.parse(b"".join(found), last=ended):
-                for row, problem in problems:
-                    broken.add(Path(self.name), f"line {line + row}", problem)
-                place = replace(place, rows=place.rows + batch.rows, row=place.row + batch.rows)
-                skipped = min(batch.rows, max(0, start.rows - place.rows + batch.rows))
-                if skipped < batch.rows:
-                    yield Arrived(batch.slice(skipped, batch.rows), place)
+            if isinstance(one, BaseException):
+                raise one
+            batch, rows = one
+            place = replace(place, rows=rows, row=rows)
+            if batch is None:
+                break
+            if batch.rows:
+                yield Arrived(batch, place)
         if place.rows < start.rows:
             raise DataError(
                 f"standard input ended after {place.rows:,} rows, and the checkpoint counts {start.rows:,}; "
                 "send all rows again, from the first one on"
             )
 
-
-def _read_stdin(chunks: queue.Queue[bytes | OSError]) -> None:
-    chunk = b"-"
-    while chunk:
+    def _put(self, skipped: int, found: _Found) -> None:
+        """Put the batches after the `skipped` rows, None at the end; each with the rows up to there."""
+        path, pass_ = Path(self.name), Pass(skipped)
         try:
-            chunk = os.read(0, _CHUNK)
-        except OSError as error:
-            chunks.put(error)
-            return
-        chunks.put(chunk)
+            file = TextFile(path, self._schema, commas=True, pipe=_Pipe())
+            for doubt in file.doubts().values():
+                print(f"warning: {path}: {doubt}", file=sys.stderr)
+            for batch in file_rows(path, file, pass_, BrokenRows(self._max_bad_rows), ahead=False):
+                found.put((batch, pass_.rows))
+            found.put((None, pass_.rows))
+        except BaseException as error:
+            found.put(error)
+
+
+class _Pipe:
+    """Standard input, which gives what has arrived."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def read(self, most: int) -> bytes:
+        data = os.read(0, most)
+        self._at += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        """Leave it open."""

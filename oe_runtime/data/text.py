@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,14 +48,17 @@ class TextFile(RowFile):
 
     unit = "line"
 
-    def __init__(self, path: Path, schema: Schema, commas: bool) -> None:
+    def __init__(self, path: Path, schema: Schema, commas: bool, pipe: Any = None) -> None:
+        """`pipe` is read instead of the file if it is given: an object with `read`, `tell` and `close`."""
         self._path = path
         with reading(path):
-            self._raw, self._stream = open_text(path)
+            self._raw, self._stream = open_text(path) if pipe is None else (pipe, pipe)
         try:
             self._stop: int | None = None  # the byte after which no line begins
             self._ended = False  # whether that was reached
             head = self._read()
+            while b"\n" not in head and 0 < len(head) < BLOCK_BYTES and (more := self._read()):
+                head += more  # a pipe gives a part of a line
             check_encoding(path, head)
             self._head = head.removeprefix(BOM)
             line = self._head[: _core.MAX_LINE_BYTES].split(b"\n", 1)[0].rstrip(b"\r")
@@ -163,40 +165,6 @@ def open_text(path: Path) -> tuple[pa.NativeFile, pa.NativeFile]:
     raw = remote_files.open_input(path)
     codec = CODECS.get(path.suffix.lower())
     return raw, pa.CompressedInputStream(raw, codec) if codec else raw
-
-
-class LineRows:
-    """Rows of lines that come in pieces of any size, such as from a pipe."""
-
-    def __init__(self, name: Path, schema: Schema) -> None:
-        self._name = name
-        self._schema = schema
-        self._form: _Form | None = None
-        self._rest = b""  # the start of a line
-        self._line = 1
-
-    def parse(self, data: bytes, *, last: bool) -> Iterator[tuple[int, Batch, list[tuple[int, str]]]]:
-        """Yield the whole lines: the number of the first one, the rows, the broken ones from it on."""
-        data = self._rest + data
-        cut = data.rfind(b"\n") + 1
-        # Of an endless line the parser takes enough to see that it is too long.
-        if last or (not cut and len(data) > BLOCK_BYTES):
-            cut = len(data)
-        data, self._rest = data[:cut], data[cut:]
-        if self._form is None and data:
-            check_encoding(self._name, data)
-            data = data.removeprefix(BOM)
-            line, _, rest = data.partition(b"\n")
-            self._form = _begin(self._name, line.rstrip(b"\r"), True, self._schema)
-            if self._form.header:
-                data, self._line = rest, 2
-            for doubt in _doubts(self._form, data).values():
-                print(f"warning: {self._name}: {doubt}", file=sys.stderr)
-        if not data or self._form is None:
-            return
-        labels, dense, ids, weights, broken = self._form.layout.parse(data)
-        yield self._line, Batch(dense, ids, labels, weights), broken
-        self._line += len(labels) + len(broken)
 
 
 def check_encoding(path: Path, head: bytes) -> None:

@@ -1,6 +1,7 @@
 """Every format reads as the same rows, from any row on; what is wrong with a file is said."""
 
 import gzip
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from oe_runtime.data.files import DataFiles
 from oe_runtime.data.row_schema import CRITEO
 from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.schema import CATEGORIES, COLUMNS, Batch, concatenate
-from oe_runtime.data.text import LineRows
+from oe_runtime.data.text import TextFile
 
 EXCERPT = Path(__file__).with_name("criteo_200.tsv")
 FIELDS = [line.decode().split("\t") for line in EXCERPT.read_bytes().splitlines()]
@@ -439,7 +440,7 @@ def test_text_that_is_none_is_called_what_it_is(tmp_path: Path, encoded: bytes, 
     with pytest.raises(DataError, match=f"rows.csv:? {said}"):
         everything(path)
     with pytest.raises(DataError, match=f"rows.csv:? {said}"):
-        list(LineRows(path, CRITEO).parse(encoded, last=True))
+        TextFile(path, CRITEO, True, pipe=io.BytesIO(encoded))
 
 
 @pytest.mark.parametrize("name", ["ROWS.CSV", "Rows.TSV.GZ", "ROWS.Parquet", "ROWS.PQ"])
