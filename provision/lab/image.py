@@ -205,21 +205,8 @@ def _write_disk(root: Path, work: Path, older: str, log: Path) -> None:
 
 def _mke2fs(tree: Path, disk: Path, name: str, offset: int, size: int, log: Path) -> None:
     extended = f"offset={offset * _MIB},assume_storage_prezeroed=1"
-    argv: list[str | Path] = [
-        "mke2fs",
-        "-q",
-        "-t",
-        "ext4",
-        "-b",
-        "4096",
-        "-U",
-        name,
-        "-d",
-        tree,
-        "-E",
-        extended,
-    ]
-    programs.run([*argv, disk, f"{size}M"], log=log)
+    argv: list[str | Path] = ["mke2fs", "-q", "-t", "ext4", "-b", "4096", "-U", name, "-d", tree]
+    programs.run([*argv, "-E", extended, disk, f"{size}M"], log=log)
 
 
 def _install_grub(work: Path) -> None:

@@ -175,7 +175,7 @@ class Lab:
 
     def _make_nodes(self, count: int, shape: Machine, base: image.GuestImage) -> None:
         if not self.key.exists():
-            programs.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "oeprov lab", "-f", self.key])
+            programs.make_key(self.key, "oeprov lab")
         specs = [node.spec for node in self.nodes]
         taken = {spec.ssh_port for spec in specs}
         for index in range(len(specs) + 1, count + 1):
@@ -191,20 +191,8 @@ class Lab:
         directory, spec = node.directory, node.spec
         shutil.rmtree(directory, ignore_errors=True)  # of an `up` that was killed
         directory.mkdir(parents=True)
-        programs.run(
-            [
-                "qemu-img",
-                "create",
-                "-q",
-                "-f",
-                "qcow2",
-                "-F",
-                "raw",
-                "-b",
-                base.disk,
-                directory / "disk.qcow2",
-            ]
-        )
+        overlay = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b"]
+        programs.run([*overlay, base.disk, directory / "disk.qcow2"])
         if spec.variant in ("bare-metal", "re6p"):
             for item in range(spec.sockets):
                 module = directory / f"nvdimm{item}"
@@ -216,10 +204,7 @@ class Lab:
         if spec.variant == "nvme":
             with (directory / machine.DRIVE).open("wb") as file:
                 file.truncate(spec.pmem)
-        comment = f"root@{node.name}"
-        programs.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", directory / "host_key"]
-        )
+        programs.make_key(directory / "host_key", f"root@{node.name}")
         shutil.copy(self.key.with_suffix(".pub"), directory / "authorized_keys")
 
     def _state(self) -> dict[str, Any]:

@@ -86,12 +86,8 @@ def arguments(
     through = ",iommu_platform=on,disable-legacy=on" if machine.variant == "cxl" else ""
     argv += ["-device", "virtio-blk-pci,bus=pcie.0,drive=disk" + through]
     argv += ["-netdev", "user,id=net0,restrict=on" + forwards]
-    argv += [
-        "-device",
-        "virtio-net-pci,bus=pcie.0,netdev=net0,romfile=" + through,
-        "-device",
-        "virtio-rng-pci,bus=pcie.0" + through,
-    ]
+    argv += ["-device", "virtio-net-pci,bus=pcie.0,netdev=net0,romfile=" + through]
+    argv += ["-device", "virtio-rng-pci,bus=pcie.0" + through]
     argv += ["-fw_cfg", f"name=opt/oeprov/hostname,string={machine.name}"]
     argv += ["-fw_cfg", "name=opt/oeprov/host_key,file=host_key"]
     argv += ["-fw_cfg", "name=opt/oeprov/authorized_keys,file=authorized_keys"]
@@ -140,12 +136,8 @@ def _memory(machine: Machine) -> list[str]:
         return [*argv, "-numa", "node,nodeid=1,memdev=ram1"]
     if machine.variant == "cxl":
         argv += ["-machine", "q35,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size=4G"]
-        argv += [
-            "-m",
-            f"{machine.memory >> 20}M",
-            "-object",
-            f"memory-backend-ram,id=cxl0,size={machine.pmem}",
-        ]
+        argv += ["-m", f"{machine.memory >> 20}M"]
+        argv += ["-object", f"memory-backend-ram,id=cxl0,size={machine.pmem}"]
         argv += ["-device", "pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1"]
         argv += ["-device", "cxl-rp,port=0,bus=cxl.1,id=rp0,chassis=0,slot=2"]
         return [*argv, "-device", "cxl-type3,bus=rp0,volatile-memdev=cxl0,id=cxl-memory0"]
@@ -184,19 +176,9 @@ def direct_boot(
     kernel: Path, initrd: Path | None, disk: Path | None, command_line: str, console: Path
 ) -> list[str]:
     """A command line without boot loader and network, for a machine that ends by itself; emulated."""
-    argv = [
-        QEMU,
-        "-nodefaults",
-        "-no-user-config",
-        "-display",
-        "none",
-        "-no-reboot",
-        "-machine",
-        "q35",
-        "-m",
-        "1G",
-    ]
-    argv += [*EMULATION, "-smp", "2", "-kernel", str(kernel), "-append", command_line]
+    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    argv += ["-machine", "q35", "-m", "1G", *EMULATION, "-smp", "2"]
+    argv += ["-kernel", str(kernel), "-append", command_line]
     argv += ["-serial", f"file:{console}"]
     if initrd:
         argv += ["-initrd", str(initrd)]

@@ -55,6 +55,11 @@ def require(install: bool = False) -> None:
         raise LabError(f"these packages did not bring what the lab needs: {', '.join(missing())}")
 
 
+def make_key(path: Path, comment: str) -> None:
+    """Make a key pair for ssh without a password."""
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])
+
+
 def run(
     argv: Sequence[str | Path], *, log: Path | None = None, environment: dict[str, str] | None = None
 ) -> str:
