@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
-from oe_runtime.support import interrupt, remote_files
+from oe_runtime.support import durable, interrupt, remote_files
 from oe_runtime.support.argument_types import size
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.support.token_file import read_token
@@ -121,9 +120,7 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
             model.watch(options.refresh_seconds)
         ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
         if options.ready_file is not None:
-            partial = options.ready_file.with_name(f".{options.ready_file.name}.part")
-            partial.write_text(json.dumps({"pid": os.getpid(), **ports}) + "\n", encoding="utf-8")
-            os.replace(partial, options.ready_file)
+            durable.write_json(options.ready_file, {"pid": os.getpid(), **ports})
         served = model.checkpoint or options.model
         grpc = f", gRPC on port {ports['grpc_port']}" if "grpc_port" in ports else ""
         print(

@@ -57,18 +57,16 @@ the process, sizes in bytes. ``Client.stats()`` returns the same without ``time`
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socket import AF_INET, AF_INET6
-from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 import oe_runtime._core as _core
 from oe_runtime.spec import CACHED, DURABLE
 from oe_runtime.support import durable
+from oe_runtime.support.http_server import BoundedHttpServer
 
 __all__ = ["CONTENT_TYPE", "Endpoint", "MetricsFile", "text"]
 
@@ -304,41 +302,20 @@ class Endpoint:
             def log_message(self, *_: Any) -> None:
                 """Scrapes are not logged."""
 
-        slots = threading.BoundedSemaphore(_READERS)
-
-        class Server(ThreadingMixIn, TCPServer):
-            daemon_threads = True
-            allow_reuse_address = True
-            address_family = AF_INET6 if ":" in host else AF_INET
-
-            def process_request(self, request: Any, client_address: Any) -> None:
-                if slots.acquire(blocking=False):
-                    super().process_request(request, client_address)
-                else:
-                    self.shutdown_request(request)
-
-            def process_request_thread(self, request: Any, client_address: Any) -> None:
-                try:
-                    super().process_request_thread(request, client_address)
-                finally:
-                    slots.release()
-
+        class Server(BoundedHttpServer):
             def handle_error(self, *_: Any) -> None:
                 """A client that left early is not logged."""
 
         try:
-            self._server = Server((host, port), Handler)
+            self._server = Server(host, port, Handler, _READERS)
         except OSError as error:
             reason = error.strerror or str(error)
             raise OSError(f"cannot serve metrics on {host}:{port}: {reason}; see --metrics-port") from None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
+        self._server.start("metrics")
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
 
 class MetricsFile:

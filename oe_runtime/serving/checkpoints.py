@@ -17,10 +17,8 @@ from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.errors import CheckpointError, ServingError
 from oe_runtime.spec import StorageSpec, TableSpec
-from oe_runtime.support import remote_files
+from oe_runtime.support import dense_file, remote_files
 from oe_runtime.support.remote_files import RemotePath
-
-DENSE = "dense.npz"
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class ServedCheckpoint:
     @property
     def dense(self) -> Path | None:
         """The file of the dense weights, if it has one."""
-        file = self.path / DENSE
+        file = self.path / dense_file.FILE
         return file if file.exists() else None
 
     def since(self, other: ServedCheckpoint | None) -> Sequence[Path] | None:

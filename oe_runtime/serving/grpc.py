@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from oe_runtime.errors import InputError, OeError, ServingError
+from oe_runtime.errors import InputError, ServingError
 from oe_runtime.serving import requests
 from oe_runtime.serving.model import Model
 
@@ -95,10 +95,6 @@ class GrpcServer:
         self._server.stop(1).wait()
 
 
-class _NotFound(OeError):
-    """A request for another model or version."""
-
-
 class _Service:
     def __init__(self, name: str, model: Model, max_body_bytes: int) -> None:
         self._name = name
@@ -110,13 +106,9 @@ class _Service:
 
         try:
             return work()
-        except _NotFound as error:
-            code, message = grpc.StatusCode.NOT_FOUND, str(error)
         except Exception as error:
             kind, message = requests.describe_error(error)
-            codes = {"invalid": grpc.StatusCode.INVALID_ARGUMENT, "unavailable": grpc.StatusCode.UNAVAILABLE}
-            code = codes.get(kind, grpc.StatusCode.INTERNAL)
-        context.abort(code, message)
+        context.abort(grpc.StatusCode[kind], message)
         return None
 
     def predict(self, request: Any) -> Any:
@@ -162,14 +154,10 @@ class _Service:
         return reply
 
     def _check(self, spec: Any, version: int | None = None) -> None:
-        if spec.name != self._name:
-            raise _NotFound(f"Servable not found for request: model {spec.name!r}; this is {self._name!r}")
+        requests.check_name(spec.name, self._name)
         requests.check_signature(spec.signature_name)
-        have = self._model.version if version is None else version
-        if spec.HasField("version") and spec.version.value != have:
-            raise _NotFound(
-                f"Servable not found for request: version {spec.version.value} of {self._name}; it is {have}"
-            )
+        asked = spec.version.value if spec.HasField("version") else None
+        requests.check_version(asked, self._name, self._model.version if version is None else version)
 
     def _describe(self, spec: Any, version: int) -> None:
         spec.name = self._name

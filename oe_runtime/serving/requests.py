@@ -56,6 +56,25 @@ def parse_inputs(request: Any, tensors: Sequence[Tensor]) -> tuple[dict[str, Any
     return _without_base64({name: [row[name] for row in rows] for name in first}, tensors), True
 
 
+class NotFound(OeError):
+    """A request for another model or version."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"Servable not found for request: {what}")
+
+
+def check_name(asked: str, name: str) -> None:
+    """Raise NotFound for a request of another model than `name`."""
+    if asked != name:
+        raise NotFound(f"model {asked!r}; this is {name!r}")
+
+
+def check_version(asked: int | None, name: str, version: int) -> None:
+    """Raise NotFound for a request of another version than that of model `name`; None is any."""
+    if asked not in (None, version):
+        raise NotFound(f"version {asked} of {name}; it is {version}")
+
+
 def check_signature(name: Any) -> None:
     """Raise InputError for a signature that the model lacks."""
     if name not in ("", SIGNATURE):
@@ -116,15 +135,17 @@ def _json(name: str, array: NDArray[Any]) -> Any:
 
 
 def describe_error(error: Exception) -> tuple[str, str]:
-    """Return the kind of an error, "invalid", "unavailable" or "internal", and the message for the client."""
+    """Return gRPC's name of an error's status, and the message for the client."""
+    if isinstance(error, NotFound):
+        return "NOT_FOUND", str(error)
     if isinstance(error, InputError):
-        return "invalid", str(error)
+        return "INVALID_ARGUMENT", str(error)
     if isinstance(error, (ServerLost, ServingError)):
-        return "unavailable", str(error)
+        return "UNAVAILABLE", str(error)
     if isinstance(error, OeError):
-        return "internal", str(error)
+        return "INTERNAL", str(error)
     traceback.print_exception(error)
-    return "internal", f"internal error ({type(error).__name__}); the server's log has more"
+    return "INTERNAL", f"internal error ({type(error).__name__}); the server's log has more"
 
 
 def status(version: int) -> dict[str, Any]:

@@ -12,13 +12,20 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from oe_runtime.errors import ServingError
 from oe_runtime.serving import requests
 from oe_runtime.serving.model import Model
+from oe_runtime.support.http_server import BoundedHttpServer
 
+_STATUS = {
+    "NOT_FOUND": HTTPStatus.NOT_FOUND,
+    "INVALID_ARGUMENT": HTTPStatus.BAD_REQUEST,
+    "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
+    "INTERNAL": HTTPStatus.INTERNAL_SERVER_ERROR,
+}
 _PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+))?(?P<verb>:\w+|/metadata)?")
 MAX_BODY_BYTES = 16 << 20
 _LONGEST_NUMBER = 19  # digits of a version or a length
@@ -31,11 +38,9 @@ _PATIENCE = 10.0  # seconds that a larger one waits
 _LINGER = 5.0  # seconds for a client with an unread body to receive an error
 
 
-class RestServer(ThreadingHTTPServer):
-    """Listens from its creation; `start` begins to answer, in a thread."""
+class RestServer(BoundedHttpServer):
+    """A model's server; of connections over the limit, the one that has waited longest is closed."""
 
-    daemon_threads = True
-    block_on_close = False
     request_queue_size = 128
 
     def __init__(
@@ -56,61 +61,24 @@ class RestServer(ThreadingHTTPServer):
         self.name = name
         self.model = model
         self.max_body_bytes = max_body_bytes
-        self._places = threading.BoundedSemaphore(max_connections)
         self._lock = threading.Lock()
         self._waiting: dict[_Handler, tuple[float, float]] = {}  # (deadline, start) of waits for clients
         self._body_bytes = 0
         self._body_is_done = threading.Condition()
-        if ":" in host:
-            self.address_family = socket.AF_INET6
         try:
-            super().__init__((host, port), _Handler)
+            super().__init__(host, port, _Handler, max_connections)
         except (OSError, OverflowError) as error:
             raise ServingError(f"cannot listen on {host}:{port}: {error}") from error
 
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self.server_address[1])
+    def start(self, name: str = "oe-serving-rest") -> None:
+        """Start answering requests, in a thread."""
+        super().start(name)
 
-    def start(self) -> None:
-        """Start answering requests."""
-        threading.Thread(target=self.serve_forever, name="oe-serving-rest", daemon=True).start()
-
-    def stop(self) -> None:
-        """Stop accepting requests."""
-        self.shutdown()
-        self.server_close()
-
-    def server_bind(self) -> None:
-        """Bind as TCPServer does; HTTPServer would look up the host's name, which may take long."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it in a thread if there is room; else close the connection that has waited longest."""
-        if self._places.acquire(blocking=False) or (self._close_oldest() and self._places.acquire(timeout=1)):
-            try:
-                super().process_request(request, client_address)
-            except BaseException:  # no thread will free the place
-                self._places.release()
-                raise
-            return
-        try:
+    def refuse(self, request: Any) -> None:
+        """Answer a connection for which there is no room."""
+        with suppress(OSError):
             request.settimeout(1)
             request.sendall(_FULL)
-        except OSError:
-            pass
-        self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve it and free its place."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
 
     def service_actions(self) -> None:
         """Close connections over their time limit; called twice per second."""
@@ -120,7 +88,7 @@ class RestServer(ThreadingHTTPServer):
             for handler in late:
                 self._close(handler)
 
-    def _close_oldest(self) -> bool:
+    def make_room(self) -> bool:
         """Close the connection that has waited longest for its client, if there is one."""
         with self._lock:
             if not self._waiting:
@@ -228,8 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         except Exception as error:
             kind, message = requests.describe_error(error)
-            codes = {"invalid": HTTPStatus.BAD_REQUEST, "unavailable": HTTPStatus.SERVICE_UNAVAILABLE}
-            status, reply = codes.get(kind, HTTPStatus.INTERNAL_SERVER_ERROR), {"error": message}
+            status, reply = _STATUS[kind], {"error": message}
         self._reply(status, reply)
         if self._body_is_unread:
             self._discard()
@@ -264,31 +231,16 @@ class _Handler(BaseHTTPRequestHandler):
         match = _PATH.fullmatch(self.path.partition("?")[0])
         if match is None:
             raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {self.path}; see /v1/models/NAME")
-        if match["name"] != self.server.name:
-            raise _Refusal(
-                HTTPStatus.NOT_FOUND,
-                f"Servable not found for request: model {match['name']!r}; this is {self.server.name!r}",
-            )
+        requests.check_name(match["name"], self.server.name)
         version = match["version"]
         if version is not None and len(version) > _LONGEST_NUMBER:
-            raise _Refusal(
-                HTTPStatus.NOT_FOUND,
-                f"Servable not found for request: a version of {len(version)} digits; it is "
-                f"{self.server.model.version}",
-            )
+            raise requests.NotFound(f"a version of {len(version)} digits; it is {self.server.model.version}")
         return match["verb"], None if version is None else int(version)
-
-    def _check_version(self, wanted: int | None, have: int) -> None:
-        if wanted not in (None, have):
-            raise _Refusal(
-                HTTPStatus.NOT_FOUND,
-                f"Servable not found for request: version {wanted} of {self.server.name}; it is {have}",
-            )
 
     def _get(self) -> Any:
         verb, version = self._target()
         model = self.server.model
-        self._check_version(version, model.version)
+        requests.check_version(version, self.server.name, model.version)
         if verb is None:
             return requests.status(model.version)
         if verb == "/metadata":
@@ -311,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         model = self.server.model
         inputs, by_row = requests.parse_inputs(request, model.inputs)
         outputs, answered = model.predict_versioned(inputs)
-        self._check_version(version, answered)
+        requests.check_version(version, self.server.name, answered)
         return requests.make_reply(outputs, by_row=by_row)
 
     def _length(self) -> int:

@@ -1,0 +1,71 @@
+"""The standard library's HTTP server, with a limit of connections and without a lookup of names."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class BoundedHttpServer(ThreadingHTTPServer):
+    """Listens from its creation; `start` begins to answer, in threads, at most some connections at a time."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, host: str, port: int, handler: type[BaseHTTPRequestHandler], most_connections: int
+    ) -> None:
+        """Raises OSError and OverflowError for an unavailable address."""
+        self._places = threading.BoundedSemaphore(most_connections)
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), handler)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.server_address[1])
+
+    def start(self, name: str) -> None:
+        """Start answering requests, in a thread of this name."""
+        threading.Thread(target=self.serve_forever, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop accepting requests."""
+        self.shutdown()
+        self.server_close()
+
+    def server_bind(self) -> None:
+        """Bind as TCPServer does; HTTPServer would look up the host's name, which may take long."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def make_room(self) -> bool:
+        """Make room for a connection over the limit; return whether there is some."""
+        return False
+
+    def refuse(self, request: Any) -> None:
+        """Answer a connection over the limit, before it is closed."""
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread if there is room for it."""
+        if self._places.acquire(blocking=False) or (self.make_room() and self._places.acquire(timeout=1)):
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread will free the place
+                self._places.release()
+                raise
+            return
+        self.refuse(request)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve it and free its place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
