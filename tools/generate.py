@@ -39,6 +39,10 @@ LAUNCHERS_OWN = (
     "script_arguments",
 )  # settings of the training job that the trainer has no flag of
 LAUNCH_FLAGS = "provision/cli/setting_flags.json"
+NODE = "provision/node/step.py"  # what hosts are told of their settings
+# Settings that hosts are told otherwise where they have their defaults; see ``Host.desired``.
+SETTLED = {"kernel_version": "", "gpu_driver": "", "runtime_extra": "", "pmem_mode": "none"}
+OF_ROLES = {"kernel_reboot_ok", "runtime_arguments", "runtime_preload"}  # settings that no plan depends on
 MARK = "# Generated from the settings by `make generate`; edit above this line only."
 WIDTH, COLUMN = 110, 41  # of the sample: its lines, and where comments begin
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list"}
@@ -59,6 +63,7 @@ def outputs(models: Sequence[type[Settings]] = settings.MODELS) -> Iterator[tupl
         if (ROOT / "roles" / role).is_dir():
             yield f"roles/{role}/defaults/main.yml", _defaults(role, model)
             yield f"roles/{role}/meta/argument_specs.yml", _argument_specs(role, model)
+    yield NODE, _below(NODE, 4, "".join(_desired(models)))
     yield "inventory/sample.yml", _sample((ROOT / "inventory/sample.yml").read_text(), models)
     yield "docs/reference/settings.md", _reference(models)
 
@@ -169,6 +174,20 @@ def _read(role: str, model: type[Settings]) -> dict[str, dict[str, Any]]:
         return found
     tasks = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "roles" / role / "tasks").iterdir())
     return {name: item for name, item in found.items() if re.search(rf"\b{name}\b", tasks)}
+
+
+def _desired(models: Sequence[type[Settings]]) -> Iterator[str]:
+    """The fields of the planner's ``Desired`` that are settings; it runs where the models cannot."""
+    for model in models:
+        if model.prefix not in ("kernel_", "pmem_", "ssd_", "runtime_", "gpu_"):
+            continue
+        for name, item in schema.described(model).items():
+            variable = model.prefix + name
+            value = SETTLED.get(variable, item["default"])
+            plain = type(value).__name__
+            kind = {"list": "List[str]", "dict": "Dict[str, str]"}.get(plain, plain)
+            if variable not in OF_ROLES:
+                yield f"    {variable}: {kind} = {json.dumps(value) if isinstance(value, str) else value}\n"
 
 
 def _argument_specs(role: str, model: type[Settings]) -> str:

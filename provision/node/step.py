@@ -41,76 +41,6 @@ class Applied(NamedTuple):
 Action = Callable[[System, Dict[str, Any]], Applied]
 
 
-class Desired(NamedTuple):
-    """What the inventory asks of one host; the fields are named like its variables."""
-
-    host: str = ""
-    kind: str = "cpu"
-    parameter_server: bool = False  # host is in the group parameter_servers
-    worker: bool = False
-    kernel_version: str = ""  # "" keep, "newest", or a pinned release
-    kernel_source: str = "distribution"
-    kernel_repository_url: str = ""
-    kernel_archive_url: str = ""
-    kernel_arguments: List[str] = []
-    kernel_trial_boot: bool = True
-    retry_trials: bool = False  # repeat trial boots that failed before
-    ansible_core: str = ""  # version of the controller's; "": Ansible is not used over a connection
-    ansible_interpreter: str = ""  # Ansible's Python on the host, if the inventory names it
-    kernel_reboot_timeout: int = 1800
-    pmem_mode: str = "none"
-    pmem_directory: str = ""
-    pmem_size: int = 0  # bytes that the directory's file system must have free
-    pmem_memmap: str = ""
-    pmem_mount_prefix: str = "/mnt/pmem"
-    pmem_filesystem: str = "ext4"
-    pmem_namespaces: List[str] = []  # empty: all
-    pmem_map: str = "auto"  # see ndctl.map_of
-    pmem_movable: bool = True
-    pmem_device_timeout: int = 90
-    pmem_max_movable_ratio: float = 4.0
-    pmem_dram_weight: int = 0  # see tiering.unit_text
-    ssd_devices: List[str] = []  # by-id paths, and directories
-    ssd_mount_prefix: str = "/mnt/ssd"
-    ssd_filesystem: str = "ext4"
-    runtime_venv: str = ""
-    runtime_python: str = "python3"
-    runtime_extra: str = ""  # extra of the oeprov distribution, "" for none
-    runtime_requirements: List[str] = []  # what that extra means (PEP 508), from oeprov's own metadata
-    runtime_index: str = ""  # address of pip's index, or a directory of wheels on the host; "" for PyPI
-    runtime_wheel_digest: str = ""  # of the sources of oeprov's wheel, for hosts other than local
-    runtime_wheel_key: str = ""  # of the wheels that the controller builds itself; see build.wheel_key
-    runtime_packages: List[str] = []  # further system packages
-    runtime_repositories: Dict[str, str] = {}  # of packages: name -> address; see repositories.py
-    remove: bool = False  # `oeprov destroy`: remove what oeprov made, and do nothing else
-    remove_objects: List[str] = []  # objects whose data may be lost
-    remove_jobs: str = ""  # directory of jobs
-    remove_known: bool = False  # the journal has the kernel arguments from before oeprov
-    remove_arguments_before: List[str] = []  # these arguments
-    remove_grub_default: str = "saved"  # GRUB_DEFAULT before oeprov; "saved" if unknown, which keeps it
-    runtime_flavor: str = "oe_runtime"  # what trains; see flavors.py
-    runtime_package: str = ""  # of another flavor: what pip installs; "" for its default
-    runtime_tensorflow: str = ""
-    runtime_repository: str = ""
-    runtime_revision: str = ""
-    runtime_sources: str = ""  # directory with its sources; "": oeprov clones them
-    runtime_variant: str = "horovod"
-    runtime_image: str = ""
-    runtime_image_check: bool = True
-    gpu_driver: str = ""  # "" leave alone, "newest", or a branch such as "550"
-    gpu_persistence: bool = True
-    gpu_fabric_manager: bool = True
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return encode_fields(self)
-
-    @classmethod
-    def from_dict(cls, data: Dict[str, Any]) -> "Desired":
-        """The inverse of ``to_dict``; unknown keys raise ValueError."""
-        return decode(cls, data)
-
-
 class Part(NamedTuple):
     """One mechanism's share of a plan: steps before and after the reboot, kernel arguments, why to reboot."""
 
@@ -141,7 +71,7 @@ def join(first: Part, second: Part) -> Part:
 CONSENT = "--consent "
 
 
-def note_left(desired: Desired, what: str, names: List[str]) -> str:
+def note_left(desired: "Desired", what: str, names: List[str]) -> str:
     """The note on what a removal leaves; ``names``: what to consent to, to lose it too."""
     flags = " ".join(f"{CONSENT}{desired.host}:{name}" for name in names)
     return f"left: {what}; to lose that too, add: {flags}"
@@ -209,3 +139,78 @@ class Plan(NamedTuple):
     def from_dict(cls, data: Dict[str, Any]) -> "Plan":
         """The inverse of ``to_dict``; unknown keys raise ValueError."""
         return decode(cls, data)
+
+
+class Desired(NamedTuple):
+    """What the inventory asks of one host; the fields are named like its variables, see the settings.
+
+    kernel_version, gpu_driver and runtime_extra are empty where a setting says to keep or to leave out.
+    """
+
+    host: str = ""
+    kind: str = "cpu"
+    parameter_server: bool = False  # host is in the group parameter_servers
+    worker: bool = False
+    retry_trials: bool = False  # repeat trial boots that failed before
+    ansible_core: str = ""  # version of the controller's; "": Ansible is not used over a connection
+    ansible_interpreter: str = ""  # Ansible's Python on the host, if the inventory names it
+    runtime_requirements: List[str] = []  # what runtime_extra means (PEP 508), from oeprov's own metadata
+    runtime_wheel_digest: str = ""  # of the sources of oeprov's wheel, for hosts other than local
+    runtime_wheel_key: str = ""  # of the wheels that the controller builds itself; see build.wheel_key
+    remove: bool = False  # `oeprov destroy`: remove what oeprov made, and do nothing else
+    remove_objects: List[str] = []  # objects whose data may be lost
+    remove_jobs: str = ""  # directory of jobs
+    remove_known: bool = False  # the journal has the kernel arguments from before oeprov
+    remove_arguments_before: List[str] = []  # these arguments
+    remove_grub_default: str = "saved"  # GRUB_DEFAULT before oeprov; "saved" if unknown, which keeps it
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return encode_fields(self)
+
+    @classmethod
+    def from_dict(cls, data: Dict[str, Any]) -> "Desired":
+        """The inverse of ``to_dict``; unknown keys raise ValueError."""
+        return decode(cls, data)
+
+    # Generated from the settings by `make generate`; edit above this line only.
+    kernel_version: str = ""
+    kernel_source: str = "distribution"
+    kernel_repository_url: str = ""
+    kernel_archive_url: str = ""
+    kernel_arguments: List[str] = []
+    kernel_trial_boot: bool = True
+    kernel_reboot_timeout: int = 1800
+    pmem_mode: str = "none"
+    pmem_directory: str = ""
+    pmem_size: int = 0
+    pmem_memmap: str = ""
+    pmem_namespaces: List[str] = []
+    pmem_mount_prefix: str = "/mnt/pmem"
+    pmem_filesystem: str = "ext4"
+    pmem_map: str = "auto"
+    pmem_movable: bool = True
+    pmem_max_movable_ratio: float = 4.0
+    pmem_dram_weight: int = 0
+    pmem_device_timeout: int = 90
+    ssd_devices: List[str] = []
+    ssd_mount_prefix: str = "/mnt/ssd"
+    ssd_filesystem: str = "ext4"
+    runtime_flavor: str = "oe_runtime"
+    runtime_venv: str = ""
+    runtime_python: str = "python3"
+    runtime_extra: str = ""
+    runtime_index: str = ""
+    runtime_packages: List[str] = []
+    runtime_repositories: Dict[str, str] = {}
+    runtime_package: str = ""
+    runtime_tensorflow: str = ""
+    runtime_repository: str = ""
+    runtime_revision: str = ""
+    runtime_sources: str = ""
+    runtime_variant: str = "horovod"
+    runtime_image: str = ""
+    runtime_image_check: bool = True
+    gpu_driver: str = ""
+    gpu_persistence: bool = True
+    gpu_fabric_manager: bool = True
