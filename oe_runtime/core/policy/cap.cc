@@ -1,5 +1,6 @@
 // cap {max_rows or max_bytes, policy}: bounds the rows of a table. For each new row another one goes: the
-// least recently pushed ("lru") or the one that was pushed least often ("lfu").
+// least recently pushed ("lru") or the one that was pushed least often ("lfu"). Each internal shard has its
+// share of the rows, since a shared counter would be a shared lock.
 #include "oe_runtime/core/policy/eviction_registry.h"
 
 namespace oe {
