@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.processes import header, table
+from processes import header, table
 
 HERE = Path(__file__).resolve().parent
 REAL = HERE.parent.parent / "shared/data/criteo_kaggle_7200.tsv.gz"

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training.processes import header, table
+from processes import header, table
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "benchmark-transports"

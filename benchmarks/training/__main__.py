@@ -20,6 +20,9 @@ serving       latency and lookups/s of exports with rows inside, and of rows at 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import auc
 import checkpoints
