@@ -1,6 +1,6 @@
 """Keys a second of pull, push and a whole step, over loopback and in process.
 
-    python benchmarks/engine_loopback.py [--dims 9 64] [--servers 1] [--steps 30] [--tls off on]
+    python benchmarks/engine_loopback.py [--dims 9 64] [--servers 1] [--steps 30] [--tls off on] [--save]
 
 A batch is 4096 examples of 26 fields with skewed ids (each field has its own range of keys in one hash
 table, as many as Criteo's). Keys count ids, duplicates included, because that is what a trainer has. Servers
@@ -11,29 +11,22 @@ lie in memory that both see, and in a second run they are sent.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
+from processes import server
+from reporting import RESULTS, header, table
 
 import oe_runtime as oe
+from oe_runtime.data.schema import CARDINALITIES
 
-CARDINALITIES = (
-    *(1396, 553, 2594031, 698469, 290, 23, 12048, 608, 3, 65156, 5309, 2186509, 3128, 26, 12750, 1537323),
-    *(10, 5002, 2118, 4, 1902327, 17, 15, 135790, 94, 84305),
-)
 BATCH = 4096
-TOKEN = "a token for the servers of a benchmark"  # noqa: S105
 
 
 def batches(count: int, seed: int) -> list[list[NDArray[np.int64]]]:
@@ -50,29 +43,14 @@ def batches(count: int, seed: int) -> list[list[NDArray[np.int64]]]:
 
 
 @contextmanager
-def running(servers: int, tls: str) -> Iterator[list[str]]:
+def running(servers: int, tls: str, token: str) -> Iterator[list[str]]:
     """Real servers on free ports; their endpoints."""
-    with tempfile.TemporaryDirectory() as folder:
-        token = Path(folder, "token")
-        token.write_text(TOKEN)
-        token.chmod(0o600)
-        processes = []
-        try:
-            for index in range(servers):
-                command = [sys.executable, "-m", "oe_runtime.server", "--exit-with-parent"]
-                command += ["--index", str(index), "--count", str(servers)]
-                command += ["--ready-file", f"{folder}/{index}", "--token-file", str(token), "--tls", tls]
-                processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL))
-            endpoints = []
-            for index in range(servers):
-                while not Path(folder, str(index)).exists():
-                    time.sleep(0.01)
-                endpoints.append(f"127.0.0.1:{json.loads(Path(folder, str(index)).read_text())['port']}")
-            yield endpoints
-        finally:
-            for process in processes:
-                process.terminate()
-                process.wait()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        started = []
+        for index in range(servers):
+            flags = ("--index", str(index), "--count", str(servers), "--tls", tls)
+            started.append(stack.enter_context(server("dram", Path(folder), *flags, token=token)))
+        yield [one.endpoint for one in started]
 
 
 def measure(client: oe.Client, dim: int, steps: int) -> tuple[float, float, float, float]:
@@ -105,18 +83,18 @@ def main() -> None:
     parser.add_argument("--servers", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--tls", choices=("off", "on"), nargs="+", default=["off"])
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/engine_loopback.md")
     options = parser.parse_args()
 
     keys = BATCH * len(CARDINALITIES)
-    table = Table("where", "dim", "unique", "pull", "push", "step", title=f"Mkeys/s, {os.cpu_count()} cores")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows: list[list[str]] = []
+    token = secrets.token_hex()
 
     def add(where: str, client: oe.Client) -> None:
         for dim in options.dims:
             pull, push, step, unique = measure(client, dim, options.steps)
             speeds = [f"{keys / seconds / 1e6:.2f}" for seconds in (pull, push, step)]
-            table.add_row(where, str(dim), f"{unique:.0%}", *speeds)
+            rows.append([where, str(dim), f"{unique * 100:.0f} %", *speeds])
 
     with oe.Client.in_process() as client:
         add("in process", client)
@@ -126,11 +104,15 @@ def main() -> None:
             for share in (True, False) if tls == "off" else (False,):
                 by = "TLS" if tls == "on" else "shared memory" if share else "sockets"
                 with (
-                    running(servers, tls) as endpoints,
-                    oe.Client(endpoints, token=TOKEN, tls=tls, share_memory=share) as client,
+                    running(servers, tls, token) as endpoints,
+                    oe.Client(endpoints, token=token, tls=tls, share_memory=share) as client,
                 ):
                     add(f"{what}, {by}", client)
-    Console().print(table)
+    columns = ["where", "dim", "unique", "pull", "push", "step"]
+    page = header("The engine over loopback and in process") + "Mkeys/s.\n\n" + table(columns, rows)
+    print(page)
+    if options.save:
+        (RESULTS / "engine_loopback.md").write_text(page)
 
 
 if __name__ == "__main__":

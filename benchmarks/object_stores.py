@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from reporting import RESULTS, header, table
+
 HERE = Path(__file__).resolve().parent
 SERVER = HERE.parent / "tests/oe_runtime/object_store.py"
 BUCKET = "test-bucket"
@@ -212,13 +214,14 @@ def main() -> None:
     )
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="these jobs")
+    parser.add_argument("--no-faults", dest="faults", action="store_false", help="leave out bad servers")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/object_stores.md")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
         return _work(*given.work)
     names = _installed()
-    print("| client | version | job | seconds | client's processor seconds | peak MiB |")
-    print("|---|---|---|---:|---:|---:|")
+    rows: list[list[str]] = []
     labels = {
         "up": f"{LARGE >> 20} MiB up, parts of {PART >> 20} MiB",
         "down": f"{LARGE >> 20} MiB down, 4 ranges at a time",
@@ -241,14 +244,20 @@ def main() -> None:
                     statistics.median(one[key] for one in runs) for key in ("seconds", "processor", "peak")
                 )
                 cells = [f"{seconds:.2f}", f"{processor:.2f}", f"{peak:.0f}"]
-            version = importlib.metadata.version(name)
-            print(f"| {name} | {version} | {label} | {' | '.join(cells)} |", flush=True)
-    print("\n| client | each 4th request 503, up | each 9th request stalls 20 s, down |")
-    print("|---|---|---|")
-    for name in names:
-        faults = [_run(name, "up", "--errors", "4"), _run(name, "down", "--stall", "9:20")]
-        cells = [one["problem"] or f"done in {one['seconds']:.1f} s" for one in faults]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+            rows.append([name, importlib.metadata.version(name), label, *cells])
+    columns = ["client", "version", "job", "seconds", "client's processor seconds", "peak MiB"]
+    page = header("Clients of object stores") + table(columns, rows)
+    page += "".join(f"\n{name} is not installed.\n" for name in CONTENDERS if name not in names)
+    if given.faults:
+        rows = []
+        for name in names:
+            faults = [_run(name, "up", "--errors", "4"), _run(name, "down", "--stall", "9:20")]
+            rows.append([name, *(one["problem"] or f"done in {one['seconds']:.1f} s" for one in faults)])
+        columns = ["client", "each 4th request 503, up", "each 9th request stalls 20 s, down"]
+        page += f"\n{table(columns, rows)}"
+    print(page)
+    if given.save:
+        (RESULTS / "object_stores.md").write_text(page)
     return None
 
 

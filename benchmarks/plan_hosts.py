@@ -21,7 +21,6 @@ import ctypes
 import io
 import itertools
 import os
-import platform
 import random
 import resource
 import shutil
@@ -34,7 +33,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
@@ -44,10 +42,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts")]
 
 import converged  # noqa: E402
+import processes  # noqa: E402
+from reporting import RESULTS, header  # noqa: E402
 from ssh_hosts import SshHost, SshHosts, why_not  # noqa: E402
 
-PEERS = ROOT / "build" / "peers"
-RESULTS = ROOT / "benchmarks" / "results" / "plan_hosts.md"
+PYINFRA = processes.CACHE / "pyinfra" / "bin" / "pyinfra"
 SSH_CONFIG = ROOT / "provision" / "hosts" / "ssh_config"
 _SAMPLE = 0.5  # seconds between two looks at the memory
 _FILES = 1024  # open files of what is measured
@@ -108,7 +107,7 @@ class Bench:
             "plan": lambda: self._command([*oeprov, "plan", *inventory]),
             "bootstrap": lambda: self._command([*oeprov, "bootstrap", "--yes", *inventory]),
             "pyinfra": lambda: self._command(
-                [str(PEERS / "bin" / "pyinfra"), "-y", "--parallel", str(len(self.hosts)), *pyinfra]
+                [str(PYINFRA), "-y", "--parallel", str(len(self.hosts)), *pyinfra]
             ),
             "ansible": lambda: self._command(
                 [playbook, *inventory, *forks, str(ROOT / "benchmarks" / "peers" / "plan_hosts.yml")]
@@ -230,10 +229,7 @@ def _bury_hosts() -> None:
 
 def install_peers() -> str:
     """pyinfra in an environment of its own; its version."""
-    python = PEERS / "bin" / "python"
-    if not (PEERS / "bin" / "pyinfra").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "pyinfra>=3,<4"], check=True)
+    python = processes.environment("pyinfra", ["pyinfra>=3,<4"], "pyinfra")
     code = "import importlib.metadata; print(importlib.metadata.version('pyinfra'))"
     return subprocess.run(
         [str(python), "-c", code], capture_output=True, text=True, check=True
@@ -325,15 +321,11 @@ def save(table: Table, rows: list[str], pyinfra: str) -> None:
 
     text = io.StringIO()
     Console(width=110, file=text).print(table)
-    processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
     words = "\n".join(f"- `{row}`: {ROWS[row]}" for row in rows)
     ssh = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr.strip()
-    RESULTS.write_text(
-        f"# Looking at many hosts\n\n{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} × "
-        f"{processor.split(':')[1].strip()}, {memory} GiB, Linux {platform.release()}; ansible-core "
-        f"{ansible.release.__version__}, pyinfra {pyinfra}, {ssh}\n\n"
-        f"    {' '.join(['python', *sys.argv])}\n\n```\n{text.getvalue()}```\n\n"
+    versions = (f"ansible-core {ansible.release.__version__}", f"pyinfra {pyinfra}", ssh)
+    (RESULTS / "plan_hosts.md").write_text(
+        f"{header('Looking at many hosts', *versions)}```\n{text.getvalue()}```\n\n"
         f"{words}\n\n{(__doc__ or '').split(chr(10) * 2, 2)[2].strip()}\n"
     )
 

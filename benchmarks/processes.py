@@ -1,22 +1,36 @@
-"""Server and worker processes for the training benchmarks, with their peak memory."""
+"""What benchmarks start: servers, workers, programs of the core, and peers.
+
+Peers are fetched and built in a cache that Git ignores; nothing of them is committed or installed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-import platform
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+# Where `make test` builds, with the same options: what is there already is not built twice.
+BUILD = ROOT / "build" / "test"
+PROGRAMS = BUILD / "oe_runtime" / "core"
+CACHE = ROOT / ".cache" / "benchmarks"
+# In the environment: peers that are not in the cache yet are left out.
+OFFLINE = "OEPROV_BENCHMARKS_OFFLINE"
+# Pools in memory are flushed as persistent memory is: CLWB and fences instead of msync.
+AS_PMEM = {"PMEM_IS_PMEM_FORCE": "1"}
+
+
+class Missing(Exception):
+    """A peer that cannot be had here, and why."""
 
 
 @dataclass
@@ -31,16 +45,36 @@ class Ended:
 class Server:
     """`python -m oe_runtime.server` on loopback; `peak` is its peak resident memory once it ended."""
 
-    def __init__(self, directory: Path, storage: str, *flags: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        storage: str = "dram",
+        token: str = "",
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it, and wait until it listens. ``prefix``: the command that starts it."""
         directory.mkdir(parents=True)
         ready = directory / "ready.json"
-        command = [sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1", "--port", "0"]
-        command += ["--storage", storage, "--ready-file", str(ready), "--exit-with-parent", *flags]
+        command = [*prefix, sys.executable, "-m", "oe_runtime.server", "--host", "127.0.0.1", "--port", "0"]
+        command += ["--storage", storage, "--ready-file", str(ready), "--exit-with-parent"]
         if storage != "dram":
             command += ["--storage-path", str(directory / "storage")]
             (directory / "storage").mkdir()
+        if token:
+            self.token_file = directory / "token"
+            self.token_file.touch(0o600)
+            self.token_file.write_text(token)
+            command += ["--token-file", str(self.token_file)]
         self._log = (directory / "log").open("wb")
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(
+            [*command, *flags],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **(environment or {})},
+        )
         self.peak = 0
         deadline = time.monotonic() + 60
         while not ready.exists():
@@ -68,10 +102,24 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(storage: str, base: Path, *flags: str) -> Iterator[Server]:
+def server(
+    storage: str,
+    base: Path,
+    *flags: str,
+    token: str = "",
+    prefix: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
     """A server whose files lie in a fresh directory under `base`; `flags` are more of its command line's."""
     with tempfile.TemporaryDirectory(dir=base) as directory:
-        running = Server(Path(directory) / "server", storage, *flags)
+        running = Server(
+            Path(directory) / "server",
+            *flags,
+            storage=storage,
+            token=token,
+            prefix=prefix,
+            environment=environment,
+        )
         try:
             yield running
         finally:
@@ -94,54 +142,79 @@ def _wait(process: subprocess.Popen) -> tuple[int, int]:
     return process.returncode, usage.ru_maxrss * 1024
 
 
-def machine() -> str:
-    """`8 × Intel Xeon …, 24 GiB, Linux 6.1`."""
-    model = "unknown processor"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{cores} × {model}, {memory:.0f} GiB, Linux {platform.release()}"
+def build(*names: str) -> None:
+    """Build programs of the core, or of benchmarks that link it (oe_runtime/core/CMakeLists.txt)."""
+    options = ["-DOE_BUILD_PYTHON=OFF", "-DOE_BUILD_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # benchmarks of bench-quick run at once
+        subprocess.run(
+            ["cmake", "-G", "Ninja", "-S", ROOT, "-B", BUILD, *options], check=True, stdout=sys.stderr
+        )
+        subprocess.run(["cmake", "--build", BUILD, "--target", *names], check=True, stdout=sys.stderr)
 
 
-def measured() -> dict[str, Any]:
-    """When, and how busy the machine was: for a line of a file of measurements."""
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M")
-    return {"day": now, "load": round(os.getloadavg()[0], 1)}
+def compile_peer(source: Path, *flags: str | Path) -> Path:
+    """The program of a source file that needs a peer's headers and libraries; compiled if it is not there."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    program = CACHE / f"{source.stem}.program"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        checked("g++", "-std=c++17", "-O3", "-march=x86-64-v3", source, "-o", program, *flags)
+    return program
 
 
-def header(title: str) -> str:
-    """Title, date, machine and the command that made the table, in Markdown."""
-    command = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-    day = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return f"# {title}\n\n{day}, {machine()}\n\n    {command}\n\n"
+def environment(name: str, requirements: Sequence[str], module: str) -> Path:
+    """The Python of a virtual environment with what pip installs for the requirements."""
+    python = CACHE / name / "bin" / "python"
+    if not (CACHE / name / "complete").exists():
+        _may_fetch(name)
+        checked(sys.executable, "-m", "venv", "--clear", CACHE / name)
+        checked(python, "-m", "pip", "install", "-q", *requirements)
+        checked(python, "-c", f"import {module}")
+        (CACHE / name / "complete").touch()
+    return python
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns; the first is left-aligned, the others right-aligned."""
-    widths = [max(len(r[i]) for r in [columns, *rows]) for i in range(len(columns))]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = [
-            c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "| " + " | ".join(aligned) + " |"
-
-    rule = "|" + "|".join("-" * (w + 1) + (":" if i else "-") for i, w in enumerate(widths)) + "|"
-    return "\n".join([line(columns), rule, *(line(r) for r in rows)]) + "\n"
+def package_source(name: str, version: str) -> Path:
+    """The unpacked sources of a Python package."""
+    folder = CACHE / f"{name}-{version}"
+    if not folder.exists():
+        _may_fetch(name)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps")
+        checked(*pip, "--no-binary", ":all:", "-d", CACHE, f"{name}=={version}")
+        checked("tar", "-xzf", f"{folder}.tar.gz", "-C", CACHE)
+    return folder
 
 
-def lines_of(parts: Path) -> list[dict[str, Any]]:
-    """What earlier runs appended to a file, an object of JSON a line. Exits if there is nothing."""
-    lines = parts.read_text().splitlines() if parts.is_file() else []
-    if not lines:
-        sys.exit(f"{parts}: nothing was measured so far; run it without --report first")
-    return [json.loads(line) for line in lines]
+def debian(name: str, packages: Sequence[str]) -> Path:
+    """A directory with what Debian's packages have; `usr` is in it."""
+    folder = CACHE / name
+    if not (folder / "complete").exists():
+        _may_fetch(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        checked("apt-get", "-qq", "download", *packages, cwd=folder)
+        for package in folder.glob("*.deb"):
+            checked("dpkg", "-x", package, folder)
+        (folder / "complete").touch()
+    return folder
 
 
-def gib(size: float) -> str:
-    """Bytes as GiB."""
-    return f"{size / 2**30:.2f}"
+def _may_fetch(name: str) -> None:
+    if os.environ.get(OFFLINE):
+        raise Missing(f"{name} is not in {CACHE.relative_to(ROOT)}")
+
+
+def checked(*command: str | Path, cwd: Path | None = None, **environment: str) -> None:
+    """Run a step of fetching or building a peer. Raises `Missing` with its last words."""
+    words = [str(word) for word in command]
+    try:
+        subprocess.run(
+            words, check=True, capture_output=True, text=True, cwd=cwd, env=os.environ | environment
+        )
+    except FileNotFoundError as error:
+        raise Missing(f"{words[0]} is not installed") from error
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip() or error.stdout.strip() or "no output").splitlines()[-1]
+        raise Missing(f"{Path(words[0]).name} failed: {last[:150]}") from error

@@ -93,9 +93,9 @@ void Measure(const oe::StorageSpec& storage, const std::string& dtype, const std
       table->CheckGradients(batch.data(), batch.size(), values);
       table->Push(batch.data(), batch.size(), values, 0.01);
     });
-    std::printf("%-13s %-6s %4u %-8s %10zu %8zu %8.1f %8.1f %8.1f %8.1f\n", storage.type.c_str(),
-                index.c_str(), dim, skewed ? "skewed" : "uniform", batches[0].size(), table->row_bytes(),
-                fill, pull, push,
+    std::printf("| %-12s | %-5s | %3u | %-7s | %10zu | %5zu | %6.1f | %5.1f | %5.1f | %11.1f |\n",
+                storage.type.c_str(), index.c_str(), dim, skewed ? "skewed" : "uniform", batches[0].size(),
+                table->row_bytes(), fill, pull, push,
                 static_cast<double>(table->index_bytes()) / static_cast<double>(table->rows()));
     (void)std::fflush(stdout);
   }
@@ -109,7 +109,9 @@ int main(int argc, char** argv) {
   std::printf("%llu rows of %s, adagrad, one thread; Mkeys/s\n", static_cast<unsigned long long>(rows),
               dtype.c_str());
   std::printf(
-      "storage       index   dim ids      keys/batch  B/row   insert     pull     push  index B/key\n");
+      "| storage      | index | dim | ids     | keys/batch | B/row | insert |  pull |  push | index B/key |\n"
+      "|--------------|-------|----:|---------|-----------:|------:|-------:|------:|------:|------------:|"
+      "\n");
   std::vector<oe::StorageSpec> storages = {{"dram", "", 0}};
   if (argc > 3) storages.push_back({"pmem_libpmem", argv[3], 0});
   for (const auto& storage : storages) {

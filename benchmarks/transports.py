@@ -18,11 +18,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes import header, table
+import processes
+from reporting import RESULTS, header, table
 
-HERE = Path(__file__).resolve().parent
-CACHE = HERE.parent / ".cache" / "benchmark-transports"
-SOURCE = HERE / "peers" / "transports.cc"
+SOURCE = Path(__file__).resolve().parent / "peers" / "transports.cc"
 KINDS = ("socket", "asio", "zeromq", "nng")
 DEBIAN = ("libzmq3-dev", "libzmq5", "libnng-dev", "libnng1")
 NEEDED = ("libsodium23", "libpgm-5.3-0", "libnorm1", "libbsd0", "libmd0", "libgssapi-krb5-2")
@@ -35,31 +34,24 @@ SHAPES = {
 }
 
 
-def build() -> Path:
-    """The program, in the cache. `CalledProcessError` for packages or a compiler that are missing."""
-    libraries = CACHE / "usr" / "lib" / "x86_64-linux-gnu"
-    program = CACHE / "transports"
-    if not (libraries / "libzmq.so").exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["apt-get", "-qq", "download", *DEBIAN, *NEEDED, *TLS_OF_NNG], cwd=CACHE, check=True)
-        for package in CACHE.glob("*.deb"):
-            subprocess.run(["dpkg", "-x", package, CACHE], check=True)
-    if not program.exists() or program.stat().st_mtime < SOURCE.stat().st_mtime:
-        where = [f"-isystem{CACHE / 'usr' / 'include'}", f"-L{libraries}", f"-Wl,-rpath-link,{libraries}"]
-        command = ["g++", "-std=c++17", "-O2", "-Wall", "-Wextra", str(SOURCE), "-o", str(program), *where]
-        subprocess.run([*command, "-lzmq", "-lnng", "-lpthread"], check=True)
-    return program
+def build() -> tuple[Path, Path]:
+    """The program, and the directory of the libraries that it needs. Raises `Missing`."""
+    usr = processes.debian("transports", (*DEBIAN, *NEEDED, *TLS_OF_NNG)) / "usr"
+    libraries = usr / "lib" / "x86_64-linux-gnu"
+    where = [f"-isystem{usr / 'include'}", f"-L{libraries}", f"-Wl,-rpath-link,{libraries}"]
+    return processes.compile_peer(SOURCE, *where, "-lzmq", "-lnng", "-lpthread"), libraries
 
 
-def measure(program: Path, kind: str, shape: tuple[int, int], seconds: float) -> tuple[float, ...]:
+def measure(
+    program: Path, libraries: Path, kind: str, shape: tuple[int, int], seconds: float
+) -> tuple[float, ...]:
     """Median, 99th percentile and processor time of both sides of a round trip, in microseconds."""
-    libraries = str(CACHE / "usr" / "lib" / "x86_64-linux-gnu")
     done = subprocess.run(
         [str(program), kind, str(shape[0]), str(shape[1]), str(seconds)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        env={**os.environ, "LD_LIBRARY_PATH": libraries},
+        env={**os.environ, "LD_LIBRARY_PATH": str(libraries)},
     )
     return tuple(float(word) for word in done.stdout.split())
 
@@ -69,18 +61,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--out", type=Path, default=HERE / "results/transports.md")
+    parser.add_argument("--out", type=Path, default=RESULTS / "transports.md")
     options = parser.parse_args()
     try:
-        program = build()
-    except (subprocess.CalledProcessError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        program, libraries = build()
+    except processes.Missing as missing:
+        print(f"error: {missing}", file=sys.stderr)
         return 1
     found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for _ in range(options.rounds):
         for name, shape in SHAPES.items():
             for kind in KINDS:
-                found.setdefault((name, kind), []).append(measure(program, kind, shape, options.seconds))
+                found.setdefault((name, kind), []).append(
+                    measure(program, libraries, kind, shape, options.seconds)
+                )
     text = header("A batch's bytes over loopback, by library")
     text += (
         f"Medians of {options.rounds} rounds in turns, and as a multiple of plain sockets in each round.\n"

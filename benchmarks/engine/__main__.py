@@ -1,6 +1,6 @@
 """The engine beside its peers, in one run: pull, a whole step, index lookups.
 
-    python benchmarks/engine [--quick] [--save]
+    python benchmarks/engine [--save]
 
 In pieces, for a machine that is quiet for minutes only:
 
@@ -23,27 +23,29 @@ same bytes, and no engine: a program that sends and receives them and does nothi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
 import contenders
 import peers
 from contenders import BATCH, Contender, Setup
+from processes import Missing
+from reporting import RESULTS, header
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).parents[1] / "results" / "engine.md"
 # (against, what): the least ratio.
 TARGETS = {
     ("OpenEmbedding", "step"): 3.0,
@@ -214,7 +216,7 @@ def _compare(
     for make in wanted:
         try:
             made.append(make())
-        except peers.Missing as missing:
+        except Missing as missing:
             keep({"note": f"{make.func.__name__}: {missing}."})
     together = len(made) * _memory(setup) <= MEMORY
     if not together:
@@ -233,11 +235,11 @@ def _compare(
                 try:
                     contender.start()
                     started.append(contender)
-                except peers.Missing as missing:
+                except Missing as missing:
                     keep({"note": f"{contender.name}, dim {setup.dim}, {setup.optimizer}: {missing}."})
             try:
                 _measure(started, setup.rows, cores, rounds, folder)
-            except peers.Missing as missing:
+            except Missing as missing:
                 table = f"dim {setup.dim}, {setup.rows:,} rows, {setup.optimizer}"
                 keep({"note": f"{where}, {table}: {missing}."})
     for contender in made:
@@ -247,16 +249,14 @@ def _compare(
 
 
 def _grid(options: argparse.Namespace) -> Iterator[Setup]:
-    quick = options.quick
-    for rows in options.rows or ((1_000_000,) if quick else (1_000_000, 10_000_000)):
-        for dim in options.dim or ((9, 64) if quick else (9, 16, 64)):
-            for optimizer in options.optimizer or (("adagrad",) if quick else ("adagrad", "adam")):
-                yield Setup(dim, rows, optimizer)
+    dims, optimizers = options.dim or (9, 16, 64), options.optimizer or ("adagrad", "adam")
+    for rows, dim, optimizer in itertools.product(options.rows or (1_000_000, 10_000_000), dims, optimizers):
+        yield Setup(dim, rows, optimizer)
 
 
 def _steps(keep: Keep, options: argparse.Namespace) -> None:
     cores = list(range(1, min(2, os.cpu_count() or 1) + 1))
-    rounds = 2 if options.quick else 4
+    rounds = options.rounds
     with tempfile.TemporaryDirectory() as folder:
         for setup in _grid(options):
             loopback = [
@@ -288,31 +288,29 @@ def _steps(keep: Keep, options: argparse.Namespace) -> None:
             _compare(keep, "in process", setup, local, cores, rounds, Path(folder))
 
 
-def _maps(keep: Keep, quick: bool) -> None:
+def _maps(keep: Keep, options: argparse.Namespace) -> None:
     try:
-        command = peers.maps().command
-    except peers.Missing as missing:
+        program = peers.maps()
+    except Missing as missing:
         keep({"note": f"Maps and the gather: {missing}."})
         return
-    runs = (
-        [(1_000_000, 64)] if quick else [(1_000_000, 9), (1_000_000, 64), (10_000_000, 9), (10_000_000, 16)]
-    )
+    runs = [(1_000_000, 9), (1_000_000, 64), (10_000_000, 9), (10_000_000, 16)]
+    if options.rows and options.dim:
+        runs = list(itertools.product(options.rows, options.dim))
     for rows, dim in runs:
-        ran = subprocess.run(
-            [*command, str(rows), str(dim), "5"], stdout=subprocess.PIPE, text=True, check=False
-        )
+        words = [program, str(rows), str(dim), str(options.rounds + 1)]
+        ran = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
         for line in ran.stdout.splitlines():
             keep(json.loads(line))
         if ran.returncode != 0:
-            failed = f"Maps and the gather, {rows:,} rows, dim {dim}: ended with status {ran.returncode}."
-            keep({"note": failed})
+            raise SystemExit(f"error: maps, {rows:,} rows, dim {dim}: ended with status {ran.returncode}")
 
 
 def _run(keep: Keep, options: argparse.Namespace) -> None:
     if options.only != "maps":
         _steps(keep, options)
     if options.only in (None, "maps"):
-        _maps(keep, options.quick)
+        _maps(keep, options)
 
 
 def main() -> None:
@@ -322,11 +320,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="a few combinations, a minute")
     parser.add_argument("--only", choices=("loopback", "tiers", "in-process", "maps"), help="a part of it")
     parser.add_argument("--dim", type=int, action="append", help="of tables; may be given again")
     parser.add_argument("--rows", type=int, action="append", help="of tables; may be given again")
     parser.add_argument("--optimizer", action="append", help="may be given again")
+    parser.add_argument("--rounds", type=int, default=4, help="in which contenders take turns")
     parser.add_argument(
         "--directory",
         default="/dev/shm",  # noqa: S108 (memory is what it is for)
@@ -352,20 +350,8 @@ def main() -> None:
     report.add(records)
     report.print()
     if options.save:
-        RESULTS.write_text(
-            "# The engine beside its peers\n\n"
-            f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}, {os.cpu_count()} × {_processor()}, "
-            f"Linux {platform.release()}\n\n"
-            f"    python benchmarks/engine {' '.join(word for word in sys.argv[1:])}\n\n"
-            f"```\n{report.console.export_text()}```\n"
-        )
-
-
-def _processor() -> str:
-    names = [
-        line.split(":")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return names[0].strip() if names else platform.machine()
+        text = header("The engine beside its peers") + f"```\n{report.console.export_text()}```\n"
+        (RESULTS / "engine.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import numpy as np
 import peers
+from processes import Missing
 
 HERE = Path(__file__).parent
 FEATURES = 26
@@ -49,29 +50,35 @@ def write_ids(file: Path, rows: int, skewed: bool, seed: int) -> None:
 
 @dataclass
 class Contender:
-    """One process (and its server, its child) that answers with the times of its batches."""
+    """One process (and its server, its child) that answers with the times of its batches.
+
+    A peer that fails is left out (`Missing`); where it is ours, the benchmark ends.
+    """
 
     name: str
     command: tuple[str, ...]
+    peer: bool = True
     times: dict[tuple[bool, int], list[tuple[float, float]]] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Start it and wait until its table is full. Raises ``peers.Missing`` with what it said."""
+        """Start it and wait until its table is full. Raises ``Missing`` with what it said."""
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed on exit)
         self._process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
         if self._read().strip() != "ready":
-            raise peers.Missing(f"it ended while it made the table: {self._last_words()}")
+            raise self._failure("ended while it made the table")
 
     def _read(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def _last_words(self) -> str:
+    def _failure(self, what: str) -> Missing | SystemExit:
         self._log.seek(0)
-        lines = self._log.read().strip().splitlines()
-        return lines[-1][:150] if lines else "no word why"
+        lines = self._log.read().strip().splitlines() or ["no word why"]
+        if self.peer:
+            return Missing(f"it {what}: {lines[-1][:150]}")
+        return SystemExit("\n".join([*lines, f"error: {self.name} {what}"]))
 
     def pin(self, cores: int) -> None:
         """Let all its threads, and its server's, run on so many processors."""
@@ -81,13 +88,13 @@ class Contender:
                 os.sched_setaffinity(int(thread.name), chosen)
 
     def measure(self, file: Path) -> list[tuple[float, float]]:
-        """Seconds of (pull, push) of each counted batch of the file. Raises ``peers.Missing``."""
+        """Seconds of (pull, push) of each counted batch of the file. Raises ``Missing``."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{file} {BATCH}\n")
         self._process.stdin.flush()
         numbers = [float(word) for word in self._read().split()]
         if len(numbers) != 2 * (WARM + COUNTED):
-            raise peers.Missing(f"it ended in the middle of a measurement: {self._last_words()}")
+            raise self._failure("ended in the middle of a measurement")
         return list(zip(numbers[::2], numbers[1::2], strict=True))[WARM:]
 
     def __enter__(self) -> Contender:
@@ -132,14 +139,13 @@ def ours(
     asked["storage"] = storage if pools else []
     name = "ours" + (", array" if index == "array" else "") + (", TLS" if tls == "on" else "")
     name += ("" if share else ", TCP") + (", dram_pmem" if pools else "")
-    return Contender(name, (sys.executable, str(HERE / "ours.py"), dumps(asked)))
+    return Contender(name, (sys.executable, str(HERE / "ours.py"), dumps(asked)), peer=False)
 
 
 def openembedding(setup: Setup) -> Contender:
     """OpenEmbedding's core; -1 shards is its own default."""
-    command = peers.openembedding().command
     arguments = (str(setup.dim), str(setup.rows), setup.optimizer, "-1")
-    return Contender("OpenEmbedding", (*command, *arguments))
+    return Contender("OpenEmbedding", (*peers.openembedding(), *arguments))
 
 
 def fbgemm(setup: Setup, rowwise: bool = False) -> Contender:
@@ -150,14 +156,14 @@ def fbgemm(setup: Setup, rowwise: bool = False) -> Contender:
     dim = (setup.dim + 3) // 4 * 4
     asked = {**vars(setup), "dim": dim, **({"optimizer": "rowwise"} if rowwise else {})}
     name = "FBGEMM" + (", rowwise" if rowwise else "") + (f", dim {dim}" if dim != setup.dim else "")
-    return Contender(name, (*peers.fbgemm().command, dumps(asked)))
+    return Contender(name, (*peers.fbgemm(), dumps(asked)))
 
 
 def tfra(setup: Setup) -> Contender:
     """TensorFlow Recommenders Addons."""
-    return Contender("TFRA", (*peers.tfra().command, dumps(vars(setup))))
+    return Contender("TFRA", (*peers.tfra(), dumps(vars(setup))))
 
 
 def sockets(setup: Setup) -> Contender:
     """No engine, but what its messages cost on the loopback device."""
-    return Contender("socket", (sys.executable, str(HERE / "sockets.py"), str(setup.dim)))
+    return Contender("socket", (sys.executable, str(HERE / "sockets.py"), str(setup.dim)), peer=False)

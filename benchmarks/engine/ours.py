@@ -9,20 +9,21 @@ python ours.py '{"where": "loopback", "tls": "off", "share": true, "index": "has
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 import oe_runtime as oe
 
-TOKEN = "a token for the servers of a benchmark"  # noqa: S105
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from processes import AS_PMEM, server
 
 
 @contextmanager
@@ -31,26 +32,13 @@ def _client(where: str, tls: str, share: bool, storage: list[str]) -> Iterator[o
         with oe.Client.in_process() as client:
             yield client
         return
-    with tempfile.TemporaryDirectory() as folder:
-        token = Path(folder, "token")
-        token.write_text(TOKEN)
-        token.chmod(0o600)
-        command = [sys.executable, "-m", "oe_runtime.server", "--exit-with-parent", "--tls", tls]
-        command += ["--ready-file", f"{folder}/ready", "--token-file", str(token), *storage]
-        # Pools in memory are flushed as persistent memory is: CLWB and fences instead of msync.
-        environment = {**os.environ, "PMEM_IS_PMEM_FORCE": "1"}
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
-        try:
-            while not Path(folder, "ready").exists():
-                if server.poll() is not None:
-                    sys.exit("the server ended before it listened")
-                time.sleep(0.01)
-            port = json.loads(Path(folder, "ready").read_text())["port"]
-            with oe.Client([f"127.0.0.1:{port}"], token=TOKEN, tls=tls, share_memory=share) as client:
-                yield client
-        finally:
-            server.terminate()
-            server.wait()
+    token = secrets.token_hex()
+    with (
+        TemporaryDirectory() as folder,
+        server("dram", Path(folder), "--tls", tls, *storage, token=token, environment=AS_PMEM) as one,
+        oe.Client([one.endpoint], token=token, tls=tls, share_memory=share) as client,
+    ):
+        yield client
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""An environment with OpenEmbedding 0.1.2 and today's TensorFlow, for benchmarks: `python FILE DIRECTORY`.
+"""An environment with OpenEmbedding 0.1.2 and today's TensorFlow, for benchmarks.
 
 PyPI has its source with the core prebuilt; only the TensorFlow operations are compiled, some minutes. It
 precedes this TensorFlow by four years, so what has since gone is put in its place: Keras 2 and its old
@@ -8,42 +8,30 @@ longer installed, are left out.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+import shutil
+import tempfile
 from pathlib import Path
+
+import processes
 
 VERSION = "0.1.2"
 TENSORFLOW = ("tensorflow-cpu==2.21.*", "tf-keras==2.21.*", "setuptools<81", "wheel", "pybind11")
 
 
-def python(directory: Path) -> Path:
-    """The environment's Python; made when it is not there yet."""
-    built = directory / "venv/bin/python"
-    if (directory / "built").exists():
-        return built
-    directory.mkdir(parents=True, exist_ok=True)
-    run(sys.executable, "-m", "venv", "--clear", str(directory / "venv"))
-    pip = (str(built), "-m", "pip")
-    run(*pip, "install", "-q", *TENSORFLOW)
-    no_wheel = ("--no-deps", "--no-build-isolation")
-    run(
-        *pip,
-        "download",
-        "-q",
-        *no_wheel,
-        "--no-binary=:all:",
-        f"openembedding=={VERSION}",
-        "-d",
-        str(directory),
-    )
-    run("tar", "-xzf", str(directory / f"openembedding-{VERSION}.tar.gz"), "-C", str(directory))
-    source = directory / f"openembedding-{VERSION}"
-    modernise(source)
-    run(*pip, "install", "-q", *no_wheel, str(source), CFLAGS="-O2 -w")
-    (directory / "built").touch()
-    return built
+def python() -> Path:
+    """The environment's Python; made when it is not there yet. Raises `Missing` where that fails."""
+    found = processes.environment("openembedding-tensorflow", TENSORFLOW, "tensorflow")
+    built = found.parents[1] / "built"
+    if not built.exists():
+        pip = (found, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation")
+        with tempfile.TemporaryDirectory() as directory:
+            source = Path(directory) / "source"
+            shutil.copytree(processes.package_source("openembedding", VERSION), source)
+            modernise(source)
+            processes.checked(*pip, source, CFLAGS="-O2 -w")
+        built.touch()
+    return found
 
 
 def modernise(source: Path) -> None:
@@ -69,14 +57,3 @@ def modernise(source: Path) -> None:
     operations.write_text(text)
     layer = source / "openembedding/tensorflow/exb.py"
     layer.write_text(layer.read_text().replace("tf.keras.optimizers.", "tf.keras.optimizers.legacy."))
-
-
-def run(*command: str, **environment: str) -> None:
-    """Run a command to its end."""
-    done = subprocess.run(command, env=os.environ | environment, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"error: {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-
-
-if __name__ == "__main__":
-    print(python(Path(sys.argv[1]).resolve()))

@@ -17,15 +17,16 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import core_programs  # noqa: E402
+from processes import AS_PMEM, PROGRAMS, build
+from reporting import RESULTS, command, stamp, table
 
-RESULTS = ROOT / "benchmarks" / "results" / "pmem.md"
+PAGE = RESULTS / "pmem.md"
 ROWS = "1000000"
 TIERS = (
     "dim | threads | model | checkpoint every | tier | pull | upkeep | push | Mkeys/s | step of dram "
@@ -117,40 +118,34 @@ SECTIONS = {
 }
 
 
-def _table(section: Section, directory: str, through: list[str]) -> str:
-    names = section.columns.split(" | ")
-    lines = [f"## {section.title}", "", _where(), "", section.text, ""]
-    lines += ["| " + " | ".join(name.strip() for name in names) + " |", "|---" * len(names) + "|"]
-    print("\n".join(lines))
-    for run in section.runs:
+def _table(section: Section, runs: Sequence[str], directory: str, through: list[str]) -> str:
+    """A section with the lines that its program prints, which are rows of Markdown."""
+    head = f"## {section.title}\n\n{stamp()}\n\n    {command()}\n\n{section.text}\n"
+    rows = []
+    for run in runs:
         with tempfile.TemporaryDirectory(dir=directory) as folder:
-            program = core_programs.FOLDER / section.program
             ran = subprocess.run(
-                [*through, str(program), folder, *run.split()],
+                [*through, str(PROGRAMS / section.program), folder, *run.split()],
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
-                # CLWB and fences instead of msync, as on persistent memory.
-                env={**os.environ, "PMEM_IS_PMEM_FORCE": "1"},
+                env={**os.environ, **AS_PMEM},
             )
-        print(ran.stdout, end="", flush=True)
-        lines.append(ran.stdout.rstrip())
-    print()
-    return "\n".join(lines) + "\n"
-
-
-def _where() -> str:
-    return f"{core_programs.machine()}: `python benchmarks/pmem {shlex.join(sys.argv[1:])}`"
+        print(ran.stdout, end="", file=sys.stderr, flush=True)
+        rows += [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in ran.stdout.splitlines()]
+    text = f"{head}\n{table([name.strip() for name in section.columns.split('|')], rows)}"
+    print(text)
+    return text
 
 
 def _save(tables: dict[str, str]) -> None:
     """Write the result, where sections that were not measured now stay as they are."""
-    if RESULTS.exists():
-        there = {part.partition("\n")[0]: part for part in RESULTS.read_text().split("\n## ")[1:]}
+    if PAGE.exists():
+        there = {part.partition("\n")[0]: part for part in PAGE.read_text().split("\n## ")[1:]}
         for name, section in SECTIONS.items():
             if section.title in there:
                 tables.setdefault(name, f"## {there[section.title].rstrip()}\n")
-    RESULTS.write_text(
+    PAGE.write_text(
         "# Tiers on persistent memory\n\n"
         "Not Optane: pools are files in memory, flushed as persistent memory is. 1 DIMM and 6 DIMM are the "
         "published figures of Optane as `benchmarks/pmem/model.h` states them; *none* is without them.\n\n"
@@ -166,6 +161,12 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="some of it")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        metavar="WORDS",
+        help="each run's arguments, instead of the section's own",
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/pmem.md")
     parser.add_argument("--through", default="", help="a command to run each measurement with, as flock FILE")
     parser.add_argument(
@@ -174,9 +175,15 @@ def main() -> None:
         help="for the pools; DAX maps huge pages, and so does mount -t tmpfs -o huge=always tmpfs DIRECTORY",
     )
     options = parser.parse_args()
-    core_programs.build(*sorted({section.program for section in SECTIONS.values()}))
+    build(*sorted({section.program for section in SECTIONS.values()}))
     tables = {
-        name: _table(SECTIONS[name], options.directory, shlex.split(options.through)) for name in options.only
+        name: _table(
+            SECTIONS[name],
+            options.runs or SECTIONS[name].runs,
+            options.directory,
+            shlex.split(options.through),
+        )
+        for name in options.only
     }
     if options.save:
         _save(tables)

@@ -20,20 +20,18 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import core_programs  # noqa: E402
+from processes import PROGRAMS, ROOT, build
+from reporting import RESULTS, header
 
-from provision.lab import Lab, machine  # noqa: E402
-from provision.lab.node import BOOT_SECONDS, Node  # noqa: E402
-from provision.node import numa  # noqa: E402
+from provision.lab import Lab, machine
+from provision.lab.node import BOOT_SECONDS, Node
+from provision.node import numa
 
-RESULTS = ROOT / "benchmarks" / "results" / "kernel_tiering.md"
 ROWS, DIM, CACHE_MIB, FREE_MIB = 200_000, 64, 40, 64
 WARM_SECONDS, BATCHES = 40, 4
 SLOW = 3  # times as long as DRAM: what an access costs in "memory time", about that of Optane
@@ -259,16 +257,16 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--turns", type=int, default=2, help="of each side")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/kernel_tiering.md")
     parser.add_argument("--order", choices=("seen", "shuffled"), default="shuffled", help="of the rows")
     parser.add_argument("--lab", type=Path, help="of `oeprov lab up`, its first node in mode tiered")
     options = parser.parse_args()
-    core_programs.build("kernel_tiering")
+    build("kernel_tiering")
     directory = options.lab or Path(tempfile.mkdtemp(prefix="kernel-tiering-"))
     lab = Lab(directory, images=ROOT / ".oeprov/lab/images") if options.lab else make_lab(directory)
     turns = []
     try:
-        node, counter = prepare(lab, core_programs.FOLDER / "kernel_tiering")
+        node, counter = prepare(lab, PROGRAMS / "kernel_tiering")
         for number in range(options.turns):
             sides = ["kernel", "dram_pmem", "no tiering"]
             for side in sides[number % 3 :] + sides[: number % 3]:
@@ -282,8 +280,8 @@ def main() -> None:
     text = table(turns)
     print(text)
     if options.save:
-        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        RESULTS.write_text(f"# The kernel's tiering beside dram_pmem\n\n{when}, Linux {kernel}\n\n{text}\n")
+        page = header("The kernel's tiering beside dram_pmem", f"on a node with Linux {kernel}")
+        (RESULTS / "kernel_tiering.md").write_text(f"{page}{text}\n")
 
 
 if __name__ == "__main__":

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
 import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import core_programs  # noqa: E402
+from processes import PROGRAMS, build
+from reporting import RESULTS, header, table
 
-RESULTS = ROOT / "benchmarks" / "results" / "ssd_device.md"
-PROGRAM = core_programs.FOLDER / "ssd_device"
+PROGRAM = PROGRAMS / "ssd_device"
 READS = 4160  # distinct rows that the benchmark's skewed batches miss with 10 % cached
 
 # Reader, batches in flight, and what issue 22 asks: the rate against fio's, and CPU microseconds per read.
@@ -48,7 +45,7 @@ class Run:
 
 def file_of(directory: Path, gib: int) -> Path:
     """The file that is read, which is made if it is not there."""
-    core_programs.build(PROGRAM.name)
+    build(PROGRAM.name)
     file = directory / "ssd_device.blocks"
     if not file.exists() or file.stat().st_size != gib << 30:
         file.unlink(missing_ok=True)
@@ -82,40 +79,34 @@ def _ours(file: Path, reader: str, seconds: float, in_flight: int) -> Run:
     return Run(reads / wall, cpu / reads * 1e6)
 
 
-def _where(directory: Path) -> str:
+def _page(directory: Path, beside: list[Run], runs: dict[str, list[Run]], about: str) -> str:
     device = subprocess.run(
         ["df", "--output=source,fstype", str(directory)], check=True, stdout=subprocess.PIPE, text=True
     ).stdout.split()
-    return (
-        f"{core_programs.machine()}, {device[-2]} ({device[-1]}), load {os.getloadavg()[0]:.1f}: "
-        f"`python benchmarks/ssd/device.py {shlex.join(sys.argv[1:])}`"
-    )
-
-
-def _table(beside: list[Run], runs: dict[str, list[Run]]) -> str:
-    lines = [
-        "| reader | reads per second | lowest to highest | of fio's rate | asked | CPU µs per read | asked |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = ["reader", "reads per second", "lowest to highest", "of fio's rate", "asked", "CPU µs per read"]
     middle = statistics.median
 
-    def line(name: str, found: list[Run], share: str, asked: str, cpu: str) -> str:
+    def line(name: str, found: list[Run], share: str, asked: str, cpu: str) -> list[str]:
         rates = [run.rate / 1e3 for run in found]
-        return (
-            f"| {name} | {middle(rates):.1f} k | {min(rates):.1f} to {max(rates):.1f} k | {share} | "
-            f"{asked} | {middle(run.cpu for run in found):.2f} | {cpu} |"
-        )
+        reach = f"{min(rates):.1f} to {max(rates):.1f} k"
+        return [
+            name,
+            f"{middle(rates):.1f} k",
+            reach,
+            share,
+            asked,
+            f"{middle(r.cpu for r in found):.2f}",
+            cpu,
+        ]
 
-    lines.append(line("fio, io_uring, depth 128", beside, "", "", ""))
+    rows = [line("fio, io_uring, depth 128", beside, "", "", "")]
     for name, found in runs.items():
         _, _, asked, cpu = CASES[name]
         share = middle(run.rate / one.rate for run, one in zip(found, beside, strict=True))
-        lines.append(
-            line(name, found, f"{share:.0%}", f"≥ {asked:.0%}" if asked else "", f"≤ {cpu:g}").replace(
-                "%", " %"
-            )
-        )
-    return "\n".join(lines) + "\n"
+        wanted = f"≥ {asked * 100:.0f} %" if asked else ""
+        rows.append(line(name, found, f"{share * 100:.0f} %", wanted, f"≤ {cpu:g}"))
+    head = header("Random reads of 4 KiB", f"{device[-2]} ({device[-1]})")
+    return f"{head}{about}\n\n{table([*columns, 'asked'], rows)}"
 
 
 def main() -> None:
@@ -134,23 +125,22 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/ssd_device.md")
     options = parser.parse_args()
     file = file_of(options.directory, options.gib)
-    where = _where(options.directory)
     beside: list[Run] = []
     runs: dict[str, list[Run]] = {name: [] for name in CASES}
     for _ in range(options.rounds):
         beside.append(fio(file, options.seconds))
         for name, (reader, in_flight, _, _) in CASES.items():
             runs[name].append(_ours(file, reader, options.seconds, in_flight))
-    table = _table(beside, runs)
-    print(where, table, sep="\n\n")
+    about = (
+        f"{options.rounds} rounds of {options.seconds:g} s for each line, in turns, a file of "
+        f"{options.gib} GiB. Each of our reads copies a row of 512 bytes out of its block; a batch has "
+        f"{READS:,} reads. The share is the median of each round's ratio to fio's rate in the same "
+        "round. CPU is that of all threads, without interrupts."
+    )
+    page = _page(options.directory, beside, runs, about)
+    print(page)
     if options.save:
-        about = (
-            f"{options.rounds} rounds of {options.seconds:g} s for each line, in turns, a file of "
-            f"{options.gib} GiB. Each of our reads copies a row of 512 bytes out of its block; a batch has "
-            f"{READS:,} reads. The share is the median of each round's ratio to fio's rate in the same "
-            "round. CPU is that of all threads, without interrupts."
-        )
-        RESULTS.write_text(f"# Random reads of 4 KiB\n\n{where}\n\n{about}\n\n{table}")
+        (RESULTS / "ssd_device.md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -24,16 +23,14 @@ import sys
 from dataclasses import astuple
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import core_programs  # noqa: E402
-import device  # noqa: E402
+import device
+from processes import PROGRAMS, ROOT, build, compile_peer
+from reporting import RESULTS, header, table
 
-RESULTS = ROOT / "benchmarks" / "results"
-PROGRAM = core_programs.FOLDER / "ssd_step"
+PROGRAM = PROGRAMS / "ssd_step"
 PEER = ROOT / "benchmarks" / "peers" / "rocksdb_step.cc"
-PEER_PROGRAM = ROOT / "build" / "peers" / "rocksdb_step"
 STORAGES = ("dram_ssd", "dram_pmem", "dram")
 LIMITED = ("dram_ssd", "dram_pmem")
 # RocksDB: threads that share the MultiGet of a batch, and whether a cache of rows is in front.
@@ -70,7 +67,7 @@ class Contender:
             threads, has_rows_cached = PEERS[name]
             rows = int(options.rows * row * options.cached)
             caches = (index, rows) if has_rows_cached else (index + cache, 0)
-            argv = [PEER_PROGRAM, directory, *caches, options.rows, dim, threads]
+            argv = [_peer_program(), directory, *caches, options.rows, dim, threads]
         self.process = subprocess.Popen(
             [str(word) for word in argv],
             stdin=subprocess.PIPE,
@@ -107,31 +104,27 @@ class Contender:
         return [float(word) for word in self._line()]
 
 
-def _build_peer() -> None:
+def _peer_program() -> Path:
     if not Path("/usr/include/rocksdb/db.h").exists():
         raise SystemExit(
             "there is no RocksDB here: apt-get install librocksdb-dev, or name others with --only"
         )
-    PEER_PROGRAM.parent.mkdir(parents=True, exist_ok=True)
-    command = ["g++", "-std=c++17", "-O3", "-march=x86-64-v3", f"-I{ROOT}", PEER, "-o", PEER_PROGRAM]
-    subprocess.run([*command, "-lrocksdb", "-lpthread"], check=True, stdout=sys.stderr)
+    return compile_peer(PEER, f"-I{ROOT}", "-lrocksdb", "-lpthread")
 
 
 def _table(runs: dict[str, list[list[float]]]) -> str:
-    lines = [
-        "| rows in | ms per step | × `dram_ssd` | processor ms | rows missed | read | written |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = ["rows in", "ms per step", "× `dram_ssd`", "processor ms", "rows missed", "read", "written"]
+    rows = []
     ours = [run[0] for run in runs["dram_ssd"]]
     for storage, found in runs.items():
         wall, processor, misses, read, written = (
             statistics.median(column) for column in zip(*found, strict=True)
         )
         ratio = statistics.median(run[0] / beside for run, beside in zip(found, ours, strict=True))
-        drive = f"{read / 2**20:.1f} MiB | {written / 2**20:.1f} MiB"
+        drive = [f"{size / 2**20:.1f} MiB" for size in (read, written)]
         name = storage if storage in PEERS else f"`{storage}`"
-        lines.append(f"| {name} | {wall:.1f} | {ratio:.2f} | {processor:.0f} | {misses:,.0f} | {drive} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, f"{wall:.1f}", f"{ratio:.2f}", f"{processor:.0f}", f"{misses:,.0f}", *drive])
+    return table(columns, rows)
 
 
 def _bounds(runs: dict[str, list[list[float]]], alone: list[device.Run]) -> str:
@@ -203,17 +196,14 @@ def main() -> None:
         parser.error(f"--rows: found {options.rows}; the ids need {LEAST_ROWS} at least")
     if not shutil.which("fio"):
         raise SystemExit("there is no fio here: apt-get install fio")
-    core_programs.build(PROGRAM.name)
+    build(PROGRAM.name)
     if any(name in PEERS for name in options.only):
-        _build_peer()
-    where = (
-        f"{core_programs.machine()}, load {os.getloadavg()[0]:.1f}: "
-        f"`python benchmarks/ssd/step.py {shlex.join(sys.argv[1:])}`"
-    )
-    result = "\n\n".join([where, *(_measure(options, dim) for dim in options.dim)])
-    print(result)
+        _peer_program()
+    result = "\n\n".join(_measure(options, dim) for dim in options.dim)
+    page = header("Steps with rows on a drive") + result
+    print(page)
     if options.save:
-        (RESULTS / f"{options.save}.md").write_text(f"# Steps with rows on a drive\n\n{result}")
+        (RESULTS / f"{options.save}.md").write_text(page)
 
 
 if __name__ == "__main__":

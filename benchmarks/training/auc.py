@@ -22,7 +22,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, header, lines_of, measured, server, table
+from processes import server
+from reporting import MISSED, RESULTS, append, header, lines_of, measured, table
 
 STOCK, BY_ROW = "stock", "stock by row"
 KINDS = (STOCK, BY_ROW, "served", "stock bfloat16", "served bfloat16", "served bfloat16 rows")
@@ -60,15 +61,8 @@ def main() -> int:
             options.seeds, options.models, options.dims, options.optimizers, options.kinds
         )
         for seed, model, dim, optimizer, kind in runs:
-            keep(options, train(options, model, dim, optimizer, seed, kind))
+            append(options.parts, train(options, model, dim, optimizer, seed, kind))
     return report(options.parts)
-
-
-def keep(options: argparse.Namespace, line: dict[str, Any]) -> None:
-    """Append a line; say it."""
-    print(json.dumps(line), file=sys.stderr, flush=True)
-    with options.parts.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def train(
@@ -194,7 +188,7 @@ digits (one seed, with Adagrad and with Adam).
     text += table([*columns, "accuracy", "log loss", "measured"], lines)
     parts.with_suffix(".md").write_text(text)
     print(text)
-    return 1 if missed else 0
+    return MISSED if missed else 0
 
 
 def groups(parts: Path) -> dict[tuple[Any, ...], dict[str, dict[int, dict[str, Any]]]]:

@@ -9,7 +9,6 @@ appends a line of JSON for each pair of turns; the report is made of all pairs.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -21,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Trained
-from processes import RESULTS, Server, header, lines_of, measured, server, table
+from processes import Server, server
+from reporting import MISSED, RESULTS, append, header, lines_of, measured, table
 
 TARGET = 1.0  # percent
 CACHED = 0.02  # of the rows
 
 
 def main() -> int:
-    """Measure pairs of turns of one dim, or report; 1 when the target is missed."""
+    """Measure pairs of turns of one dim, or report; 0 when no target is missed."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/training checkpoints", description=__doc__.splitlines()[0]
     )
@@ -43,11 +43,8 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
     options = parser.parse_args()
     if not options.report:
-        with options.parts.open("a") as file:
-            for line in pairs(options):
-                print(json.dumps(line), flush=True)
-                file.write(json.dumps(line) + "\n")
-                file.flush()
+        for line in pairs(options):
+            append(options.parts, line)
     return report(options.parts)
 
 
@@ -84,13 +81,14 @@ class Turns:
 
     def __init__(self, trained: Trained, one: Server) -> None:
         from oe_runtime.run.checkpoints import Checkpoints
+        from oe_runtime.run.dense_state import KerasState
         from oe_runtime.run.position import Position
 
         self._position = Position
         self._trained, self._server, self._step, self._pairs = trained, one, 0, 0
         self._batches = trained.batches
         self._batch, self._following = next(self._batches), next(self._batches)
-        self._checkpoints = Checkpoints(trained.options, trained.trainee.model, trained.client)
+        self._checkpoints = Checkpoints(trained.options, KerasState(trained.trainee.model), trained.client)
 
     def next_pair(self) -> tuple[bool, bool]:
         """Whether the next two turns have checkpoints: each kind is first as often."""
@@ -191,7 +189,7 @@ makes checkpoints durable. Asked: at most {TARGET:g} % slower.
         text + table(columns, rows) + f"\nAt most {TARGET:g} %: {'missed' if missed else 'met'}.\n"
     )
     print(target.read_text())
-    return int(missed)
+    return MISSED if missed else 0
 
 
 if __name__ == "__main__":

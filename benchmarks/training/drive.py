@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -24,7 +23,8 @@ from typing import Any
 
 from checkpoints import more
 from pipeline import Trained
-from processes import RESULTS, Server, header, lines_of, measured, server, table
+from processes import Server, server
+from reporting import RESULTS, append, header, lines_of, measured, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ssd"))
 
@@ -55,11 +55,8 @@ def main() -> int:
     if options.apart and len(os.sched_getaffinity(0)) == 1:
         parser.error("--apart: needs two cores")
     if not options.report:
-        with options.parts.open("a") as file:
-            for line in pairs(options):
-                print(json.dumps(line), flush=True)
-                file.write(json.dumps(line) + "\n")
-                file.flush()
+        for line in pairs(options):
+            append(options.parts, line)
     return report(options.parts)
 
 
@@ -131,6 +128,8 @@ class Turns:
 
 def bound(step_ms: float, reads: float, fio: dict[str, float]) -> float:
     """The most speed, as a part of dram's, with so many reads per step."""
+    if reads == 0:
+        return 1.0
     drive_ms = reads / fio["reads_per_s"] * 1e3
     return min(1.0, step_ms / max(drive_ms, reads * fio["cpu_us_per_read"] / 1e3))
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import more
-from processes import RESULTS, header, lines_of, measured, server, table
+from processes import server
+from reporting import MISSED, RESULTS, append, header, lines_of, measured, table
 
 PARTS = RESULTS / "training_job.jsonl"
 TARGET = 2.0  # percent
@@ -28,7 +29,7 @@ SKIPPED = 2  # log lines at the beginning: TensorFlow compiles
 
 
 def main() -> int:
-    """Measure pairs of turns, or report; 1 when the target is missed."""
+    """Measure pairs of turns, or report; 0 when no target is missed."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/training job", description=__doc__.splitlines()[0]
     )
@@ -62,8 +63,7 @@ def measure(options: argparse.Namespace, directory: Path) -> None:
             print(f"pair {number + 1}, {kind}: {said}", file=sys.stderr, flush=True)
         line = {"dim": options.dim, "cap": options.cap, "batch_size": options.batch_size, "speeds": speeds}
         line["processor_s"] = processor
-        with options.parts.open("a") as file:
-            file.write(json.dumps({**line, **measured()}) + "\n")
+        append(options.parts, {**line, **measured()})
 
 
 def _children_seconds() -> float:
@@ -128,4 +128,4 @@ Asked: at most {TARGET:g} %. The limit of both is the processor: two cores.
     end = f"\nAt most {TARGET:g} %: {'missed' if missed else 'met'}.\n"
     parts.with_suffix(".md").write_text(text + table(columns, rows) + end)
     print(parts.with_suffix(".md").read_text())
-    return int(missed)
+    return MISSED if missed else 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import collections
 import itertools
-import json
 import statistics
 import tempfile
 import threading
@@ -20,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, header, lines_of, measured, server, table
+from processes import server
+from reporting import RESULTS, append, header, lines_of, measured, table
 
 MODES = {"one after the other": (False, 0), "pulled ahead": (True, 0), "staleness 1": (True, 1)}
 PARTS = ("input", "pull", "compute", "push", "other")
@@ -39,17 +39,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5, help="of a turn")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", type=Path, default=RESULTS / "training_pipeline.jsonl")
-    parser.add_argument("--report", action="store_true", help="write the table and the plot, and no more")
+    parser.add_argument("--report", action="store_true", help="write table and plot, and measure nothing")
     options = parser.parse_args()
-    if options.report:
-        return report(options)
-    with tempfile.TemporaryDirectory() as directory, server("dram", Path(directory)) as one:
-        lines = measure(options, one.endpoint)
-    with options.parts.open("a") as file:
-        for line in lines:
-            print(json.dumps(line))
-            file.write(json.dumps(line) + "\n")
-    return 0
+    if not options.report:
+        with tempfile.TemporaryDirectory() as directory, server("dram", Path(directory)) as one:
+            for line in measure(options, one.endpoint):
+                append(options.parts, line)
+    return report(options)
 
 
 def measure(options: argparse.Namespace, endpoint: str) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, gib, header, lines_of, measured, run, server, table
+from processes import run, server
+from reporting import RESULTS, append, gib, header, lines_of, measured, table
 from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, speed
 
 STOCK = "torch.nn, sparse=True"
@@ -66,9 +67,8 @@ def measure(options: argparse.Namespace, setup: dict[str, Any]) -> None:
         cell.update({name: max(cell[name], value) for name, value in found.items()})
         print(f"{setup} {kind}: {cell.get('problem') or cell['speeds'][-1]}", file=sys.stderr, flush=True)
     when = measured()
-    with options.parts.open("a") as file:
-        for cell in cells.values():
-            file.write(json.dumps({**cell, **when}) + "\n")
+    for cell in cells.values():
+        append(options.parts, {**cell, **when})
 
 
 def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:

@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, header, lines_of, measured, run, server, table
+from processes import run, server
+from reporting import MISSED, RESULTS, append, header, lines_of, measured, table
 
 PARTS = RESULTS / "training_schemas.jsonl"
 TARGETS = {9: 1.3, 64: 1.5}  # times stock, by dim
@@ -85,8 +86,7 @@ def measure(options: argparse.Namespace, schema: str, dim: int) -> None:
         found = turn({**setup, "seconds": options.seconds}, kind)
         speeds[kind].append(found)
         print(f"{schema}, dim {dim}, {kind}: {found:,.0f} samples/s", file=sys.stderr, flush=True)
-    with options.parts.open("a") as file:
-        file.write(json.dumps({**setup, "speeds": speeds, **measured()}) + "\n")
+    append(options.parts, {**setup, "speeds": speeds, **measured()})
 
 
 def turn(arguments: dict[str, Any], kind: str) -> float:
@@ -185,4 +185,4 @@ the worker (stock Keras) or on the server. The limit of both is the processor: t
     columns = ["schema, model", "stock, samples/s", "served, samples/s", "× stock", "asked", "measured"]
     parts.with_suffix(".md").write_text(text + table(columns, rows))
     print(parts.with_suffix(".md").read_text())
-    return 1 if missed else 0
+    return MISSED if missed else 0

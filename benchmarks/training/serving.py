@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import RESULTS, gib, header, lines_of, measured, run, server, table
+from processes import run, server
+from reporting import RESULTS, append, gib, header, lines_of, measured, table
 from vocabularies import FIELDS, batches
 
 STOCK, EMBEDDED = "TensorFlow, stock Keras's export", "TensorFlow, save_as_original_model"
@@ -72,9 +73,8 @@ def measure(options: argparse.Namespace, dim: int) -> None:
                 said = cell["rounds"][-1]
                 print(f"round {number + 1}: dim {dim}, {kind}, {size}: {said}", file=sys.stderr, flush=True)
     when = measured()
-    with options.parts.open("a") as file:
-        for cell in cells.values():
-            file.write(json.dumps({**cell, **when}) + "\n")
+    for cell in cells.values():
+        append(options.parts, {**cell, **when})
 
 
 def agree(cells: dict[tuple[str, int], dict[str, Any]], size: int) -> None:

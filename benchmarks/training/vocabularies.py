@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 
 import auc
 import openembedding_build
-from processes import RESULTS, Ended, gib, header, lines_of, measured, run, server, table
+from processes import Ended, Missing, run, server
+from reporting import MISSED, RESULTS, append, gib, header, lines_of, measured, table
 
 STOCK, SERVED, PMEM, PEER = "stock", "served", "served pmem_libpmem", "openembedding"
 KINDS = (STOCK, SERVED, PMEM, "stock bfloat16", "served bfloat16", "served bfloat16 rows", PEER)
-PEER_ENVIRONMENT = Path(__file__).resolve().parents[2] / ".cache/benchmark-openembedding"
 PARTS = RESULTS / "training_vocabularies.jsonl"
 BATCHES = 50  # in memory, again and again
 FIELDS, INTEGERS = 26, 13
@@ -82,9 +82,8 @@ def measure(options: argparse.Namespace, setup: dict[str, Any]) -> None:
         said = cell.get("problem") or f"{cell['speeds'][-1]:,.0f} samples/s"
         print(f"round {number + 1}: {setup} {kind}: {said}", file=sys.stderr, flush=True)
     when = measured()  # the same for all: only what ran in turns is compared
-    with options.parts.open("a") as file:
-        for cell in cells.values():
-            file.write(json.dumps({**cell, **when}) + "\n")
+    for cell in cells.values():
+        append(options.parts, {**cell, **when})
 
 
 def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
@@ -120,7 +119,10 @@ def peer(setup: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The same of OpenEmbedding, on the same batches."""
     import numpy as np
 
-    python = openembedding_build.python(PEER_ENVIRONMENT)
+    try:
+        python = openembedding_build.python()
+    except Missing as missing:
+        return {"problem": str(missing)}
     program = [str(python), str(Path(openembedding_build.__file__).with_name("openembedding_training.py"))]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "batches.npz"
@@ -285,7 +287,7 @@ All run TensorFlow's deterministic operations but the peer. What stock needs: 4 
     text += table([*columns, "AUC (seeds)", "measured"], lines) + "\n" + "".join(verdicts)
     parts.with_suffix(".md").write_text(text)
     print(text)
-    return 1 if missed else 0
+    return MISSED if missed else 0
 
 
 def times(turns: dict[tuple[Any, ...], dict[str, Any]], cell: dict[str, Any], base: str) -> float:

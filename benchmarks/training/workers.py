@@ -21,13 +21,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import networks
 import pipeline
-from processes import RESULTS, Server, header, lines_of, measured, server, table
+from processes import Server, server
+from reporting import RESULTS, append, header, lines_of, measured, table
 
 from provision.jobs.worker_group import free_endpoints
 
@@ -56,10 +56,7 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="write the tables, and measure nothing")
     options = parser.parse_args()
     if not options.report:
-        with options.parts.open("a") as file:
-            line = json.dumps(check(options) if options.network else measure(options))
-            print(line)
-            file.write(line + "\n")
+        append(options.parts, check(options) if options.network else measure(options))
     return report(options.parts)
 
 
@@ -115,26 +112,26 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
 
 def over_cables(options: argparse.Namespace, megabits: int) -> float:
     """Samples a second of two workers in step on hosts of their own, and the server on a third."""
-    with tempfile.TemporaryDirectory() as directory, networks.hosts(3, megabits) as (of_server, *of_workers):
-        ready, processes = Path(directory) / "ready.json", []
-        serve = [sys.executable, "-m", "oe_runtime.server", "--host", "10.77.0.1", "--port", "7001"]
-        token = Path(directory) / "token"
-        token.touch(0o600)
-        token.write_text(secrets.token_hex())
-        serve += ["--ready-file", str(ready), "--token-file", str(token), "--tls", "off"]
+    flags = ("--host", "10.77.0.1", "--port", "7001", "--tls", "off")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        networks.hosts(3, megabits) as (of_server, *of_workers),
+        server(
+            "dram",
+            Path(directory),
+            *flags,
+            token=secrets.token_hex(),
+            prefix=networks.within(of_server, []),
+        ) as one,
+    ):
+        processes = []
         command = [sys.executable, "-m", "oe_runtime.train", "--data", "generate:1000000000", "--no-eval"]
         command += ["--model", options.model, "--dim", str(options.dim), "--steps", str(options.steps)]
         command += ["--max-cardinality", str(options.cap), "--batch-size", str(2 * options.batch_size)]
-        command += ["--token-file", str(token), "--tls", "off"]
+        command += ["--token-file", str(one.token_file), "--tls", "off"]
         command += ["--servers", "10.77.0.1:7001", "--checkpoint-steps", "0", "--run-dir", f"{directory}/run"]
         command += ["--workers", "10.77.0.2:7002,10.77.0.3:7003"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        serving = subprocess.Popen(networks.within(of_server, serve), **quiet)
         try:
-            while not ready.exists():
-                if serving.poll() is not None:
-                    raise SystemExit("error: the server did not start")
-                time.sleep(0.05)
             for rank, name in enumerate(of_workers):
                 words = networks.within(name, [*command, "--rank", str(rank)])
                 processes.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
@@ -142,7 +139,7 @@ def over_cables(options: argparse.Namespace, megabits: int) -> float:
             if any(statuses):
                 raise SystemExit("error: a worker failed")
         finally:
-            for process in [*processes, serving]:
+            for process in processes:
                 process.terminate()
                 process.wait()
         lines = (Path(directory) / "run/metrics.jsonl").read_text().splitlines()
