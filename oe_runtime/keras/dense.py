@@ -56,7 +56,8 @@ def is_built(model: Any) -> bool:
 
     A layer that a call of the model has left out has none.
     """
-    return model.served.called or all(layer.built for layer in model._flatten_layers())
+    served = getattr(model, "served", None)  # a stock model has none (oe_runtime.train --stock)
+    return (served is not None and served.called) or all(layer.built for layer in model._flatten_layers())
 
 
 def check_built(model: Any) -> None:
@@ -83,8 +84,9 @@ def _path(variable: Any) -> str:
 def values(model: Any) -> dict[str, NDArray[Any]]:
     """Return copies of all variables for `write`, which later steps do not change."""
     variables = {name: np.array(variable.numpy()) for name, variable in named_variables(model).items()}
-    of_rows = model.served.accumulated.arrays().items()
-    return {**variables, **{_OF_ROWS + name: value for name, value in of_rows}}
+    served = getattr(model, "served", None)
+    of_rows = {} if served is None else served.accumulated.arrays()
+    return {**variables, **{_OF_ROWS + name: value for name, value in of_rows.items()}}
 
 
 def save(model: Any, directory: Path) -> Path:
@@ -211,5 +213,6 @@ def assign(model: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
             of_rows[name.removeprefix(_OF_ROWS)] = value
         else:
             variables[name].assign(value)
-    if any(name.startswith(_OPTIMIZER) for name in arrays):
-        model.served.accumulated.restore(of_rows)
+    served = getattr(model, "served", None)
+    if served is not None and any(name.startswith(_OPTIMIZER) for name in arrays):
+        served.accumulated.restore(of_rows)

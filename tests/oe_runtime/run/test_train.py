@@ -137,6 +137,13 @@ def test_a_resumed_run_has_the_losses_of_one_that_was_not_interrupted(whole: Pat
         assert events(run_dir, "eval")[-1][kind] == events(whole, "eval")[0][kind]
 
 
+def test_a_run_of_a_stock_model_has_checkpoints_and_goes_on(tmp_path: Path) -> None:
+    for run_dir, flags in (("whole", ["--steps", "12"]), ("parts", ["--steps", "6"])):
+        assert train(tmp_path / run_dir, "--epochs", "2", *flags, where=("--stock",)) == 0
+    assert train(tmp_path / "parts", "--epochs", "2", "--steps", "12", "--resume", where=("--stock",)) == 0
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+
+
 def test_a_finished_run_trains_longer_and_replaces_its_export(whole: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     export = run_dir / "export"
