@@ -227,35 +227,12 @@ class System:
         self, argv: List[str], timeout: float = TIMEOUT, environment: Optional[Dict[str, str]] = None
     ) -> Result:
         """Run to the end with output captured, English messages and no standard input; never raises."""
-        program = self.which(argv[0])
-        if not program:
-            return Result(argv, NOT_FOUND, "", "")
-        merged = dict(os.environ, LC_ALL="C.UTF-8", LANG="C.UTF-8")
-        merged.update(environment or {})
-        try:
-            done = subprocess.run(
-                [program] + argv[1:],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                timeout=timeout,
-                env=merged,
-            )
-        except subprocess.TimeoutExpired:
-            return Result(argv, TIMED_OUT, "", f"gave up after {timeout:.0f} s")
-        except OSError as error:
-            return Result(argv, 126, "", str(error))
-        return Result(
-            argv,
-            done.returncode,
-            done.stdout.decode("utf-8", "replace"),
-            done.stderr.decode("utf-8", "replace"),
-        )
+        return self.run_while(argv, None, timeout, environment)
 
     def run_while(
         self,
         argv: List[str],
-        is_wanted: Callable[[], bool],
+        is_wanted: Optional[Callable[[], bool]],
         timeout: float,
         environment: Optional[Dict[str, str]] = None,
     ) -> Result:
@@ -263,32 +240,37 @@ class System:
         program = self.which(argv[0])
         if not program:
             return Result(argv, NOT_FOUND, "", "")
+        merged = dict(os.environ, LC_ALL="C.UTF-8", LANG="C.UTF-8")
+        merged.update(environment or {})
         try:
             process = subprocess.Popen(
                 [program] + argv[1:],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
-                env=dict(os.environ, LC_ALL="C.UTF-8", LANG="C.UTF-8", **(environment or {})),
+                start_new_session=is_wanted is not None,
+                env=merged,
             )
         except OSError as error:
             return Result(argv, 126, "", str(error))
         deadline = time.monotonic() + timeout
-        while True:
+        with process:
             try:
-                out, err = process.communicate(timeout=_TICK)
-                break
-            except subprocess.TimeoutExpired:
-                late = time.monotonic() > deadline
-                if late or not is_wanted():
+                while True:
+                    try:
+                        said = process.communicate(timeout=_TICK if is_wanted else timeout)
+                        out, err = (text.decode("utf-8", "replace") for text in said)
+                        return Result(argv, process.returncode, out, err)
+                    except subprocess.TimeoutExpired:
+                        if time.monotonic() >= deadline:
+                            return Result(argv, TIMED_OUT, "", f"gave up after {timeout:.0f} s")
+                        if is_wanted and not is_wanted():
+                            return Result(argv, STOPPED, "", "")
+            finally:
+                if process.returncode is None and is_wanted:
                     os.killpg(process.pid, signal.SIGKILL)
-                    process.communicate()
-                    code, said = (TIMED_OUT, f"gave up after {timeout:.0f} s") if late else (STOPPED, "")
-                    return Result(argv, code, "", said)
-        return Result(
-            argv, process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
-        )
+                elif process.returncode is None:
+                    process.kill()
 
     def check(
         self, argv: List[str], timeout: float = TIMEOUT, environment: Optional[Dict[str, str]] = None
