@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import zipfile
-from typing import Dict
+from typing import Dict, List
 
 from . import families, platforms, repositories
 from .command import CommandError, System
@@ -104,6 +104,20 @@ def wheel_file(system: System, build: str) -> str:
     raise CommandError(WHEEL_WANTED + build)
 
 
+def run_logged(
+    system: System, commands: List[List[str]], into: str, timeout: float, environment: Dict[str, str]
+) -> None:
+    """Run a build's commands; ``into`` is made anew and has their log. CommandError if one fails."""
+    shutil.rmtree(system.path(into), ignore_errors=True)
+    os.makedirs(system.path(into))
+    for argv in commands:
+        result = system.run(argv, timeout=timeout, environment=environment)
+        with open(system.path(os.path.join(into, "log")), "a") as log:
+            log.write(f"$ {' '.join(argv)}\n{result.out}{result.err}\n")
+        if not result.ok:
+            raise CommandError(result.explain())
+
+
 def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, given: Dict[str, str]) -> str:
     """Build a wheel on this host below ``into`` and return its path; ``given``: see repositories.py.
 
@@ -119,21 +133,15 @@ def make(system: System, os_info: OsInfo, python: str, packed: str, into: str, g
     use = repositories.use(os_info, given, family.comes_from.get("build", []))
     install_packages(system, os_info.package_manager, names, use)
     environment = {"PATH": family.compilers + ":" + os.environ.get("PATH", "")} if family.compilers else {}
-    shutil.rmtree(system.path(into), ignore_errors=True)
-    os.makedirs(system.path(into))
     source, tools, venv = (os.path.join(into, name) for name in ("source", "tools", "venv"))
     pip = [os.path.join(venv, "bin", "python"), "-m", "pip", "--disable-pip-version-check"]
-    for argv in (
+    commands = [
         ["tar", "-xf", packed, "-C", into],
         [python, "-m", "venv", venv],
         pip + ["install", "--no-index", "--find-links", tools, "scikit-build-core", "pybind11"],
         pip + ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", into, source],
-    ):
-        result = system.run(argv, timeout=7200, environment=environment)
-        with open(system.path(os.path.join(into, "log")), "a") as log:
-            log.write(f"$ {' '.join(argv)}\n{result.out}{result.err}\n")
-        if not result.ok:
-            raise CommandError(result.explain())
+    ]
+    run_logged(system, commands, into, 7200, environment)
     made = [name for name in system.list(into) if name.endswith(".whl")]
     if len(made) != 1:
         raise CommandError(f"pip built {len(made)} wheels where one was expected")

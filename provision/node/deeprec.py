@@ -8,10 +8,10 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
 from typing import Any, Dict, List
 
 from . import families, foreign, numa, registry, repositories
+from .build import run_logged
 from .command import CommandError, System
 from .packages import apply as install_packages
 from .state import OsInfo, Runtime, State
@@ -208,16 +208,8 @@ def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     why = missing_image(system, image_of(desired)) if desired.runtime_image_check else ""
     if why:
         raise CommandError(f"runtime_image {image_of(desired)}: is not available ({why})")
-    shutil.rmtree(system.path(into), ignore_errors=True)
-    os.makedirs(system.path(into))
-    log = os.path.join(into, "log")
     nodes = [node.id for node in numa.without_cpus(numa.observe_nodes(system))]
-    for argv in commands(desired, into, nodes):
-        result = system.run(argv, timeout=_HOURS)
-        with open(system.path(log), "a") as file:
-            file.write(f"$ {' '.join(argv)}\n{result.out}{result.err}")
-        if not result.ok:
-            raise CommandError(result.explain())
+    run_logged(system, commands(desired, into, nodes), into, _HOURS, {})
     wheels = os.path.join(into, "wheels")
     found = [name for name in system.list(wheels) if name.endswith(".whl")]
     if not found:
