@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host
-from provision.hosts import fanout, payload, remote
+from provision.hosts import errands, fanout, remote
 from provision.hosts.fanout import Cut
 from provision.node import packages, repositories
-from provision.node.carrier import MARKER
 from provision.node.command import Result
 from provision.node.state import encode_fields
 from provision.node.step import Step
@@ -64,18 +61,9 @@ def carry_out(
 def _carry_out(host: Host, step: Step, run: Mapping[str, Any], cut: Cut) -> str:
     if step.id == _WITHOUT_PYTHON:
         return _by_shell(host, step, cut)
-    line = remote.elevated(host, shlex.join(payload.command(host.python)))
-    given = partial(payload.pack, "carrier", {"steps": [encode_fields(step)], "run": dict(run)})
-    code, out, err = remote.run(host, line, given, remote.CONNECT_TIMEOUT, _TIMEOUT, apart=True, cut=cut)
-    for text in reversed(out.splitlines()):
-        if text.startswith(MARKER):
-            answer = json.loads(text[len(MARKER) :])
-            if "error" in answer:
-                raise HostError(host.name, str(answer["error"]))
-            return str(answer["ok"][-1])
-    raise HostError(
-        host.name, f"the step was cut off: {remote.last_line(err or out) or f'exit status {code}'}"
-    )
+    wanted = {"steps": [encode_fields(step)], "run": dict(run)}
+    lost = "the step was cut off"
+    return str(errands.call(host, "carrier", wanted, _TIMEOUT, lost, apart=True, cut=cut)[-1])
 
 
 def _refresh(line: str) -> str:

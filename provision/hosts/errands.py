@@ -1,8 +1,7 @@
-"""Runs one errand of ``provision/node/job.py`` on a host over SSH, in one round trip."""
+"""Calls a module of the node package on a host over SSH, such as ``job.py``, in one round trip."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +12,6 @@ from provision.cluster.inventory import Host
 from provision.hosts import fanout, payload, remote
 from provision.hosts.fanout import Cut
 from provision.hosts.stop_request import StopRequest
-from provision.node.job import MARKER
 
 Errand = Literal[
     "observe",
@@ -41,22 +39,36 @@ def run(
 
     ``stop``: a request ends the connection, for errands that end without one.
     """
-    command = remote.elevated(host, shlex.join(payload.command(host.python)))
-    given = partial(payload.pack, "job", {"errand": errand, "args": args})
     # Ctrl-C reaches every process of the terminal; it must not end the ssh that carries out the stop.
     apart = errand not in ("observe", "check_data")
+    wanted, lost = {"errand": errand, "args": args}, f"{host.python} failed there"
+    found: dict[str, Any] = call(host, "job", wanted, timeout, lost, apart=apart, stop=stop, cut=cut)
+    return found
+
+
+def call(
+    host: Host,
+    module: str,
+    wanted: Mapping[str, Any],
+    timeout: int,
+    lost: str,
+    *,
+    apart: bool,
+    stop: StopRequest | None = None,
+    cut: Cut | None = None,
+) -> Any:
+    """What a module answers; HostError as of ``run``, which begins with ``lost`` where there is no answer."""
+    command = remote.elevated(host, shlex.join(payload.command(host.python)))
+    given = partial(payload.pack, module, wanted)
     code, out, err = remote.run(
         host, command, given, remote.CONNECT_TIMEOUT, timeout, apart=apart, stop=stop, cut=cut
     )
-    for line in reversed(out.splitlines()):
-        if line.startswith(MARKER):
-            answer = json.loads(line[len(MARKER) :])
-            if "error" in answer:
-                raise HostError(host.name, str(answer["error"]))
-            found: dict[str, Any] = answer["ok"]
-            return found
-    said = remote.last_line(err or out) or f"exit status {code}"
-    raise HostError(host.name, f"{host.python} failed there: {said}")
+    answer = payload.read_answer(out)
+    if answer is None:
+        raise HostError(host.name, f"{lost}: {remote.last_line(err or out) or f'exit status {code}'}")
+    if "error" in answer:
+        raise HostError(host.name, str(answer["error"]))
+    return answer["ok"]
 
 
 def on_all(

@@ -5,7 +5,6 @@ This machine is observed in the same way, by a child process.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -19,7 +18,6 @@ from provision.cluster.inventory import DEFAULT_PYTHON, Host, Inventory
 from provision.hosts import fanout, payload, remote
 from provision.hosts.fanout import Cut
 from provision.node import families, repositories
-from provision.node.__main__ import MARKER
 from provision.node.family import manager_name
 from provision.node.observe import parse_os_release
 from provision.node.state import OsInfo, State
@@ -51,17 +49,16 @@ def parse(host: str, text: str) -> State:
 
 def answer(host: str, text: str) -> dict[str, Any]:
     """The answer in the payload's output; HostError when there is none or it reports an error."""
-    for line in reversed(text.splitlines()):
-        if line.startswith(MARKER):
-            try:
-                found: dict[str, Any] = json.loads(line[len(MARKER) :])
-            except ValueError as error:
-                raise HostError(host, f"sent a state that cannot be read: {error}") from None
-            if "error" in found:
-                raise HostError(host, f"cannot be observed: {found['error']}")
-            return found
-    said = " / ".join(line.strip() for line in text.splitlines()[-3:] if line.strip())
-    raise HostError(host, f"sent no state back{': ' + said if said else ''}")
+    try:
+        found = payload.read_answer(text)
+    except ValueError as error:
+        raise HostError(host, f"sent a state that cannot be read: {error}") from None
+    if found is None:
+        said = " / ".join(line.strip() for line in text.splitlines()[-3:] if line.strip())
+        raise HostError(host, f"sent no state back{': ' + said if said else ''}")
+    if "error" in found:
+        raise HostError(host, f"cannot be observed: {found['error']}")
+    return found
 
 
 def observe(inventory: Inventory) -> dict[str, State | HostError]:

@@ -19,6 +19,7 @@ from typing import Any
 from provision.cluster import share
 from provision.cluster.inventory import DEFAULT_PYTHON
 from provision.node.ansible_python import CARRIERS
+from provision.node.answer import MARKER
 
 # Hosts with this machine's Python version use bytecode: source text takes 17 % more processor time for one
 # observation with its SSH connection. The program says its version first, and then gets one of both forms.
@@ -148,3 +149,10 @@ def pack(module: str, wanted: Mapping[str, Any], python: str = "") -> bytes:
     """
     form = python if python in ("", BYTECODE) else _OTHER
     return _package(module, form) + marshal.dumps(json.dumps(wanted), _FORMAT)
+
+
+def read_answer(out: str) -> dict[str, Any] | None:
+    """What the module answers, in the program's output; None if it does not. ValueError if it is no JSON."""
+    line = next((line for line in reversed(out.splitlines()) if line.startswith(MARKER)), None)
+    found: dict[str, Any] | None = None if line is None else json.loads(line[len(MARKER) :])
+    return found

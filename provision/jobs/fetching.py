@@ -25,8 +25,8 @@ from provision.jobs.backends import units
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.screen import say
 from provision.jobs.store import RESULTS, Job
+from provision.node.answer import MARKER
 from provision.node.command import printable
-from provision.node.files import MARKER
 
 CHECKPOINTS = "checkpoints"
 _PIECE = 1 << 20

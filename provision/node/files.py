@@ -1,15 +1,12 @@
 """Send files of a training job from its host: a line with their sizes, then a tar archive."""
 
-import json
 import os
 import sys
 import tarfile
 from typing import Any, Dict, List
 
-from . import openat
+from . import answer, openat
 from .command import CommandError, System
-
-MARKER = "OEPROV-FILES "  # marks that line, since login shells may print a banner first
 
 
 def main(wanted: Dict[str, Any]) -> None:
@@ -27,7 +24,7 @@ def main(wanted: Dict[str, Any]) -> None:
             others += sorted(os.path.join(name, inner).rstrip("/") for inner in rest)
     except CommandError as error:
         sys.exit(str(error))
-    sys.stdout.write("\n" + MARKER + json.dumps({"files": files, "others": others}) + "\n")
+    answer.give(lambda: {"files": files, "others": others})
     sys.stdout.flush()
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
         for name, size in files.items():

@@ -1,14 +1,11 @@
 """Observations for `oeprov doctor` beyond those that plans depend on; they change nothing."""
 
-import json
 import os
 import re
-import sys
 import time
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from . import devices, drives, jobfiles, modules, platforms, port, systemd, wear
-from .__main__ import MARKER
+from . import answer, devices, drives, jobfiles, modules, platforms, port, systemd, wear
 from .command import CommandError, System
 from .observe import observe
 from .state import State, decode, encode_fields
@@ -154,13 +151,12 @@ def _covers(to: str, number: int) -> bool:
 
 def main(wanted: Dict[str, Any]) -> None:
     """Print state and health as one line of JSON, or the error."""
-    system = System()
-    try:
-        desired = Desired.from_dict(wanted["desired"])
-        state = observe(system, desired)
-        health = observe_health(system, wanted["ports"], wanted["services"], _places(desired, state))
-        health = health._replace(drives=wear.observe(system, state))
-        answer: Dict[str, Any] = {"state": state.to_dict(), "health": health.to_dict()}
-    except Exception as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    sys.stdout.write("\n" + MARKER + json.dumps(answer) + "\n")
+    answer.give(lambda: _examine(System(), wanted))
+
+
+def _examine(system: System, wanted: Dict[str, Any]) -> Dict[str, Any]:
+    desired = Desired.from_dict(wanted["desired"])
+    state = observe(system, desired)
+    health = observe_health(system, wanted["ports"], wanted["services"], _places(desired, state))
+    health = health._replace(drives=wear.observe(system, state))
+    return {"state": state.to_dict(), "health": health.to_dict()}

@@ -9,15 +9,13 @@ import json
 import os
 import re
 import socket
-import sys
 import time
 from typing import Any, Dict, Iterator, List
 
-from . import environments, jobfiles, jobscript, numa, openat, port, process, systemd
+from . import answer, environments, jobfiles, jobscript, numa, openat, port, process, systemd
 from .command import CommandError, System
 
 STOPPING = "/run/oeprov-job.stop"  # names the job that is being stopped
-MARKER = "OEPROV-JOB "  # marks the answer's line, since login shells may print a banner first
 MOST_EVENTS = 16 << 20  # bytes of events in one answer
 _UNIT = re.compile(r"oeprov-(\S+)-(server|worker)-\d+[.]service")  # of a job
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - where TensorFlow's workers listen
@@ -471,8 +469,4 @@ _ERRANDS = {
 
 def main(wanted: Dict[str, Any]) -> None:
     """Print the result of one errand, or its error, as one line of JSON."""
-    try:
-        answer: Dict[str, Any] = {"ok": _ERRANDS[wanted["errand"]](System(), wanted["args"])}
-    except CommandError as error:
-        answer = {"error": str(error)}
-    sys.stdout.write("\n" + MARKER + json.dumps(answer) + "\n")
+    answer.give(lambda: {"ok": _ERRANDS[wanted["errand"]](System(), wanted["args"])})

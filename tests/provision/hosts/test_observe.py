@@ -311,9 +311,9 @@ def test_a_name_that_does_not_resolve(tmp_path: Path) -> None:
     [
         ("", "sent no state back"),
         ("bash: warning\nbye\n", "sent no state back: bash: warning / bye"),
-        ("OEPROV-STATE {]\n", "sent a state that cannot be read"),
-        ('OEPROV-STATE {"state": {"new_field": 1}}\n', "State has no field new_field"),
-        ('OEPROV-STATE {"error": "OSError: gone"}\n', "cannot be observed: OSError: gone"),
+        ("OEPROV-ANSWER {]\n", "sent a state that cannot be read"),
+        ('OEPROV-ANSWER {"state": {"new_field": 1}}\n', "State has no field new_field"),
+        ('OEPROV-ANSWER {"error": "OSError: gone"}\n', "cannot be observed: OSError: gone"),
     ],
 )
 def test_answers_that_are_none(text: str, piece: str) -> None:
