@@ -1,20 +1,18 @@
 #include "oe_runtime/core/storage/log_pool.h"
 
-#include <chrono>
 #include <cstdio>
 #include <new>
 #include <shared_mutex>
 #include <string>
 #include <utility>
 
-#include "oe_runtime/core/common/come_after_others.h"
 #include "oe_runtime/core/common/error.h"
 
 namespace oe {
 
 LogPool::LogPool(std::unique_ptr<BlockDevice> device, const PoolSpec& table, RowLogSpec log, bool fresh,
                  std::function<uint64_t()> left, std::function<void()> remove)
-    : device_(std::move(device)), spec_(table), left_(std::move(left)), remove_files_(std::move(remove)) {
+    : KeptRows(table), device_(std::move(device)), left_(std::move(left)), remove_files_(std::move(remove)) {
   log.relocate = [this](Key key, uint32_t slot, const std::function<uint32_t()>& move) {
     shards_[spec_.shard_of(key)]->Relocate(key, slot, move);
   };
@@ -28,16 +26,11 @@ LogPool::LogPool(std::unique_ptr<BlockDevice> device, const PoolSpec& table, Row
   for (uint32_t i = 0; i < spec_.shards; ++i) {
     shards_.push_back(std::make_unique<LogStore>(log_.get(), device_.get(), spec_.cache, spec_.damage.get()));
   }
-  thread_ = std::thread([this] { Run(); });
+  Start();
 }
 
 LogPool::~LogPool() {
-  {
-    const std::lock_guard<std::mutex> lock(queue_mutex_);
-    stop_ = true;
-  }
-  queue_changed_.notify_all();
-  thread_.join();
+  Stop();
   if (remove_ || !log_->kept().empty()) return;
   try {
     Remove();
@@ -52,117 +45,40 @@ void LogPool::Remove() {
 }
 
 void LogPool::Poke() {
-  if (!log_->WantsTending()) return;
-  {
-    const std::lock_guard<std::mutex> lock(queue_mutex_);
-    poked_ = true;
-  }
-  queue_changed_.notify_all();
+  if (log_->WantsTending()) AskForChore();
 }
 
-void LogPool::Run() {
-  ComeAfterOthers();
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  while (true) {
-    queue_changed_.wait(lock, [&] { return stop_ || poked_ || !queue_.empty(); });
-    const bool tend = std::exchange(poked_, false);
-    const std::optional<KeptCheckpoint> job =
-        queue_.empty() ? std::nullopt : std::optional<KeptCheckpoint>(queue_.front());
-    if (!tend && !job) return;  // it is to stop
-    lock.unlock();
-    std::string failure;
-    try {
-      const std::shared_lock<FairSharedMutex> working(moves_mutex_);
-      if (tend) log_->Tend();
-      if (job) MakeDurable(*job);
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-    lock.lock();
-    if (!failure.empty() && failure_.empty() && job) failure_ = failure;
-    if (job) {
-      if (failure.empty()) {
-        const auto now = std::chrono::system_clock::now().time_since_epoch();
-        durable_at_ = std::chrono::duration_cast<std::chrono::seconds>(now).count();
-        queue_.pop_front();
-      } else {
-        queue_.clear();  // what comes after builds on it
-        if (led_ != nullptr) led_->EndCheckpoints(failure);
-      }
-    }
-    queue_changed_.notify_all();
+void LogPool::DoChore() noexcept {
+  try {
+    const std::shared_lock<FairSharedMutex> working(moves_mutex_);
+    log_->Tend();
+  } catch (
+      const std::exception&) {  // NOLINT(bugprone-empty-catch): who needs it done throws (RowLog::failure)
   }
 }
 
-void LogPool::MakeDurable(const KeptCheckpoint& checkpoint) {
-  if (led_ != nullptr) led_->MakeDurableUpTo(checkpoint.id);
+void LogPool::PrepareClose(ClosedEpoch* /*closed*/) {
+  const std::string failure = log_->failure();
+  if (!failure.empty()) RefuseCheckpoints(failure);
+}
+
+void LogPool::CloseEpoch(ClosedEpoch* closed) {
+  closed->checkpoint.epoch = log_->CloseEpoch();
+  for (const auto& shard : shards_) {
+    closed->checkpoint.rows += shard->size();
+    closed->checkpoint.digest += shard->digest();
+    shard->CloseEpoch();
+  }
+}
+
+void LogPool::MakeDurable(const ClosedEpoch& closed) {
+  const std::shared_lock<FairSharedMutex> working(moves_mutex_);
   for (const auto& shard : shards_) {
     size_t position = 0;
-    while (shard->WriteBack(checkpoint.epoch, &position)) {
-      log_->WriteChunks();
-    }
+    while (shard->WriteBack(closed.checkpoint.epoch, &position)) log_->WriteChunks();
   }
   device_->RequirePresent();  // as in Pool::RequirePresent()
-  log_->Commit(checkpoint);
-}
-
-void LogPool::Checkpoint(uint64_t id, uint64_t version) {
-  if (has_id_ && id <= last_id_) {
-    throw SpecError("table '" + spec_.table + "': checkpoint " + std::to_string(id) +
-                    " is not after the last one, " + std::to_string(last_id_));
-  }
-  KeptCheckpoint checkpoint;
-  checkpoint.id = id;
-  checkpoint.version = version;
-  {
-    const std::lock_guard<std::mutex> lock(queue_mutex_);
-    const std::string failure = failure_.empty() ? log_->failure() : failure_;
-    if (!failure.empty()) {
-      throw StorageError("table '" + spec_.table + "' can have no more checkpoints: " + failure);
-    }
-    queue_.emplace_back();  // all that can throw comes first
-    try {
-      if (led_ != nullptr) led_->Checkpoint(id, version);
-      checkpoint.epoch = log_->CloseEpoch();
-    } catch (...) {
-      queue_.pop_back();
-      throw;
-    }
-    for (const auto& shard : shards_) {
-      checkpoint.rows += shard->size();
-      checkpoint.digest += shard->digest();
-      shard->CloseEpoch();
-    }
-    queue_.back() = checkpoint;
-  }
-  last_id_ = id;
-  has_id_ = true;
-  queue_changed_.notify_all();
-}
-
-void LogPool::WaitDurable() {
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  queue_changed_.wait(lock, [this] { return queue_.empty() || !failure_.empty(); });
-  if (failure_.empty()) return;
-  throw StorageError("table '" + spec_.table + "': a checkpoint could not be made durable: " + failure_);
-}
-
-void LogPool::WaitIdle() noexcept {
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  queue_changed_.wait(lock, [this] { return queue_.empty() || !failure_.empty(); });
-}
-
-std::vector<CheckpointInfo> LogPool::Checkpoints() const {
-  const std::vector<KeptCheckpoint> all = log_->kept();
-  std::vector<CheckpointInfo> infos;
-  infos.reserve(all.size());
-  for (const KeptCheckpoint& kept : all) infos.push_back({kept.id, kept.version, kept.rows});
-  return infos;
-}
-
-int64_t LogPool::durable_at() const {
-  const std::lock_guard<std::mutex> lock(queue_mutex_);
-  return durable_at_;
+  log_->Commit(closed.checkpoint);
 }
 
 CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,

@@ -1,15 +1,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "oe_runtime/core/common/fair_shared_mutex.h"
@@ -41,9 +37,6 @@ class LogPool final : public KeptRows {
   LogPool(const LogPool&) = delete;
   LogPool& operator=(const LogPool&) = delete;
 
-  // Leads `other`, as a pool does (Pool::Lead).
-  void Lead(Pool* other) { led_ = other; }
-
   // The rows of an internal shard. Recover() replaces them.
   LogStore* shard(uint32_t number) { return shards_[number].get(); }
 
@@ -57,11 +50,6 @@ class LogPool final : public KeptRows {
   // stay where they are. After the locks of a table and before those of the shards.
   FairSharedMutex& moves_mutex() { return moves_mutex_; }
 
-  void Checkpoint(uint64_t id, uint64_t version) override;
-  void WaitDurable() override;
-  void WaitIdle() noexcept override;
-  std::vector<CheckpointInfo> Checkpoints() const override;
-  int64_t durable_at() const override;
   CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                          const std::function<void()>& before) override;
   void Remove() override;
@@ -75,30 +63,20 @@ class LogPool final : public KeptRows {
   std::string description() const { return device_->description(); }
 
  private:
-  void Run();
-  void MakeDurable(const KeptCheckpoint& checkpoint);
+  void PrepareClose(ClosedEpoch* closed) override;
+  void CloseEpoch(ClosedEpoch* closed) override;
+  void MakeDurable(const ClosedEpoch& closed) override;
+  void DoChore() noexcept override;
+  bool waits_for_chores() const noexcept override { return false; }
+  std::vector<KeptCheckpoint> kept() const override { return log_->kept(); }
 
   const std::unique_ptr<BlockDevice> device_;
-  const PoolSpec spec_;
   const std::function<uint64_t()> left_;
   const std::function<void()> remove_files_;
   std::atomic<uint64_t> refused_{0};
-  Pool* led_ = nullptr;
   std::unique_ptr<RowLog> log_;
   std::vector<std::unique_ptr<LogStore>> shards_;
-  uint64_t last_id_ = 0;  // of callers of Checkpoint(), who exclude each other
-  bool has_id_ = false;
-
   FairSharedMutex moves_mutex_;  // held while the thread works
-  mutable std::mutex queue_mutex_;
-  std::condition_variable queue_changed_;
-  std::deque<KeptCheckpoint> queue_;  // the first is under way
-  bool poked_ = false;
-  bool stop_ = false;
-  bool remove_ = false;
-  int64_t durable_at_ = 0;
-  std::string failure_;
-  std::thread thread_;
 };
 
 }  // namespace oe

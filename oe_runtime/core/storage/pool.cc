@@ -44,8 +44,8 @@ uint32_t FormatOf(Medium* medium, uint64_t uuid) {
 }  // namespace
 
 Pool::Pool(Medium* medium, uint64_t uuid, const PoolSpec& spec)
-    : medium_(medium),
-      spec_(spec),
+    : KeptRows(spec),
+      medium_(medium),
       layout_(RowLayout::InPool(spec.format, spec.row_bytes, spec.block_bytes)),
       uuid_(uuid),
       flusher_(medium->NewFlusher()),
@@ -80,14 +80,7 @@ std::unique_ptr<Pool> Pool::Open(Medium* medium, uint64_t uuid, const PoolSpec& 
 }
 
 Pool::~Pool() {
-  if (thread_.joinable()) {
-    {
-      const std::lock_guard<std::mutex> lock(queue_mutex_);
-      stop_ = true;
-    }
-    queue_changed_.notify_all();
-    thread_.join();
-  }
+  Stop();
   CloseRegions();
   if (remove_ || kept_.empty()) RemoveRegions();
 }
@@ -196,14 +189,8 @@ SlotBlock Pool::TakeBlock() {
   free_blocks_.pop_back();
   const bool ask = spec_.background && free_blocks_.size() + 1 == low_water_;
   lock.unlock();
-  if (ask) {
-    // Getting a large segment takes the system a while, in which the pulls of a shard would wait.
-    {
-      const std::lock_guard<std::mutex> queue_lock(queue_mutex_);
-      grow_ = true;
-    }
-    queue_changed_.notify_all();
-  }
+  // Getting a large segment takes the system a while, in which the pulls of a shard would wait.
+  if (ask) AskForChore();
   return block;
 }
 

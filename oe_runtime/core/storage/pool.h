@@ -1,21 +1,17 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "oe_runtime/core/index/index.h"
-#include "oe_runtime/core/storage/damage.h"
 #include "oe_runtime/core/storage/kept_rows.h"
 #include "oe_runtime/core/storage/medium.h"
 #include "oe_runtime/core/storage/pool_format.h"
@@ -23,31 +19,6 @@
 #include "oe_runtime/core/storage/storage.h"
 
 namespace oe {
-
-struct PoolSpec {
-  std::string table;  // its name, for messages
-  // What the rows are: "table", its rows; "counts", those of its admission filter, in a pool that is led by
-  // the table's. The identity has the table's name in the object of that name.
-  std::string kind = "table";
-  std::string identity;  // a JSON object that says whose rows they are: a pool with another one is refused
-  std::vector<std::string> may_differ;  // names of its fields that do not matter
-  size_t row_bytes = 0;
-  size_t facts_at = 0;  // as in RowLogSpec; pools do not need them
-  uint32_t fact_words = 0;
-  uint32_t shards = 1;                    // internal ones
-  std::function<uint32_t(Key)> shard_of;  // the shard of a key; `shards` for a key that cannot be here
-  uint32_t window = 2;                    // checkpoints that are kept
-  size_t block_bytes = size_t{32} << 10;
-  std::shared_ptr<Damage> damage;  // where damaged rows are counted; nullptr: nowhere
-  CacheMemory* cache = nullptr;    // of a cache of rows in DRAM; must outlive the pool. nullptr: without one
-  // Whether checkpoints are made durable by a thread of the pool; otherwise by RunPending().
-  bool background = true;
-
-  // Of a new pool; one that is opened keeps its own.
-  uint32_t format = kPoolFormat;
-
-  bool led() const { return kind != "table"; }
-};
 
 // The rows of one table on a medium, which survive the process and a power cut at checkpoint granularity.
 //
@@ -67,9 +38,8 @@ struct PoolSpec {
 // and segments oe-<uuid>-<number>.pool with a header, the metadata of their slots and their rows
 // (pool_format.h).
 //
-// A pool or a log (log_pool.h) may lead a pool, of what else a table must remember: a checkpoint of the
-// leader is one of the led pool too, and durable there first. The led pool keeps one checkpoint more, so it
-// has all those of its leader whenever the power goes.
+// A pool that is led (KeptRows) keeps one checkpoint more, so it has all those of its leader whenever the
+// power goes.
 //
 // Thread-safe but for what the comments exclude.
 class Pool final : public KeptRows {
@@ -85,26 +55,8 @@ class Pool final : public KeptRows {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Leads `other` (of PoolSpec::led()), which must outlive this pool, from now on; nullptr: none. The caller
-  // excludes checkpoints, of which none is pending.
-  void Lead(Pool* other) { led_ = other; }
-
   // The rows of an internal shard. Recover() replaces them.
   SlotStore* shard(uint32_t number) { return shards_[number].get(); }
-
-  // As KeptRows has it; the caller excludes writers also of the pool that this one leads.
-  void Checkpoint(uint64_t id, uint64_t version) override;
-  void WaitDurable() override;
-  void WaitIdle() noexcept override;
-  // Makes pending checkpoints durable in the calling thread, without `background`.
-  void RunPending();
-  // For the leader of this pool: makes pending checkpoints up to that one durable; or there are no more,
-  // since one of the leader's failed.
-  void MakeDurableUpTo(uint64_t id);
-  void EndCheckpoints(const std::string& failure);
-
-  std::vector<CheckpointInfo> Checkpoints() const override;
-  int64_t durable_at() const override;
 
   // As KeptRows has it. Where it throws, nothing has changed on the medium or in the shards.
   CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
@@ -122,7 +74,6 @@ class Pool final : public KeptRows {
   uint64_t slots_left() const;
   // New rows for which that many slots are enough: each takes its part of what is reserved with it.
   uint64_t RowsIn(uint64_t slots) const;
-  const PoolSpec& spec() const { return spec_; }
   CacheStats cache_stats() const override;
 
   // For SlotStore: a block of free slots. Throws StorageError.
@@ -144,10 +95,6 @@ class Pool final : public KeptRows {
     Region region;
     SegmentHeader header;
   };
-  struct Job {
-    KeptCheckpoint checkpoint;
-    std::vector<SlotStore::Changes> changes;  // by shard
-  };
   struct Scan;
 
   Pool(Medium* medium, uint64_t uuid, const PoolSpec& spec);
@@ -163,12 +110,13 @@ class Pool final : public KeptRows {
   void RemoveRegions() noexcept;
 
   // Checkpoints (pool_checkpoint.cc).
-  void Start();
-  void Run();
-  void GrowAhead() noexcept;
-  void MakeDurable(const Job& job);
-  void Fail(const std::string& failure);
-  void Seal(const Job& job);
+  void PrepareClose(ClosedEpoch* closed) override;
+  void CloseEpoch(ClosedEpoch* closed) override;
+  void MakeDurable(const ClosedEpoch& closed) override;
+  void DoChore() noexcept override;
+  bool waits_for_chores() const noexcept override { return true; }
+  std::vector<KeptCheckpoint> kept() const override;
+  void Seal(const ClosedEpoch& closed);
   uint64_t CountDigest(const Slots& retired) const;
   void RequirePresent() const;
   void Commit(std::vector<KeptCheckpoint> kept);
@@ -184,8 +132,6 @@ class Pool final : public KeptRows {
   void ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const;
 
   Medium* const medium_;
-  const PoolSpec spec_;
-  Pool* led_ = nullptr;
   const RowLayout layout_;
   uint64_t uuid_;
   Region super_;
@@ -210,22 +156,8 @@ class Pool final : public KeptRows {
   uint64_t sequence_ = 0;        // of the newest copy of the superblock
   uint64_t least_segments_ = 0;  // that copy's
 
-  // Of callers of Checkpoint(), who exclude each other.
-  uint64_t epoch_ = 1;
-  uint64_t last_id_ = 0;
-  bool has_id_ = false;
-
-  mutable std::mutex queue_mutex_;
-  std::condition_variable queue_changed_;
-  std::vector<KeptCheckpoint> kept_;  // what the superblock says
-  int64_t durable_at_ = 0;            // its newest
-  std::deque<Job> queue_;             // the first is under way when busy_
-  bool busy_ = false;
-  bool grow_ = false;  // the thread is asked for a segment
-  bool stop_ = false;
-  bool remove_ = false;
-  std::string failure_;
-  std::thread thread_;
+  uint64_t epoch_ = 1;                // of callers of Checkpoint(), who exclude each other
+  std::vector<KeptCheckpoint> kept_;  // what the superblock says; with queue_mutex_
 };
 
 }  // namespace oe

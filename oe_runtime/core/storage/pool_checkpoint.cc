@@ -1,10 +1,8 @@
 // How checkpoints of a pool become durable.
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <utility>
 
-#include "oe_runtime/core/common/come_after_others.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/storage/pool.h"
@@ -59,110 +57,23 @@ void SortDescending(std::vector<uint32_t>* numbers, size_t slots) {
 
 }  // namespace
 
-void Pool::Start() {
-  if (spec_.background) thread_ = std::thread([this] { Run(); });
-}
-
-void Pool::Checkpoint(uint64_t id, uint64_t version) {
-  if (has_id_ && id <= last_id_) {
-    throw SpecError("table '" + spec_.table + "': checkpoint " + std::to_string(id) +
-                    " is not after the last one, " + std::to_string(last_id_));
-  }
+void Pool::PrepareClose(ClosedEpoch* closed) {
   if (epoch_ >= kLastEpoch) {
     throw StorageError("table '" + spec_.table + "' has had as many checkpoints as a pool can have");
   }
-  Job job;
-  job.changes.reserve(spec_.shards);
-  {
-    const std::lock_guard<std::mutex> lock(queue_mutex_);
-    if (!failure_.empty()) {
-      throw StorageError("table '" + spec_.table + "' can have no more checkpoints: " + failure_);
-    }
-    queue_.emplace_back();  // all that can throw comes first
-    try {
-      if (led_ != nullptr) led_->Checkpoint(id, version);
-    } catch (...) {
-      queue_.pop_back();
-      throw;
-    }
-    job.checkpoint = {epoch_, id, version, 0, 0};
-    for (const auto& shard : shards_) {
-      job.checkpoint.rows += shard->size();
-      job.changes.push_back(shard->Close());
-    }
-    queue_.back() = std::move(job);
-  }
-  ++epoch_;
-  last_id_ = id;
-  has_id_ = true;
-  queue_changed_.notify_all();
+  closed->changes.reserve(spec_.shards);
 }
 
-void Pool::Run() {
-  ComeAfterOthers();
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  while (true) {
-    const auto has_job = [this] { return !spec_.led() && !queue_.empty(); };
-    queue_changed_.wait(lock, [&] { return stop_ || grow_ || has_job(); });
-    busy_ = true;
-    if (grow_) {
-      lock.unlock();
-      GrowAhead();
-      lock.lock();
-      grow_ = false;
-    }
-    if (!has_job()) {
-      busy_ = false;
-      queue_changed_.notify_all();
-      if (stop_) return;
-      continue;
-    }
-    std::string failure;
-    {
-      const Job job = std::move(queue_.front());
-      lock.unlock();
-      try {
-        MakeDurable(job);
-      } catch (const std::exception& error) {
-        failure = error.what();
-      }
-    }
-    lock.lock();
-    busy_ = false;
-    queue_.pop_front();
-    if (!failure.empty()) Fail(failure);
-    queue_changed_.notify_all();
+void Pool::CloseEpoch(ClosedEpoch* closed) {
+  closed->checkpoint.epoch = epoch_++;
+  for (const auto& shard : shards_) {
+    closed->checkpoint.rows += shard->size();
+    closed->changes.push_back(shard->Close());
   }
 }
 
-// No checkpoint from now on: what comes after builds on the one that failed. With queue_mutex_.
-void Pool::Fail(const std::string& failure) {
-  failure_ = failure;
-  queue_.clear();
-  if (led_ != nullptr) led_->EndCheckpoints(failure);
-}
-
-void Pool::EndCheckpoints(const std::string& failure) {
-  {
-    const std::lock_guard<std::mutex> lock(queue_mutex_);
-    Fail(failure);
-  }
-  queue_changed_.notify_all();
-}
-
-void Pool::MakeDurableUpTo(uint64_t id) {
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  while (!queue_.empty() && queue_.front().checkpoint.id <= id) {
-    const Job job = std::move(queue_.front());
-    lock.unlock();
-    MakeDurable(job);
-    lock.lock();
-    queue_.pop_front();
-    queue_changed_.notify_all();
-  }
-}
-
-void Pool::GrowAhead() noexcept {
+// Grows ahead.
+void Pool::DoChore() noexcept {
   try {
     size_t blocks = 0;
     {
@@ -174,39 +85,9 @@ void Pool::GrowAhead() noexcept {
   }
 }
 
-void Pool::RunPending() {
-  while (!queue_.empty()) {
-    const Job job = std::move(queue_.front());
-    queue_.pop_front();
-    MakeDurable(job);
-  }
-}
-
-void Pool::WaitIdle() noexcept {
-  if (!spec_.background) return;
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  queue_changed_.wait(lock, [this] { return queue_.empty() && !busy_ && !grow_; });
-}
-
-void Pool::WaitDurable() {
-  WaitIdle();
+std::vector<KeptCheckpoint> Pool::kept() const {
   const std::lock_guard<std::mutex> lock(queue_mutex_);
-  if (!failure_.empty()) {
-    throw StorageError("table '" + spec_.table + "': a checkpoint could not be made durable: " + failure_);
-  }
-}
-
-std::vector<CheckpointInfo> Pool::Checkpoints() const {
-  const std::lock_guard<std::mutex> lock(queue_mutex_);
-  std::vector<CheckpointInfo> checkpoints;
-  checkpoints.reserve(kept_.size());
-  for (const KeptCheckpoint& kept : kept_) checkpoints.push_back({kept.id, kept.version, kept.rows});
-  return checkpoints;
-}
-
-int64_t Pool::durable_at() const {
-  const std::lock_guard<std::mutex> lock(queue_mutex_);
-  return durable_at_;
+  return kept_;
 }
 
 SlotMeta* Pool::MetaOf(uint32_t shard, uint32_t number) const {
@@ -217,27 +98,26 @@ const std::byte* Pool::RowOf(uint32_t shard, uint32_t number) const {
   return blocks_[shard][number >> layout_.shift].rows + layout_.Offset(number & (layout_.block_rows() - 1));
 }
 
-void Pool::MakeDurable(const Job& job) {
-  if (led_ != nullptr) led_->MakeDurableUpTo(job.checkpoint.id);
+void Pool::MakeDurable(const ClosedEpoch& closed) {
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    const std::vector<SlotBlock>& blocks = job.changes[i].blocks;
+    const std::vector<SlotBlock>& blocks = closed.changes[i].blocks;
     blocks_[i].insert(blocks_[i].end(), blocks.begin(), blocks.end());
   }
-  Seal(job);
+  Seal(closed);
 
-  const uint64_t epoch = job.checkpoint.epoch;
+  const uint64_t epoch = closed.checkpoint.epoch;
   Slots retired(spec_.shards);
   Slots tombstones(spec_.shards);
   for (uint32_t i = 0; i < spec_.shards; ++i) {
     // In order, their metadata is read, and later flushed, line by line; and so is what will be written to
     // them, which begins with those that are given back last.
-    retired[i] = job.changes[i].retired;
+    retired[i] = closed.changes[i].retired;
     SortDescending(&retired[i], blocks_[i].size() << layout_.shift);
     for (const uint32_t number : retired[i]) {
       const SlotMeta* meta = MetaOf(i, number);
       digest_ -= SlotDigest(meta->key, meta->state);
     }
-    tombstones[i] = job.changes[i].tombstones;
+    tombstones[i] = closed.changes[i].tombstones;
   }
   if (suspect_.exchange(false) && CountDigest(retired) != digest_) {
     // Recovery would find other rows than the checkpoint has, and refuse it.
@@ -248,16 +128,10 @@ void Pool::MakeDurable(const Job& job) {
   }
   RequirePresent();
   std::vector<KeptCheckpoint> kept = kept_;
-  kept.push_back(job.checkpoint);
+  kept.push_back(closed.checkpoint);
   kept.back().digest = digest_;
   while (kept.size() > spec_.window) kept.erase(kept.begin());
   Commit(std::move(kept));
-  {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const std::lock_guard<std::mutex> lock(queue_mutex_);
-    durable_at_ = std::chrono::duration_cast<std::chrono::seconds>(now).count();
-  }
-
   retired_[epoch] = std::move(retired);
   tombstones_[epoch] = std::move(tombstones);
   Recycle();
@@ -265,14 +139,14 @@ void Pool::MakeDurable(const Job& job) {
 
 // Writes down the slots of a closed epoch. States need not wait for their rows: until the superblock has the
 // epoch, recovery invalidates them.
-void Pool::Seal(const Job& job) {
-  const uint64_t epoch = job.checkpoint.epoch;
+void Pool::Seal(const ClosedEpoch& closed) {
+  const uint64_t epoch = closed.checkpoint.epoch;
   MetaFlusher metas(flusher_.get());
   for (uint32_t i = 0; i < spec_.shards; ++i) {
     shards_[i]->WriteBackUpTo(static_cast<uint32_t>(epoch));
-    std::vector<uint32_t> tombstones = job.changes[i].tombstones;
+    std::vector<uint32_t> tombstones = closed.changes[i].tombstones;
     std::sort(tombstones.begin(), tombstones.end());
-    const std::vector<uint32_t>& written = job.changes[i].written;
+    const std::vector<uint32_t>& written = closed.changes[i].written;
     for (size_t at = 0; at < written.size(); ++at) {
       const uint32_t number = written[at];
       if (at + kAhead < written.size()) PrefetchRow(RowOf(i, written[at + kAhead]), layout_.row_bytes);
@@ -290,7 +164,7 @@ void Pool::Seal(const Job& job) {
     }
   }
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    for (const uint32_t number : job.changes[i].repaired)
+    for (const uint32_t number : closed.changes[i].repaired)
       flusher_->Flush(MetaOf(i, number), sizeof(SlotMeta));
   }
   metas.Flush();

@@ -56,11 +56,6 @@ struct Table::Content {
   // The pool or the log, if there is one: what keeps checkpoints.
   KeptRows* kept() const { return pool ? static_cast<KeptRows*>(pool.get()) : log.get(); }
 
-  void Lead(Pool* of_filter) const {
-    if (pool) pool->Lead(of_filter);
-    if (log) log->Lead(of_filter);
-  }
-
   // The checksum of the file that had this content when the shards' changes were empty.
   std::optional<uint64_t> saved;
   // The version that was last written to or read from a file.

@@ -73,7 +73,7 @@ void Table::NewFilter(Content* content, bool fresh) const {
     content->counts->Remove();
     content->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
   }
-  content->Lead(content->counts.get());
+  content->kept()->Lead(content->counts.get());
   if (!opened)
     content->filter = NewPooledFilter(spec_.admission, shard_, content->counts.get(), NewIndexes());
 }
@@ -107,12 +107,12 @@ void Table::RecoverFilter(std::optional<uint64_t> id, const std::function<void()
   } else {
     recover_rows();
     content_->filter.reset();
-    content_->Lead(nullptr);
+    content_->kept()->Lead(nullptr);
     content_->counts->Remove();
     content_->counts.reset();  // which makes room
     bool opened = false;
     content_->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
-    content_->Lead(content_->counts.get());
+    content_->kept()->Lead(content_->counts.get());
   }
   content_->filter = NewPooledFilter(spec_.admission, shard_, content_->counts.get(), std::move(indexes));
 }
