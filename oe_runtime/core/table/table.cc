@@ -37,6 +37,92 @@ struct RowGroup {
 };
 static_assert(RowGroup::kMost <= RowOps::kMostRows);
 
+using SharedLocks = std::array<std::shared_lock<FairSharedMutex>, kShards>;  // taken in the order of shards
+
+void Unlock(SharedLocks* locks) {
+  for (std::shared_lock<FairSharedMutex>& lock : *locks) {
+    if (lock.owns_lock()) lock.unlock();
+  }
+}
+
+// A piece of a pull: its keys in the order of their internal shards, and their rows.
+struct Piece {
+  std::array<Key, kPiece> keys;
+  std::array<uint32_t, kShards + 1> begin{};  // of the keys of each shard
+  std::array<uint16_t, kPiece> places;        // among `keys`, of each key that the caller gave
+  std::array<const std::byte*, kPiece> rows;  // of `keys`; nullptr: none
+  SharedLocks locks;
+  LogReads reads;  // of rows that are not in DRAM; within the locks
+};
+
+// Fills in the keys of a piece, each once if `once`, and their places. Returns n, or how many keys come
+// before the first that `shard_of` gives no shard.
+template <typename ShardOf>
+size_t OrderByShard(const Key* keys, size_t n, bool once, const ShardOf& shard_of, Piece* piece) {
+  std::array<Key, kPiece> distinct;
+  std::array<uint16_t, kPiece> which;  // of `distinct` is each key
+  const size_t count = once ? LeaveOutRepeated(keys, n, distinct.data(), which.data()) : n;
+  const Key* const wanted = once ? distinct.data() : keys;
+  std::array<uint8_t, kPiece> shards;
+  std::array<uint32_t, kShards + 1>& begin = piece->begin;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t shard = shard_of(wanted[i]);
+    if (shard == kShards) return static_cast<size_t>(std::find(keys, keys + n, wanted[i]) - keys);
+    shards[i] = static_cast<uint8_t>(shard);
+    ++begin[shard + 1];
+  }
+  for (size_t shard = 0; shard < kShards; ++shard) begin[shard + 1] += begin[shard];
+  std::array<uint16_t, kPiece> places;
+  std::array<uint32_t, kShards + 1> next = begin;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t at = next[shards[i]]++;
+    piece->keys[at] = wanted[i];
+    (once ? places : piece->places)[i] = static_cast<uint16_t>(at);
+  }
+  for (size_t i = 0; once && i < n; ++i) piece->places[i] = places[which[i]];
+  return n;
+}
+
+// Takes the locks of the shards that the piece has keys of, and looks these up. Reads begin of rows that are
+// not in DRAM.
+template <typename RowMaps>
+void FindRows(const RowMaps& shards, Piece* piece) {
+  for (size_t shard = 0; shard < kShards; ++shard) {
+    const uint32_t begin = piece->begin[shard];
+    const size_t size = piece->begin[shard + 1] - begin;
+    if (size == 0) continue;
+    piece->locks[shard] = std::shared_lock(shards[shard]->mutex());
+    shards[shard]->Find(&piece->keys[begin], size, &piece->rows[begin], &piece->reads);
+  }
+  piece->reads.Start();
+}
+
+// Calls copy(i, row) for each of the n keys that the caller gave, in their order; for rows that are on their
+// way from the drive when all others are done. Of a row, `bytes` are read.
+template <typename Copy>
+void CopyRows(size_t n, size_t bytes, Piece* piece, const Copy& copy) {
+  const auto row_of = [&](size_t i) { return piece->rows[piece->places[i]]; };
+  const auto fetch = [&](size_t i) {
+    if (row_of(i) != nullptr) PrefetchRow(row_of(i), bytes);
+  };
+  std::vector<uint16_t> later;
+  later.reserve(piece->reads.entries().size());
+  const size_t ahead = std::clamp(kAheadBytes / bytes, kLeastAhead, kMostAhead);
+  for (size_t i = 0; i < std::min(n, ahead); ++i) fetch(i);
+  for (size_t i = 0; i < n; ++i) {
+    if (i + ahead < n) fetch(i + ahead);
+    const std::byte* const row = row_of(i);
+    if (row == LogReads::Pending()) {
+      later.push_back(static_cast<uint16_t>(i));
+    } else {
+      copy(i, row);
+    }
+  }
+  if (piece->reads.entries().empty()) return;
+  piece->reads.Finish();
+  for (const uint16_t i : later) copy(i, row_of(i));
+}
+
 }  // namespace
 
 std::unique_ptr<Table> Table::Create(const TableSpec& spec, std::shared_ptr<Storage> storage, ShardInfo shard,
@@ -235,53 +321,16 @@ void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, Lock 
 // n <= kPiece keys; how many come before the first that is to be refused, if there is one: then nothing was
 // written.
 size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
-  // Ids of who only reads come as they are, mostly of few keys, each of which is looked up once. With a cache
-  // all are, for it counts what is read often.
-  std::array<Key, kPiece> distinct;
-  std::array<uint16_t, kPiece> which;
-  const bool repeats = !content_->shards[0]->counts_reads() && RepeatMuch(keys, n);
-  const size_t count = repeats ? LeaveOutRepeated(keys, n, distinct.data(), which.data()) : n;
-  const Key* const wanted = repeats ? distinct.data() : keys;
-  std::array<uint8_t, kPiece> shard_of;
-  std::array<uint32_t, kShards + 1> begin{};
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t shard = InternalShard(wanted[i]);
-    if (shard == kShards) return static_cast<size_t>(std::find(keys, keys + n, wanted[i]) - keys);
-    shard_of[i] = static_cast<uint8_t>(shard);
-    ++begin[shard + 1];
-  }
-  for (size_t shard = 0; shard < kShards; ++shard) begin[shard + 1] += begin[shard];
-  std::array<Key, kPiece> sorted;
-  std::array<uint16_t, kPiece> place;
-  std::array<uint32_t, kShards + 1> next = begin;
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t at = next[shard_of[i]]++;
-    sorted[at] = wanted[i];
-    place[i] = static_cast<uint16_t>(at);
-  }
-  if (repeats) {
-    for (size_t i = 0; i < n; ++i) which[i] = place[which[i]];
-  }
-  const uint16_t* const places = repeats ? which.data() : place.data();
-  std::array<const std::byte*, kPiece> rows;
-  std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
-  LogReads reads;  // of rows that are not in DRAM; within the locks
-  for (size_t shard = 0; shard < kShards; ++shard) {
-    const size_t size = begin[shard + 1] - begin[shard];
-    if (size == 0) continue;
-    const RowMap& map = *content_->shards[shard];
-    locks[shard] = std::shared_lock(map.mutex());
-    map.Find(&sorted[begin[shard]], size, &rows[begin[shard]], &reads);
-  }
-  reads.Start();
+  // Read-only clients send ids without deduplication, mostly of few keys: each key is looked up once. With a
+  // cache each id is, since the cache counts reads.
+  const bool once = !content_->shards[0]->counts_reads() && RepeatMuch(keys, n);
+  Piece piece;
+  const size_t good = OrderByShard(keys, n, once, [this](Key key) { return InternalShard(key); }, &piece);
+  if (good < n) return good;
+  FindRows(content_->shards, &piece);
   const size_t bytes = ops_->format().value_bytes();
-  const size_t weights_bytes = ops_->format().state_at;
   const bool half = IsHalf(ops_->format().dtype);
-  const auto fetch = [&](size_t i) {
-    if (rows[places[i]] != nullptr) PrefetchRow(rows[places[i]], weights_bytes);
-  };
-  const auto copy = [&](size_t i) {
-    const std::byte* row = rows[places[i]];
+  CopyRows(n, ops_->format().state_at, &piece, [&](size_t i, const std::byte* row) {
     if (row == nullptr) {
       FillMissing(keys[i], out + i * bytes);
     } else if (half) {
@@ -289,26 +338,10 @@ size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
     } else {
       CopyRow(row, out + i * bytes, bytes);
     }
-  };
-  std::vector<uint16_t> later;  // rows that are on their way from the drive
-  later.reserve(reads.entries().size());
-  const size_t ahead = std::clamp(kAheadBytes / weights_bytes, kLeastAhead, kMostAhead);
-  for (size_t i = 0; i < std::min(n, ahead); ++i) fetch(i);
-  for (size_t i = 0; i < n; ++i) {
-    if (i + ahead < n) fetch(i + ahead);
-    if (rows[places[i]] == LogReads::Pending()) {
-      later.push_back(static_cast<uint16_t>(i));
-    } else {
-      copy(i);
-    }
-  }
-  if (!reads.entries().empty()) {
-    reads.Finish();
-    for (const uint16_t i : later) copy(i);
-    for (std::shared_lock<FairSharedMutex>& lock : locks) {
-      if (lock.owns_lock()) lock.unlock();
-    }
-    (void)TakeIn(reads, false);
+  });
+  if (!piece.reads.entries().empty()) {
+    Unlock(&piece.locks);
+    (void)TakeIn(piece.reads, false);
   }
   return n;
 }
@@ -319,7 +352,7 @@ void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wa
   for (uint32_t shard = 0; shard < kShards && wanted();) {
     const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
     if (!content_lock || !content_->log) return;
-    std::array<std::shared_lock<FairSharedMutex>, kShards> locks;  // taken in the order of shards
+    SharedLocks locks;
     LogReads reads;
     const uint32_t first = shard;
     while (shard < kShards && reads.entries().size() < kReadAtOnce) {
@@ -339,9 +372,7 @@ void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wa
     }
     if (reads.entries().empty()) continue;
     reads.Run();
-    for (std::shared_lock<FairSharedMutex>& lock : locks) {
-      if (lock.owns_lock()) lock.unlock();
-    }
+    Unlock(&locks);
     if (!TakeIn(reads, true)) return;
   }
 }
