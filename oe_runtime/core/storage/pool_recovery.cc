@@ -38,6 +38,18 @@ void ForEach(uint32_t count, bool parallel, const Task& task) {
   if (failure) std::rethrow_exception(failure);
 }
 
+// What is kept once a table is back at checkpoint `id`; without one, everything.
+std::vector<KeptCheckpoint> KeptUpTo(std::optional<uint64_t> id, std::vector<KeptCheckpoint> kept,
+                                     const std::string& table) {
+  if (!id) return kept;
+  std::string ids;
+  for (const KeptCheckpoint& one : kept) ids += (ids.empty() ? "" : ", ") + std::to_string(one.id);
+  while (!kept.empty() && kept.back().id != *id) kept.pop_back();
+  if (!kept.empty()) return kept;
+  throw StorageError("the pool of table '" + table + "' has no checkpoint " + std::to_string(*id) +
+                     (ids.empty() ? "; it has none at all" : "; it has " + ids));
+}
+
 }  // namespace
 
 // What recovery finds of one shard.
@@ -56,7 +68,75 @@ struct Pool::Scan {
   uint64_t newest = 0;               // of the chosen epoch
   uint64_t rows = 0;
   uint64_t digest = 0;
+
+  void Add(const Key* keys, const uint32_t* numbers, size_t n, Index* index, const std::string& path);
+  template <typename Retired, typename Tombstone>
+  void ListByEpoch(Index* index, const Retired& is_retired, const Tombstone& is_tombstone);
 };
+
+// Adds n <= kAtOnce used slots to the index, where the newest of each key stays.
+void Pool::Scan::Add(const Key* keys, const uint32_t* numbers, size_t n, Index* index,
+                     const std::string& path) {
+  std::array<uint32_t, kAtOnce> found{};
+  index->Find(keys, n, found.data());
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t state = slots->meta(numbers[i]).state;
+    if (!IsTombstone(state)) {
+      ++rows;
+      digest += SlotDigest(keys[i], state);
+    }
+    // A key may come twice among these.
+    if (found[i] == kNoRow) index->Find(&keys[i], 1, &found[i]);
+    if (found[i] == kNoRow) {
+      index->Reserve(keys[i]);
+      index->Add(keys[i], numbers[i]);
+      continue;
+    }
+    index->Find(&keys[i], 1, &found[i]);
+    const uint64_t other = slots->meta(found[i]).state;
+    const bool newer = Newer(state, other);
+    if (!newer && !IsTombstone(state) && EpochOf(state) == EpochOf(other)) {
+      throw StorageError("the pool " + path + " is damaged: key " + std::to_string(keys[i]) +
+                         " has two rows of one epoch; restore from a checkpoint");
+    }
+    if (newer) index->Set(keys[i], numbers[i]);
+    const uint64_t lost = newer ? other : state;
+    losers.push_back({keys[i], lost, newer ? found[i] : numbers[i]});
+    if (!IsTombstone(lost)) {
+      --rows;
+      digest -= SlotDigest(keys[i], lost);
+    }
+  }
+}
+
+// Retired slots wait for the checkpoints that need them to be dropped, by the epoch of the next newer slot
+// of their key; tombstones by their own epoch. The index forgets the keys that are gone.
+template <typename Retired, typename Tombstone>
+void Pool::Scan::ListByEpoch(Index* index, const Retired& is_retired, const Tombstone& is_tombstone) {
+  std::sort(losers.begin(), losers.end(), [](const Loser& left, const Loser& right) {
+    return left.key != right.key ? left.key < right.key : Newer(left.state, right.state);
+  });
+  for (size_t at = 0; at < losers.size(); ++at) {
+    const Loser& loser = losers[at];
+    if (IsTombstone(loser.state)) continue;
+    uint64_t newer = 0;
+    if (at > 0 && losers[at - 1].key == loser.key) {
+      newer = losers[at - 1].state;
+    } else {
+      uint32_t newest_slot = kNoRow;
+      index->Find(&loser.key, 1, &newest_slot);
+      newer = slots->meta(newest_slot).state;
+    }
+    is_retired(EpochOf(newer), loser.number);
+  }
+  for (const uint32_t number : tombstones) {
+    const SlotMeta& meta = slots->meta(number);
+    is_tombstone(EpochOf(meta.state), number);
+    uint32_t newest_slot = kNoRow;
+    index->Find(&meta.key, 1, &newest_slot);
+    if (newest_slot == number) index->Erase(meta.key);
+  }
+}
 
 // Blocks belong to the shard of their keys; those without any are free.
 void Pool::AssignBlocks(std::vector<Scan>* scans, std::vector<SlotBlock>* free_blocks) const {
@@ -94,38 +174,9 @@ void Pool::ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) c
 
   std::array<Key, kAtOnce> keys{};
   std::array<uint32_t, kAtOnce> numbers{};
-  std::array<uint32_t, kAtOnce> found{};
   size_t filled = 0;
   const auto take = [&] {
-    index->Find(keys.data(), filled, found.data());
-    for (size_t i = 0; i < filled; ++i) {
-      const uint64_t state = slots.meta(numbers[i]).state;
-      if (!IsTombstone(state)) {
-        ++scan->rows;
-        scan->digest += SlotDigest(keys[i], state);
-      }
-      // A key may come twice among these.
-      if (found[i] == kNoRow) index->Find(&keys[i], 1, &found[i]);
-      if (found[i] == kNoRow) {
-        index->Reserve(keys[i]);
-        index->Add(keys[i], numbers[i]);
-        continue;
-      }
-      index->Find(&keys[i], 1, &found[i]);
-      const uint64_t other = slots.meta(found[i]).state;
-      const bool newer = Newer(state, other);
-      if (!newer && !IsTombstone(state) && EpochOf(state) == EpochOf(other)) {
-        throw StorageError("the pool " + super_.path + " is damaged: key " + std::to_string(keys[i]) +
-                           " has two rows of one epoch; restore from a checkpoint");
-      }
-      if (newer) index->Set(keys[i], numbers[i]);
-      const uint64_t lost = newer ? other : state;
-      scan->losers.push_back({keys[i], lost, newer ? found[i] : numbers[i]});
-      if (!IsTombstone(lost)) {
-        --scan->rows;
-        scan->digest -= SlotDigest(keys[i], lost);
-      }
-    }
+    scan->Add(keys.data(), numbers.data(), filled, index, super_.path);
     filled = 0;
   };
   for (uint32_t b = static_cast<uint32_t>(scan->blocks.size()); b > 0; --b) {
@@ -174,17 +225,7 @@ void Pool::ReserveAgain() {
 CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                              const std::function<void()>& before) {
   WaitDurable();
-  // What is kept up to the chosen one.
-  std::vector<KeptCheckpoint> kept = kept_;
-  if (id) {
-    while (!kept.empty() && kept.back().id != *id) kept.pop_back();
-    if (kept.empty()) {
-      std::string ids;
-      for (const KeptCheckpoint& one : kept_) ids += (ids.empty() ? "" : ", ") + std::to_string(one.id);
-      throw StorageError("the pool of table '" + spec_.table + "' has no checkpoint " + std::to_string(*id) +
-                         (ids.empty() ? "; it has none at all" : "; it has " + ids));
-    }
-  }
+  const std::vector<KeptCheckpoint> kept = KeptUpTo(id, kept_, spec_.table);
   const KeptCheckpoint chosen = kept.empty() ? KeptCheckpoint{} : kept.back();
 
   // Read everything; nothing is changed yet.
@@ -211,8 +252,6 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
         "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
   }
 
-  // Retired slots wait for the checkpoints that need them to be dropped, by the epoch of the next newer slot
-  // of their key.
   std::map<uint64_t, Slots> retired;
   std::map<uint64_t, Slots> tombstones;
   const auto put = [this](std::map<uint64_t, Slots>* lists, uint64_t epoch, uint32_t shard, uint32_t number) {
@@ -221,30 +260,9 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
     slots[shard].push_back(number);
   };
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    Scan& scan = scans[i];
-    std::sort(scan.losers.begin(), scan.losers.end(), [](const Scan::Loser& left, const Scan::Loser& right) {
-      return left.key != right.key ? left.key < right.key : Newer(left.state, right.state);
-    });
-    for (size_t at = 0; at < scan.losers.size(); ++at) {
-      const Scan::Loser& loser = scan.losers[at];
-      if (IsTombstone(loser.state)) continue;
-      uint64_t newer = 0;
-      if (at > 0 && scan.losers[at - 1].key == loser.key) {
-        newer = scan.losers[at - 1].state;
-      } else {
-        uint32_t newest = kNoRow;
-        indexes[i]->Find(&loser.key, 1, &newest);
-        newer = scan.slots->meta(newest).state;
-      }
-      put(&retired, EpochOf(newer), i, loser.number);
-    }
-    for (const uint32_t number : scan.tombstones) {
-      const SlotMeta& meta = scan.slots->meta(number);
-      put(&tombstones, EpochOf(meta.state), i, number);
-      uint32_t newest = kNoRow;
-      indexes[i]->Find(&meta.key, 1, &newest);
-      if (newest == number) indexes[i]->Erase(meta.key);
-    }
+    scans[i].ListByEpoch(
+        indexes[i], [&](uint64_t epoch, uint32_t number) { put(&retired, epoch, i, number); },
+        [&](uint64_t epoch, uint32_t number) { put(&tombstones, epoch, i, number); });
   }
 
   if (before) before();

@@ -17,6 +17,8 @@ bool IsChunk(const BlockBuffer& header) {
   return blocks > 0 && blocks * kBlockBytes <= header.size();
 }
 
+std::string HeaderText(uint64_t offset) { return "the header at byte " + std::to_string(offset); }
+
 }  // namespace
 
 // The entries that count, as they are found.
@@ -40,6 +42,16 @@ struct RowLog::Scan {
   std::vector<std::pair<uint64_t, BlockBuffer>> repaired;  // headers, and where they are
   uint64_t rows = 0;
   uint64_t digest = 0;
+
+  // Where the next header of a segment is.
+  struct Cursor {
+    uint32_t segment = 0;
+    uint32_t place = 0;
+    uint32_t header_blocks = 0;
+    BlockBuffer header;
+  };
+  void Decode(const RowLog& log, const RowLogSuper& super, const Cursor& cursor, Chunk* chunk);
+  void Add(const RowLog& log, const Chunk& chunk, uint32_t segment, uint32_t first);
 
   bool Counts(uint64_t lsn) {
     const uint64_t of = LsnEpoch(lsn);
@@ -142,17 +154,58 @@ std::optional<RowLogSuper> RowLog::ReadSuper(bool repair, std::vector<SuperDamag
   return newest;
 }
 
+// The chunk whose header was read; one with a bit that flipped is corrected. Throws StorageError unless it is
+// the one that the superblock means.
+void RowLog::Scan::Decode(const RowLog& log, const RowLogSuper& super, const Cursor& cursor, Chunk* chunk) {
+  const uint64_t offset = log.OffsetOf(log.FirstBlock(cursor.segment) + cursor.place);
+  const auto refuse = [&](const std::string& what) { log.Damaged(HeaderText(offset) + what); };
+  if (!IsChunk(cursor.header) || !DecodeChunk(cursor.header.data(), chunk)) {
+    const uint32_t left = super.extents[cursor.segment] - cursor.place;
+    BlockBuffer rest(left * kBlockBytes);
+    (void)log.ReadBlocks(offset, left, rest.data());
+    const size_t bytes = RepairChunk(rest.data(), rest.size());
+    if (bytes == 0 || !DecodeChunk(rest.data(), chunk)) {
+      refuse(" has a wrong checksum, and more than one bit is wrong");
+    }
+    repaired.emplace_back(offset, BlockBuffer(bytes));
+    std::memcpy(repaired.back().second.data(), rest.data(), bytes);
+  }
+  if (chunk->uuid != super.uuid || chunk->place != cursor.place || chunk->use > super.use ||
+      (cursor.place > 0 && chunk->use != segments[cursor.segment].use) ||
+      chunk->place + chunk->blocks > super.extents[cursor.segment]) {
+    refuse(" is of another time than the superblock");
+  }
+  if (!super.uses.empty() && static_cast<uint16_t>(chunk->use) != super.uses[cursor.segment]) {
+    refuse(
+        " is of another time than the superblock: the drive lost writes, or a part of the file is of an "
+        "older "
+        "copy");
+  }
+  if (chunk->fact_words != log.spec_.fact_words) {
+    refuse(" has " + std::to_string(chunk->fact_words) + " facts of each row, not " +
+           std::to_string(log.spec_.fact_words));
+  }
+}
+
+// The entries of a chunk whose rows begin at block `first`.
+void RowLog::Scan::Add(const RowLog& log, const Chunk& chunk, uint32_t segment, uint32_t first) {
+  segments[segment].use = chunk.use;
+  std::copy(chunk.sums.begin(), chunk.sums.end(), sums.begin() + first);
+  const size_t words = chunk.fact_words;
+  for (uint32_t row = 0; row < chunk.rows.size(); ++row) {
+    if (!Counts(chunk.rows[row].lsn)) continue;
+    const uint32_t slot = log.SlotAt(first, row);
+    AddRow(chunk.rows[row], slot);
+    std::copy_n(chunk.facts.data() + row * words, words, facts.data() + slot * words);
+  }
+  for (const LogEntry& entry : chunk.tombstones) {
+    if (Counts(entry.lsn)) AddTombstone(entry, segment);
+  }
+}
+
 // The headers of all chunks, those of many segments at once.
 void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
-  struct Cursor {
-    uint32_t segment = 0;
-    uint32_t place = 0;
-    uint32_t header_blocks = 0;
-    BlockBuffer header;
-  };
-  const auto where = [&](const Cursor& cursor) {
-    return "the header at byte " + std::to_string(OffsetOf(FirstBlock(cursor.segment) + cursor.place));
-  };
+  using Cursor = Scan::Cursor;
   std::vector<Cursor> cursors;
   std::vector<BlockRead> reads;
   const std::unique_ptr<ReadQueue> queue = device_->NewQueue();  // after the memory that it reads into
@@ -183,7 +236,8 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
       for (size_t i = 0; i < reads.size(); ++i) {
         if (reads[i].error != 0) {
           RequireBadBlocks(reads[i].error);
-          Damaged(where(cursors[i]) + " cannot be read (" + std::strerror(reads[i].error) + ")");
+          Damaged(HeaderText(OffsetOf(FirstBlock(cursors[i].segment) + cursors[i].place)) +
+                  " cannot be read (" + std::strerror(reads[i].error) + ")");
         }
       }
     };
@@ -202,46 +256,9 @@ void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
     }
     read_all();
     for (Cursor& cursor : cursors) {
-      Segment& segment = scan->segments[cursor.segment];
-      if (!IsChunk(cursor.header) || !DecodeChunk(cursor.header.data(), &chunk)) {
-        const uint32_t left = super.extents[cursor.segment] - cursor.place;
-        BlockBuffer rest(left * kBlockBytes);
-        const uint64_t offset = OffsetOf(FirstBlock(cursor.segment) + cursor.place);
-        (void)ReadBlocks(offset, left, rest.data());
-        const size_t bytes = RepairChunk(rest.data(), rest.size());
-        if (bytes == 0 || !DecodeChunk(rest.data(), &chunk)) {
-          Damaged(where(cursor) + " has a wrong checksum, and more than one bit is wrong");
-        }
-        scan->repaired.emplace_back(offset, BlockBuffer(bytes));
-        std::memcpy(scan->repaired.back().second.data(), rest.data(), bytes);
-      }
-      if (chunk.uuid != super.uuid || chunk.place != cursor.place || chunk.use > super.use ||
-          (cursor.place > 0 && chunk.use != segment.use) ||
-          chunk.place + chunk.blocks > super.extents[cursor.segment]) {
-        Damaged(where(cursor) + " is of another time than the superblock");
-      }
-      if (!super.uses.empty() && static_cast<uint16_t>(chunk.use) != super.uses[cursor.segment]) {
-        Damaged(where(cursor) +
-                " is of another time than the superblock: the drive lost writes, or a part of the file is of "
-                "an older copy");
-      }
-      segment.use = chunk.use;
-      const uint32_t first = FirstBlock(cursor.segment) + cursor.place + chunk.header_blocks;
-      std::copy(chunk.sums.begin(), chunk.sums.end(), scan->sums.begin() + first);
-      const size_t words = spec_.fact_words;
-      if (chunk.fact_words != words) {
-        Damaged(where(cursor) + " has " + std::to_string(chunk.fact_words) + " facts of each row, not " +
-                std::to_string(words));
-      }
-      for (uint32_t row = 0; row < chunk.rows.size(); ++row) {
-        if (!scan->Counts(chunk.rows[row].lsn)) continue;
-        const uint32_t slot = SlotAt(first, row);
-        scan->AddRow(chunk.rows[row], slot);
-        std::copy_n(chunk.facts.data() + row * words, words, scan->facts.data() + slot * words);
-      }
-      for (const LogEntry& entry : chunk.tombstones) {
-        if (scan->Counts(entry.lsn)) scan->AddTombstone(entry, cursor.segment);
-      }
+      scan->Decode(*this, super, cursor, &chunk);
+      scan->Add(*this, chunk, cursor.segment,
+                FirstBlock(cursor.segment) + cursor.place + chunk.header_blocks);
       cursor.place += chunk.blocks;
     }
   }
