@@ -69,6 +69,11 @@ class Flag:
     allowed: tuple[str, ...] = ()  # default: the field's
 
 
+@dataclass(frozen=True)
+class ProcessFlag:
+    """Marks a setting that its process gets as the flag of the same name, wherever it runs, unless unset."""
+
+
 _BOUNDS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _EXPECTED = {
     "bool": "true or false",
@@ -133,6 +138,19 @@ class Settings(BaseModel):
             if isinstance(mark, Flag)
         ]
         return {mark.name or name: (name, mark) for name, mark in marks}
+
+    @classmethod
+    def process_flags(cls) -> list[str]:
+        """The fields that are marked as ``ProcessFlag``."""
+        marked = cls.model_fields.items()
+        return [
+            name for name, field in marked if any(isinstance(mark, ProcessFlag) for mark in field.metadata)
+        ]
+
+    def process_options(self) -> dict[str, Any]:
+        """Those of them that are set, and their values."""
+        values = {name: getattr(self, name) for name in self.process_flags()}
+        return {name: value for name, value in values.items() if value is not None}
 
     def flat(self) -> dict[str, Any]:
         """Variable name → value, JSON types only; what Ansible gets as variables."""

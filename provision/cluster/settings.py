@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from provision.cluster.container_settings import ContainerSettings
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.runtime_settings import RuntimeSettings
-from provision.cluster.setting_types import Flag, Port, Settings, Share, Size, Text
+from provision.cluster.setting_types import Flag, Port, ProcessFlag, Settings, Share, Size, Text
 from provision.cluster.training_settings import TrainingSettings
 from provision.node import platforms
 
@@ -268,6 +268,17 @@ class ServerSettings(Settings):
         default=0,
         ge=0,
         description="Threads per server. 0: one per CPU that it may use; servers of a host share them.",
+    )
+    storage_scrub: Annotated[Size | None, ProcessFlag()] = Field(
+        default=None,
+        description="With rows in pmem_libpmem, dram_pmem and dram_ssd: bytes per second whose checksums a "
+        "server verifies in the background. 0: only of rows that are copied or saved. Unset: 32M.",
+    )
+    max_connections: Annotated[int | None, ProcessFlag()] = Field(
+        default=None,
+        ge=1,
+        description="Most clients of a server; more are refused. The limit of open files can lower it. "
+        "Unset: 1024.",
     )
     start_timeout: int = Field(
         default=180,

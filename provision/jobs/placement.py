@@ -196,6 +196,7 @@ def _server(
         "tls": tls,
         "ready-file": directory / "ready" / f"{name}.json",
         "metrics-file": directory / "metrics" / f"{name}.json",
+        **server.process_options(),
     }
     flags = []
     if where.path:

@@ -86,6 +86,12 @@ def settled(inventory: Inventory, wanted: Request, flavor: str, models: Sequence
             f"--model: found {wanted.training.model!r}; flavor {flavor} has {', '.join(models)}"
             "; oe_runtime has all four"
         )
+    for host in inventory.hosts.values():
+        for name in host.server.process_options():
+            raise TrainingError(
+                f"host {host.name}: {host.server.prefix}{name} is for servers of oe_runtime; flavor {flavor} "
+                "has no such option: remove the line"
+            )
     for name in ("schema", "label", "categories", "numbers", "eval_data", "eval_every"):
         if getattr(wanted.training, name):
             what = (

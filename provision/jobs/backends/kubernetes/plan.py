@@ -17,6 +17,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
 from provision.cluster.setting_types import explain
+from provision.cluster.settings import ServerSettings
 from provision.jobs import jobspec, placement, request
 from provision.jobs.backends.kubernetes import differences, script
 from provision.jobs.backends.kubernetes.script import PodScript
@@ -26,7 +27,9 @@ from provision.node import drives
 
 # Names of pods and services are DNS labels of up to 63; "-worker-1023" comes after this one.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
-
+# Settings of servers that are alike in all pods; the flags reach their command lines by themselves.
+_OF_SERVERS = ("storage_cache", "storage_size", "threads", "port", "metrics_port")
+_FLAGS = ServerSettings.process_flags()
 
 SERVER_PORT = 7700
 METRICS_PORT = 7701
@@ -44,6 +47,7 @@ class Plan:
     threads: int
     cache: int  # of a storage with one
     size: int  # most that a server may use; 0: no limit
+    server_options: dict[str, Any]  # ProcessFlags of servers; None: not set
     port: int
     metrics_port: int
     server_hosts: tuple[str, ...]  # names of nodes; empty: server_nodes says where
@@ -91,7 +95,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
     hosts = [inventory.hosts[item] for item in inventory.parameter_servers]
     workers = [inventory.hosts[item] for item in inventory.workers]
     storage = _storage(hosts, wanted)
-    servers_as = _alike(hosts, "server", ("storage_cache", "storage_size", "threads", "port", "metrics_port"))
+    servers_as = _alike(hosts, "server", (*_OF_SERVERS, *_FLAGS))
     _alike(workers, "worker", ("threads", "environment"))
     port, metrics_port = servers_as["port"] or SERVER_PORT, servers_as["metrics_port"] or METRICS_PORT
     if port == metrics_port:
@@ -117,6 +121,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
         threads=servers_as["threads"] or max(1, int(settings.server_cpus)),
         cache=cache if storage in CACHED else 0,
         size=servers_as["storage_size"],
+        server_options={name: servers_as[name] for name in _FLAGS},
         port=port,
         metrics_port=metrics_port,
         server_hosts=named,

@@ -235,6 +235,7 @@ def _words(plan: Plan, pool: str) -> list[str]:
         "metrics-port": plan.metrics_port,
         # Three budgets of this size beside the rows.
         "max-request-bytes": min(_REQUEST_BYTES, plan.settings.server_memory // 8),
+        **plan.server_options,
     }
     if plan.pools:
         kept = max(LEAST_POOL_CHECKPOINTS, plan.request.training.keep_checkpoints)
