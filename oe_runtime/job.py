@@ -14,12 +14,14 @@ tables in this process; `defaults` says otherwise. Importing this module needs n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import Client
+from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.session import JobError, Session
 
 __all__ = ["JobError", "client", "current", "defaults", "step", "together", "training"]
@@ -92,9 +94,26 @@ def training(model: Any, optimizer: Any = None, **others: Any) -> Iterator[Any]:
     """
     from oe_runtime.run.loops import begin
 
-    loop = begin(current(), model, optimizer, others)
+    loop = begin(current(), _state(model, optimizer, others))
     yield loop
     loop.end()
+
+
+def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState:
+    """Return what a checkpoint holds of `model`, by the library that it is of."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
+        from oe_runtime.torch.job_state import TorchScriptState
+
+        return TorchScriptState(model, optimizer, others)
+    if not hasattr(model, "served") or optimizer is not None or others:
+        raise JobError(
+            "job.training takes a PyTorch module and its optimizer, or a compiled Keras model of "
+            f"distributed_model alone, not a {type(model).__name__}"
+        )
+    from oe_runtime.keras.job_state import KerasScriptState
+
+    return KerasScriptState(model)
 
 
 def step(loss: Any, rows: int | None = None) -> None:

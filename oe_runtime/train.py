@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from oe_runtime.run.script import run_script
 
         return run_script(options)
-    from oe_runtime.run.trainer import run
+    from oe_runtime.programs.click import run
 
     return run(options)
 

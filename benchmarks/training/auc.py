@@ -113,9 +113,9 @@ def train(
 @contextmanager
 def by_row() -> Iterator[None]:
     """The trainer's Adagrad and Adam update embeddings of the model as tables update rows."""
-    from oe_runtime.run import optimizers
+    from oe_runtime.programs import click_model
 
-    make = optimizers.make
+    make = click_model.make_optimizer
 
     def make_by_row(name: str, learning_rate: float) -> Any:
         import tensorflow as tf
@@ -148,11 +148,11 @@ def by_row() -> Iterator[None]:
             optimizer.update_step = update_rows_of_adam
         return optimizer
 
-    optimizers.make = make_by_row
+    click_model.make_optimizer = make_by_row
     try:
         yield
     finally:
-        optimizers.make = make
+        click_model.make_optimizer = make
 
 
 def report(parts: Path) -> int:

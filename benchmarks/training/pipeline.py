@@ -81,9 +81,9 @@ class Trained:
     ) -> None:
         from oe_runtime.client import Client
         from oe_runtime.data import Split, open_source, training_batches
+        from oe_runtime.programs.click_model import KerasTrainee
         from oe_runtime.run.options import parse
         from oe_runtime.run.stopping import StopRequest
-        from oe_runtime.run.trainee import KerasTrainee
 
         data = "generate:1000000000"
         command = ["--data", data, "--model", options.model, "--dim", str(options.dim), "--servers", endpoint]

@@ -110,9 +110,9 @@ def worker(
 ) -> int:
     """Train for `seconds` after three steps of warm-up; prints the speed as JSON."""
     from oe_runtime.client import Client
+    from oe_runtime.programs.click_model import KerasTrainee
     from oe_runtime.run.options import parse
     from oe_runtime.run.stopping import StopRequest
-    from oe_runtime.run.trainee import KerasTrainee
 
     words = ["--data", "in-memory.csv", "--schema", SCHEMAS[schema], "--model", model, "--dim", str(dim)]
     words += ["--max-cardinality", str(cap), "--batch-size", str(batch_size)]

@@ -94,7 +94,7 @@ def worker(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def export(dim: int, rows: int, endpoint: str, directory: str) -> int:
     """Train for some seconds, and write the model in each way under `directory`."""
-    from oe_runtime.run.trainee import import_keras
+    from oe_runtime.programs.click_model import import_keras
 
     keras = import_keras()
     import oe_runtime.keras as embed
@@ -129,7 +129,7 @@ def ask(kind: str, models: str, sizes: list[int], seconds: float, rows: int, end
     """Load what `kind` names and ask it for `seconds` with each size; prints milliseconds as JSON."""
     import numpy as np
 
-    from oe_runtime.run.trainee import import_keras
+    from oe_runtime.programs.click_model import import_keras
 
     import_keras(deterministic=False)
     answer = answering(kind, Path(models), endpoint)

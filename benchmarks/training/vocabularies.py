@@ -172,7 +172,7 @@ def worker(
     endpoint: str,
 ) -> int:
     """Train for `seconds` after three steps of warm-up; prints the speed as JSON."""
-    from oe_runtime.run.trainee import import_keras
+    from oe_runtime.programs.click_model import import_keras
 
     keras = import_keras()
     import oe_runtime.keras as embed

@@ -64,7 +64,8 @@ __all__ = [
 if TYPE_CHECKING or backends.NAME == "tensorflow":
     from oe_runtime.keras.pipeline import pulling
     from oe_runtime.keras.tape import GradientTape
-    from oe_runtime.keras.workers import TensorFlowWorkers, Workers
+    from oe_runtime.keras.workers import Workers
+    from oe_runtime.run.tensorflow_workers import TensorFlowWorkers
 
     __all__ += ["GradientTape", "TensorFlowWorkers", "Workers", "pulling"]
 else:

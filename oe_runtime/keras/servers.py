@@ -19,7 +19,8 @@ from oe_runtime.spec import StorageSpec, Worker
 from oe_runtime.support import horovod, job_hooks
 
 if TYPE_CHECKING:
-    from oe_runtime.keras.workers import TensorFlowWorkers, Workers
+    from oe_runtime.keras.workers import Workers
+    from oe_runtime.run.tensorflow_workers import TensorFlowWorkers
 
 _PATIENCE = 60.0  # seconds for servers to start
 
@@ -79,7 +80,9 @@ class _Together:
         rank, endpoints = found
         if len(endpoints) != count:
             raise ValueError(f"flags.num_workers is {count}, but {len(endpoints)} processes were started")
-        from oe_runtime.keras.workers import TensorFlowWorkers  # TensorFlow, which not every backend needs
+        from oe_runtime.run.tensorflow_workers import (
+            TensorFlowWorkers,  # TensorFlow, which not every backend needs
+        )
 
         try:
             self.workers = TensorFlowWorkers(endpoints, rank)

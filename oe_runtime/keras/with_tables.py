@@ -217,7 +217,7 @@ class WithTables(_Model):  # type: ignore[misc]
         if jobs and self._around is None:
             if len(jobs) > 1:
                 raise ValueError("fit has two JobCallbacks: give it one")
-            return jobs[0].fit(self, args, kwargs)
+            return self._fit_in_job(jobs[0], fit_arguments(self, args, kwargs))
         if self._around is None and self.client.fit_alone:
             raise ValueError(self.client.fit_alone)
         if "callbacks" not in kwargs:
@@ -234,6 +234,18 @@ class WithTables(_Model):  # type: ignore[misc]
                 finally:
                     served.ends_on_nan = False
         self.client.settle()
+        return history
+
+    def _fit_in_job(self, job: JobFit, given: dict[str, Any]) -> Any:
+        """Train as a part of a job's run, from its checkpoint on."""
+        if (around := job.begin_fit(self, given)) is None:
+            return self.served.library.callbacks.History()
+        self._around = around
+        try:
+            history = self.fit(**given)
+        finally:
+            self._around = self.train_function = None
+        job.end_fit()
         return history
 
     def make_train_function(self, force: bool = False) -> Any:

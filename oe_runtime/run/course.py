@@ -75,6 +75,13 @@ class Course:
         """Return what a step's event says besides."""
         return {}
 
+    def rolled_back(self, saved: RunCheckpoint, seconds: float) -> None:
+        """Note that a checkpoint was restored to the servers and the model, in `seconds`."""
+        self.saved = saved
+        self._clock.pause(seconds)
+        self._clock.window()
+        self._ended = None
+
     def speed(self) -> tuple[float, float]:
         """Return seconds of training, and samples per second without the first step, which compiles."""
         return self._clock.seconds, self._clock.overall()

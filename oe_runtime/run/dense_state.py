@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from oe_runtime.spec import TableSpec
-from oe_runtime.support import dense_file
 
 
 class DenseState(Protocol):
@@ -31,32 +30,3 @@ class DenseState(Protocol):
     def load(self, directory: Path) -> None:
         """Read those files, all or nothing. Raises CheckpointError for what does not fit."""
         ...
-
-
-class KerasState:
-    """That of a compiled model of Keras 3 or tf-keras with tables."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    @property
-    def tables(self) -> Mapping[str, TableSpec]:
-        """See DenseState."""
-        tables: Mapping[str, TableSpec] = self._model.tables
-        return tables
-
-    def values(self) -> dict[str, NDArray[Any]]:
-        """See DenseState."""
-        from oe_runtime.keras import dense
-
-        return dense.values(self._model)
-
-    def write(self, arrays: Mapping[str, NDArray[Any]], directory: Path) -> None:
-        """See DenseState."""
-        dense_file.write(arrays, directory)
-
-    def load(self, directory: Path) -> None:
-        """See DenseState."""
-        from oe_runtime.keras import dense
-
-        dense.load(self._model, directory)

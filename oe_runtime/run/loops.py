@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from typing import Any
 
 from oe_runtime.run.script_course import ScriptCourse
@@ -91,27 +90,10 @@ class Loop:
             self._course.end_part(self._epochs)
 
 
-def begin(session: Session, model: Any, optimizer: Any, others: Mapping[str, Any]) -> Loop:
-    """See oe_runtime.job.training."""
-    state = _state(model, optimizer, others)
+def begin(session: Session, state: ScriptState) -> Loop:
+    """See oe_runtime.job.training; `state` is of what is trained."""
     course = session.begin(state)
     return Loop(course, course.state, done=not course.begin_part())
-
-
-def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
-        from oe_runtime.run.torch_state import TorchScriptState
-
-        return TorchScriptState(model, optimizer, others)
-    if not hasattr(model, "served") or optimizer is not None or others:
-        raise JobError(
-            "job.training takes a PyTorch module and its optimizer, or a compiled Keras model of "
-            f"distributed_model alone, not a {type(model).__name__}"
-        )
-    from oe_runtime.run.keras_fit import KerasScriptState
-
-    return KerasScriptState(model)
 
 
 def _rows(batch: Any) -> int:

@@ -13,8 +13,8 @@ import numpy as np
 from oe_runtime.client import Client
 from oe_runtime.errors import ServerLost
 from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.course import Course
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.run.loop import Loop
 from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
@@ -49,7 +49,7 @@ class ServerRecovery:
         self._losses = 0
         self._last: RunCheckpoint | None = None  # the checkpoint after the last loss
 
-    def recover(self, lost: ServerLost, loop: Loop) -> Position:
+    def recover(self, lost: ServerLost, loop: Course) -> Position:
         """Wait for the lost server and go back to the newest checkpoint; return its position.
 
         Raises ServerLost when the server does not return in time or is lost too often, Interrupted after a

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from oe_runtime.spec import OPTIMIZERS
 
 _DEFAULT_RATE = 0.001
@@ -25,17 +23,3 @@ LEARNING_RATES = dict(
         }.items()
     )
 )
-
-
-def make(name: str, learning_rate: float) -> Any:
-    """Return the Keras optimizer `name` of LEARNING_RATES with its default settings. Imports Keras."""
-    import keras
-
-    from oe_runtime.keras import optimizers as ours
-
-    if name == "amsgrad":
-        return keras.optimizers.Adam(learning_rate, amsgrad=True)
-    if name == "momentum":
-        return keras.optimizers.SGD(learning_rate, momentum=0.9)
-    kinds = {kind.lower(): value for kind, value in (vars(ours) | vars(keras.optimizers)).items()}
-    return kinds[name](learning_rate)

@@ -22,9 +22,9 @@ from oe_runtime.run.stopping import StopRequest
 from oe_runtime.run.worker_input import WorkerInput
 
 if TYPE_CHECKING:
-    from oe_runtime.keras.workers import TensorFlowWorkers
+    from oe_runtime.run.tensorflow_workers import TensorFlowWorkers
 
-_FIRST_SUM = 16  # oe_runtime.keras.workers uses the numbers below
+_FIRST_SUM = 16  # oe_runtime.run.tensorflow_workers uses the numbers below
 _CHUNK = 1 << 18  # int32 values per message; all have this size
 _LOST = 1024.0  # a stop request of this size: its worker has lost servers
 _CHECKPOINT = 0.5  # besides a stop request: worker 0 wants a checkpoint after the step
@@ -202,7 +202,7 @@ class CollectiveRanks(SeveralRanks):
 
     def _sum_of_gradients(self, request: float) -> float:
         """Take part in a step's sum of gradients, with none; return the sum of requests."""
-        from oe_runtime.keras.workers import GRADIENTS
+        from oe_runtime.run.tensorflow_workers import GRADIENTS
 
         nothing = np.zeros(self.gradients + 2, np.float32)
         nothing[-1] = request
@@ -224,7 +224,7 @@ def join_workers(options: RunOptions, stop: StopRequest) -> TensorFlowWorkers:
     Raises RunError where this one cannot listen, WorkerLost when others do not come, Stopped after a stop
     request.
     """
-    from oe_runtime.keras.workers import TensorFlowWorkers
+    from oe_runtime.run.tensorflow_workers import TensorFlowWorkers
 
     found: list[TensorFlowWorkers | Exception] = []
 

@@ -235,12 +235,6 @@ class Session:
             )
         return self.course
 
-    def fit_part(self) -> Any:
-        """Return what a JobCallback of Keras works with."""
-        from oe_runtime.run.keras_fit import FitPart
-
-        return FitPart(self)
-
     def open_directory(self) -> None:
         """Make the run directory. Raises RunError for one that cannot be used."""
         options = self.options

@@ -336,9 +336,9 @@ def _fetch(url: RemotePath, directory: Path) -> bool:
 
 def _write_serving_model(run_directory: Path, path: Path) -> Path:
     """Make the model of a run of `oe_runtime.train` anew, and write it without rows to the new `path`."""
+    from oe_runtime.programs.click_model import KerasTrainee
     from oe_runtime.run.options import Options
     from oe_runtime.run.stopping import StopRequest
-    from oe_runtime.run.trainee import KerasTrainee
 
     file = run_directory / CONFIG
     try:

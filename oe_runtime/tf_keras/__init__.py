@@ -39,7 +39,8 @@ from oe_runtime.keras.pipeline import pulling
 from oe_runtime.keras.saving import check_export, save_as_original_model
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.tape import GradientTape
-from oe_runtime.keras.workers import TensorFlowWorkers, Workers
+from oe_runtime.keras.workers import Workers
+from oe_runtime.run.tensorflow_workers import TensorFlowWorkers
 from oe_runtime.tf_keras.convert import distributed_model
 from oe_runtime.tf_keras.embedding import Embedding
 from oe_runtime.tf_keras.job_callback import JobCallback

@@ -16,7 +16,8 @@ import tensorflow as tf
 import tf_keras
 
 from oe_runtime.keras.servers import flags
-from oe_runtime.keras.workers import METRICS, SUM_OVER_WORKERS
+from oe_runtime.keras.workers import SUM_OVER_WORKERS
+from oe_runtime.run.tensorflow_workers import METRICS
 
 Average, Sum = "Average", "Sum"
 

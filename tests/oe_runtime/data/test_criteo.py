@@ -219,6 +219,7 @@ def test_no_such_data(tmp_path: Path, name: str, message: str) -> None:
 
 def test_reading_does_not_import_tensorflow() -> None:
     code = (
-        "import sys, oe_runtime.run.trainer; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+        "import sys, oe_runtime.programs.click; "
+        "sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -81,7 +81,7 @@ def test_fit_takes_it(rows: Path) -> None:
 
 def test_a_job_reads_it_without_tf_data(rows: Path) -> None:
     pytest.importorskip("tensorflow")
-    from oe_runtime.run.keras_data import EpochDataset
+    from oe_runtime.keras.job_data import EpochDataset
 
     def prices(batches: Iterable[Any]) -> list[list[float]]:
         return [features["price"][:, 0].numpy().tolist() for features, _, _ in batches]

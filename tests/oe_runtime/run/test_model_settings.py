@@ -9,7 +9,7 @@ import pytest
 
 import oe_runtime.keras as embed
 from oe_runtime.client import Client
-from oe_runtime.run.model_settings import keras_settings
+from oe_runtime.keras.model_settings import keras_settings
 
 
 def settings(

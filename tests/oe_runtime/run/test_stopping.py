@@ -13,12 +13,12 @@ from training_runs import SMALL, ServerProcess
 
 from oe_runtime.data import Batch, make_split, open_source
 from oe_runtime.errors import ServerLost
+from oe_runtime.programs.loop import Loop
+from oe_runtime.programs.queue_loop import QueueLoop
 from oe_runtime.run.course import Interrupted
-from oe_runtime.run.loop import Loop
 from oe_runtime.run.lost_server import ServerRecovery
 from oe_runtime.run.options import Options, parse
 from oe_runtime.run.position import Position, RunCheckpoint
-from oe_runtime.run.queue_loop import QueueLoop
 from oe_runtime.run.ranks import CollectiveRanks, Ranks
 from oe_runtime.run.shared_input import SharedInput
 from oe_runtime.run.stopping import StopRequest

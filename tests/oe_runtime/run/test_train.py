@@ -205,7 +205,7 @@ def test_layers_made_for_servers_are_those_that_distributed_model_makes(name: st
 
     import oe_runtime.keras as embed
     from oe_runtime import Client
-    from oe_runtime.run.trainee import _SERVED_ROWS, _served_embedding
+    from oe_runtime.programs.click_model import _SERVED_ROWS, _served_embedding
 
     tables = []
     for layer in (None, partial(_served_embedding, parse(["--data", "x", "--in-process"]))):

@@ -13,7 +13,7 @@ from training_runs import ServerProcess, events, losses
 
 from oe_runtime import Client, models
 from oe_runtime.data import Split, open_source, row_schema, training_batches
-from oe_runtime.run import trainee
+from oe_runtime.programs import click_model
 from oe_runtime.train import main
 from provision.jobs.worker_group import free_endpoints
 
@@ -81,7 +81,7 @@ def test_served_and_stock_embeddings_are_alike(tmp_path: Path) -> None:
 
     schema = row_schema.parse(SCHEMA, "schema").limited(30)
     source = open_source(str(write(tmp_path)), schema=schema)
-    layout = trainee.Layout(schema)
+    layout = click_model.Layout(schema)
     stock = models.build("deepfm", [one.rows for one in schema.categories], 4, hidden=(8,), schema=schema)
     names = {"site", "user", "column_deep_1", "last_seen"}
     with Client.in_process() as client:

@@ -15,9 +15,9 @@ import pytest
 from oe_runtime.checkpoint import published
 from oe_runtime.errors import CheckpointError, ServerLost
 from oe_runtime.keras import dense
+from oe_runtime.keras.job_state import KerasState
 from oe_runtime.run import checkpoints as module
 from oe_runtime.run.checkpoints import Checkpoints, RunCheckpoint
-from oe_runtime.run.dense_state import KerasState
 from oe_runtime.run.lost_server import MOST_LOSSES, ServerRecovery
 from oe_runtime.run.options import Options, parse
 from oe_runtime.run.position import Position

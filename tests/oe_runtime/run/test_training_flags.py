@@ -85,12 +85,12 @@ def test_bad_flags(arguments: list[str], message: str, capsys: pytest.CaptureFix
 
 def test_every_optimizer_is_one_of_tables() -> None:
     from oe_runtime.keras import distributed_optimizer
-    from oe_runtime.run.optimizers import make
+    from oe_runtime.programs.click_model import make_optimizer
 
     for name, rate in LEARNING_RATES.items():
-        assert float(distributed_optimizer(make(name, rate)).learning_rate) == pytest.approx(rate)
-    assert make("amsgrad", 0.1).amsgrad
-    assert make("momentum", 0.1).momentum == 0.9
+        assert float(distributed_optimizer(make_optimizer(name, rate)).learning_rate) == pytest.approx(rate)
+    assert make_optimizer("amsgrad", 0.1).amsgrad
+    assert make_optimizer("momentum", 0.1).momentum == 0.9
 
 
 def test_a_run_with_many_of_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from oe_runtime.data import Stream
 from oe_runtime.data.batches import with_following
 from oe_runtime.data.stream import Place
-from oe_runtime.run.loop import Loop
+from oe_runtime.programs.loop import Loop
 from oe_runtime.run.position import Position
 from oe_runtime.run.run_directory import RunError
 

@@ -11,13 +11,15 @@ from functools import partial
 from oe_runtime.client import Client
 from oe_runtime.data import Source, Stream, make_split, open_source
 from oe_runtime.errors import ServerLost, WorkerLost
+from oe_runtime.programs.click_model import KerasTrainee, check_backend, prepare
+from oe_runtime.programs.loop import Loop
+from oe_runtime.programs.queue_loop import QueueCheckpoints, QueueFollower, QueueLoop
+from oe_runtime.programs.stream_loop import StreamLoop
 from oe_runtime.run.charts import duration
 from oe_runtime.run.checkpoints import Checkpoints, check_resume
 from oe_runtime.run.connection import connect, connect_values, leave, refuse_trained
 from oe_runtime.run.course import Interrupted
-from oe_runtime.run.dense_state import KerasState
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.run.loop import Loop
 from oe_runtime.run.lost_server import ServerRecovery
 from oe_runtime.run.options import Options
 from oe_runtime.run.outcome import (
@@ -29,14 +31,11 @@ from oe_runtime.run.outcome import (
 )
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View, view
-from oe_runtime.run.queue_loop import QueueCheckpoints, QueueFollower, QueueLoop
 from oe_runtime.run.ranks import Stopped, check_agreement, check_input, translating_worker_losses
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.server_figures import ServerFigures
 from oe_runtime.run.shared_input import HoldingClient, SharedInput
 from oe_runtime.run.stopping import StopRequest
-from oe_runtime.run.stream_loop import StreamLoop
-from oe_runtime.run.trainee import KerasTrainee, check_backend, prepare
 from oe_runtime.run.uploads import Uploads
 from oe_runtime.run.uploads import prepare as prepare_uploads
 from oe_runtime.run.worker_input import WorkerInput
@@ -246,9 +245,9 @@ def _begin_in_step(
     checkpoints: Checkpoints | FollowingCheckpoints
     start, resumed = Position(), None
     if client is not None and options.rank:
-        checkpoints = FollowingCheckpoints(KerasState(trainee.model), client, trainee.ranks)
+        checkpoints = FollowingCheckpoints(trainee.state, client, trainee.ranks)
     else:
-        checkpoints = Checkpoints(options, KerasState(trainee.model), client, trainee.ranks)
+        checkpoints = Checkpoints(options, trainee.state, client, trainee.ranks)
     if options.resume:
         with stop.without_time_limit():
             resumed, lost = checkpoints.roll_back()
@@ -270,7 +269,7 @@ def _begin_asynchronous(
                 there.leave()
 
     checkpoints: Checkpoints | FollowingCheckpoints
-    state = KerasState(trainee.model)
+    state = trainee.state
     if options.rank:
         checkpoints = QueueFollower(state, client, trainee.ranks, shared)
     else:

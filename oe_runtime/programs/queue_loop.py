@@ -12,11 +12,11 @@ from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.work_queue import Work
+from oe_runtime.programs.loop import Loop
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.course import Interrupted
 from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.followers import FollowingCheckpoints, restore_target
-from oe_runtime.run.loop import Loop
 from oe_runtime.run.options import Options
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.ranks import Ranks

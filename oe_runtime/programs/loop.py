@@ -10,6 +10,7 @@ from dataclasses import replace
 from oe_runtime.data import Batch, Source, holdout_batches, make_split, training_batches
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import with_following
+from oe_runtime.programs.click_model import KerasTrainee
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.course import Course
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
@@ -20,7 +21,6 @@ from oe_runtime.run.ranks import deferring_losses
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.server_figures import ServerFigures
 from oe_runtime.run.stopping import StopRequest
-from oe_runtime.run.trainee import KerasTrainee
 
 
 class Loop(Course):
@@ -74,14 +74,11 @@ class Loop(Course):
         return position
 
     def rolled_back(self, saved: RunCheckpoint, seconds: float) -> None:
-        """Note that a checkpoint was restored to the servers and the model, in `seconds`."""
-        self.saved = saved
+        """See Course."""
+        super().rolled_back(saved, seconds)
         self._trainee.window()
-        self._clock.pause(seconds)
-        self._clock.window()
         self._latest = None
         self._sizes.clear()  # before the next step some workers skip more input than others
-        self._ended = None
 
     def evaluate(self) -> StreamingAuc:
         """Return AUC, accuracy and log loss on the rows for the evaluation."""

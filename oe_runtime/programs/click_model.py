@@ -18,7 +18,7 @@ from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.row_schema import Schema
-from oe_runtime.run import optimizers
+from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.options import Options
 from oe_runtime.run.outcome import disk_error
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, join_workers
@@ -59,7 +59,7 @@ class KerasTrainee:
             schema=schema,
         )
         self._layout = Layout(schema)
-        optimizer = optimizers.make(options.optimizer, options.learning_rate)
+        optimizer = make_optimizer(options.optimizer, options.learning_rate)
         if client is not None:
             import oe_runtime.keras as embed
             from oe_runtime.keras.workers import ServerWorkers
@@ -85,6 +85,9 @@ class KerasTrainee:
             self.ranks.gradients = sum(math.prod(v.shape) for v in self.model.trainable_variables)
         if self.dense is not None:
             self.dense.bind(self.model)
+        from oe_runtime.keras.job_state import KerasState
+
+        self.state: DenseState = KerasState(self.model)
         self._pulls = client is not None
         # How many batches beyond the present one `train` takes.
         self.batches_ahead = 2 if client is not None and client.reads_ahead else 1
@@ -189,6 +192,20 @@ def _served_embedding(options: Options, rows: int, *arguments: Any, **keywords: 
         eviction=options.eviction,
         **keywords,
     )
+
+
+def make_optimizer(name: str, learning_rate: float) -> Any:
+    """Return the Keras optimizer `name` of `oe_runtime.run.optimizers` with its default settings."""
+    import keras
+
+    from oe_runtime.keras import optimizers as ours
+
+    if name == "amsgrad":
+        return keras.optimizers.Adam(learning_rate, amsgrad=True)
+    if name == "momentum":
+        return keras.optimizers.SGD(learning_rate, momentum=0.9)
+    kinds = {kind.lower(): value for kind, value in (vars(ours) | vars(keras.optimizers)).items()}
+    return kinds[name](learning_rate)
 
 
 class Layout:

@@ -1,0 +1,1 @@
+"""Training programs that oeprov brings: the built-in click models."""
