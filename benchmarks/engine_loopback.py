@@ -24,7 +24,7 @@ from processes import server
 from reporting import RESULTS, header, table
 
 import oe_runtime as oe
-from oe_runtime.data.schema import CARDINALITIES
+from oe_runtime.data.criteo import CARDINALITIES
 
 BATCH = 4096
 

@@ -141,7 +141,7 @@ def pandas_ids(path: str) -> int:
     import numpy as np
     import pandas as pd
 
-    from oe_runtime.data.schema import CARDINALITIES, CATEGORIES, INTEGERS
+    from oe_runtime.data.criteo import CARDINALITIES, CATEGORIES, INTEGERS
 
     rows = 0
     for frame in _frames(path):
@@ -157,7 +157,7 @@ def pandas_ids(path: str) -> int:
 def _frames(path: str):
     import pandas as pd
 
-    from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
+    from oe_runtime.data.criteo import CATEGORIES, COLUMNS, INTEGERS
 
     types = {"label": "int8", **dict.fromkeys(INTEGERS, "float32"), **dict.fromkeys(CATEGORIES, object)}
     options = {"sep": "\t", "header": None, "names": list(COLUMNS), "quoting": 3, "chunksize": 32768}
@@ -173,7 +173,7 @@ def tensorflow_ids(path: str) -> int:
     """The same, then log1p and to_hash_bucket_fast, on all cores."""
     import tensorflow as tf
 
-    from oe_runtime.data.schema import CARDINALITIES
+    from oe_runtime.data.criteo import CARDINALITIES
 
     def convert(label, *columns):
         dense = tf.stack([tf.cast(c, tf.float32) for c in columns[:13]], 1)
@@ -200,7 +200,7 @@ def arrow_parse(path: str) -> int:
     import pyarrow as pa
     import pyarrow.csv as csv
 
-    from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
+    from oe_runtime.data.criteo import CATEGORIES, COLUMNS, INTEGERS
 
     types = {
         "label": pa.int8(),

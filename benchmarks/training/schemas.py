@@ -139,8 +139,8 @@ def batches(schema: Any, batch_size: int) -> list[Any]:
     """Batches of ids by Zipf's law with the exponent of the generator, scattered over each category."""
     import numpy as np
 
+    from oe_runtime.data.batch import Batch
     from oe_runtime.data.generate import ZIPF_EXPONENT
-    from oe_runtime.data.schema import Batch
 
     rng = np.random.default_rng(1)
     sizes = np.concatenate([[one.cardinality] * one.length for one in schema.categories])

@@ -1,5 +1,6 @@
 """Training data: files of any columns, a generator, batches."""
 
+from oe_runtime.data.batch import Batch
 from oe_runtime.data.batches import (
     Split,
     holdout_batches,
@@ -9,9 +10,9 @@ from oe_runtime.data.batches import (
     range_batches,
     training_batches,
 )
+from oe_runtime.data.criteo import field_cardinalities, field_rows
 from oe_runtime.data.library import Rows, dataset, features
 from oe_runtime.data.row_schema import Schema
-from oe_runtime.data.schema import Batch, field_cardinalities, field_rows
 from oe_runtime.data.source import Source
 from oe_runtime.data.stream import Stream
 from oe_runtime.errors import DataError

@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from oe_runtime.data import stream
+from oe_runtime.data.batch import Batch, rebatch
 from oe_runtime.data.files import DataFiles
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows
-from oe_runtime.data.schema import Batch, rebatch
 from oe_runtime.data.source import Source
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError

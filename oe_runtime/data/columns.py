@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import oe_runtime._core as _core
+from oe_runtime.data.batch import Batch, normalise
 from oe_runtime.data.row_schema import Category, Number, Schema
 from oe_runtime.data.rows import Piece, scaled
-from oe_runtime.data.schema import Batch, normalise
 from oe_runtime.errors import DataError
 
 _Integers = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]

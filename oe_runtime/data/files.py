@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from oe_runtime.data.batch import Batch
 from oe_runtime.data.identity import InputFile, identify
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead, reading
-from oe_runtime.data.schema import Batch
 from oe_runtime.data.source import Source
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError

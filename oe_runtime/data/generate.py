@@ -24,8 +24,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from oe_runtime.data.auc import StreamingAuc
+from oe_runtime.data.batch import MISSING_ID, Batch, normalise
+from oe_runtime.data.criteo import CATEGORIES, INTEGERS, field_cardinalities
 from oe_runtime.data.identity import InputFile
-from oe_runtime.data.schema import CATEGORIES, INTEGERS, MISSING_ID, Batch, field_cardinalities, normalise
 from oe_runtime.data.source import Source
 from oe_runtime.data.work_queue import Range
 from oe_runtime.data.write import SCHEMA, write_rows

@@ -20,11 +20,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from oe_runtime.data import row_schema
+from oe_runtime.data.batch import Batch, concatenate
 from oe_runtime.data.batches import Split, holdout_batches, make_split, training_batches
 from oe_runtime.data.files import DataFiles, Pass, file_rows
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import BrokenRows, RowFile
-from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.data.source import Source
 from oe_runtime.errors import DataError
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import oe_runtime._core as _core
-from oe_runtime.data.schema import CARDINALITIES, CATEGORIES, COLUMNS, INTEGERS
+from oe_runtime.data.criteo import CARDINALITIES, CATEGORIES, COLUMNS, INTEGERS
 from oe_runtime.errors import DataError
 
 SCALES = ("log1p", "none", "min-max", "standard")

@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import oe_runtime._core as _core
+from oe_runtime.data.batch import Batch
 from oe_runtime.data.row_schema import Number
-from oe_runtime.data.schema import Batch
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 

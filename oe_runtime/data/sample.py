@@ -19,10 +19,10 @@ import pyarrow as pa
 
 import oe_runtime._core as _core
 from oe_runtime.data.columns import can_be, hashed_texts
+from oe_runtime.data.criteo import COLUMNS
 from oe_runtime.data.files import file_kind
 from oe_runtime.data.row_schema import column_names
 from oe_runtime.data.rows import reading
-from oe_runtime.data.schema import COLUMNS
 from oe_runtime.data.text import BOM, QUOTED, check_encoding, guessed_separator, has_quotes, open_text
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+from oe_runtime.data.batch import Batch
 from oe_runtime.data.identity import InputFile
-from oe_runtime.data.schema import Batch
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
 

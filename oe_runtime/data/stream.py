@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oe_runtime.data.batch import Batch, rebatch
 from oe_runtime.data.files import DataFiles, Pass, file_kind, file_rows, open_file
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows, reading
-from oe_runtime.data.schema import Batch, rebatch
 from oe_runtime.data.source import Source
 from oe_runtime.data.text import TextFile
 from oe_runtime.errors import DataError

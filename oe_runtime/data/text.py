@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 import oe_runtime._core as _core
+from oe_runtime.data.batch import Batch
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.data.rows import Piece, RowFile, reading, scaled
-from oe_runtime.data.schema import Batch
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 

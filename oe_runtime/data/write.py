@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from oe_runtime.data.criteo import CATEGORIES, COLUMNS, INTEGERS
 from oe_runtime.data.files import file_kind
-from oe_runtime.data.schema import CATEGORIES, COLUMNS, INTEGERS
 from oe_runtime.data.text import CODECS
 from oe_runtime.errors import DataError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
+from oe_runtime.data.batch import MISSING_ID
 from oe_runtime.data.row_schema import CRITEO, Category, Schema
-from oe_runtime.data.schema import MISSING_ID
 from oe_runtime.models.shape import Shape
 
 

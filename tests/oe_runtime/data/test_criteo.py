@@ -18,9 +18,9 @@ from oe_runtime.data import (
     open_source,
     training_batches,
 )
+from oe_runtime.data.batch import Batch, concatenate
 from oe_runtime.data.batches import Source
 from oe_runtime.data.files import DataFiles, find_files
-from oe_runtime.data.schema import Batch, concatenate
 
 EXCERPT = Path(__file__).with_name("criteo_200.tsv")
 LINES = EXCERPT.read_bytes().splitlines()

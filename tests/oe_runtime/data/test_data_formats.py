@@ -20,10 +20,11 @@ from oe_runtime.data import (
     row_schema,
     training_batches,
 )
+from oe_runtime.data.batch import Batch, concatenate
+from oe_runtime.data.criteo import CATEGORIES, COLUMNS
 from oe_runtime.data.files import DataFiles
 from oe_runtime.data.row_schema import CRITEO
 from oe_runtime.data.rows import BrokenRows
-from oe_runtime.data.schema import CATEGORIES, COLUMNS, Batch, concatenate
 from oe_runtime.data.text import TextFile
 
 EXCERPT = Path(__file__).with_name("criteo_200.tsv")

@@ -17,9 +17,10 @@ import pytest
 from server_processes import Servers
 
 from oe_runtime.data import DataError, Split, open_source, training_batches
+from oe_runtime.data.batch import concatenate
+from oe_runtime.data.criteo import COLUMNS
 from oe_runtime.data.files import DataFiles
 from oe_runtime.data.generate import BLOCK_ROWS, Generator, tables
-from oe_runtime.data.schema import COLUMNS, concatenate
 from oe_runtime.data.shared_queue import QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Range, WorkQueue
 from oe_runtime.shared_values import SharedValues

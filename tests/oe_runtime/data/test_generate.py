@@ -9,8 +9,9 @@ import pytest
 
 from oe_runtime.data import DataError, field_rows, open_source
 from oe_runtime.data.auc import StreamingAuc
+from oe_runtime.data.batch import concatenate
+from oe_runtime.data.criteo import CARDINALITIES
 from oe_runtime.data.generate import BLOCK_ROWS, Generator, best_auc, main, tables
-from oe_runtime.data.schema import CARDINALITIES, concatenate
 from oe_runtime.data.write import write_rows
 
 

@@ -18,7 +18,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from oe_runtime.data import inspect, open_source, row_schema, sample
-from oe_runtime.data.schema import concatenate
+from oe_runtime.data.batch import concatenate
 
 RNG_ROWS = 3000
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from oe_runtime.data import DataError, Rows, dataset, open_source, row_schema
-from oe_runtime.data.schema import concatenate
+from oe_runtime.data.batch import concatenate
 
 SCHEMA = row_schema.parse(
     {

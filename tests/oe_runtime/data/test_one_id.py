@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 
 import oe_runtime._core as _core
 from oe_runtime.data import DataError, Rows, check, features, open_source, row_schema
+from oe_runtime.data.batch import Batch, concatenate
 from oe_runtime.data.files import DataFiles
 from oe_runtime.data.row_schema import Category, Schema
 from oe_runtime.data.rows import BrokenRows
-from oe_runtime.data.schema import Batch, concatenate
 
 EXAMPLES = settings(
     max_examples=60,

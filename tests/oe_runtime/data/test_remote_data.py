@@ -11,8 +11,8 @@ from object_store import BUCKET, DENIED, Answer, ObjectStore, Stall
 from pyarrow import feather
 
 from oe_runtime.data import generate, inspect, open_source
+from oe_runtime.data.batch import Batch, concatenate
 from oe_runtime.data.batches import Source
-from oe_runtime.data.schema import Batch, concatenate
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 

@@ -16,8 +16,8 @@ import yaml
 
 import oe_runtime._core as _core
 from oe_runtime.data import DataError, open_source, row_schema
+from oe_runtime.data.batch import Batch, concatenate
 from oe_runtime.data.row_schema import AVAZU, BUILT_IN, CRITEO, DEEPREC, Schema
-from oe_runtime.data.schema import Batch, concatenate
 
 TEXT = """
 label: bought
