@@ -102,16 +102,17 @@ class RestServer(BoundedHttpServer):
         with suppress(OSError):
             handler.connection.shutdown(socket.SHUT_RDWR)
 
-    def waits(self, handler: _Handler, seconds: float) -> None:
-        """Note that `handler` waits for its client, for at most `seconds`."""
+    @contextmanager
+    def waiting(self, handler: _Handler, seconds: float) -> Iterator[None]:
+        """Allow `handler` to wait for its client for at most `seconds`."""
         now = time.monotonic()
         with self._lock:
             self._waiting[handler] = now + seconds, now
-
-    def goes_on(self, handler: _Handler) -> None:
-        """Note that `handler` waits no longer."""
-        with self._lock:
-            self._waiting.pop(handler, None)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(handler, None)
 
     @contextmanager
     def room_for(self, handler: _Handler, size: int) -> Iterator[None]:
@@ -159,18 +160,12 @@ class _Handler(BaseHTTPRequestHandler):
     _body_is_unread = False
 
     def handle_one_request(self) -> None:
-        self.server.waits(self, _IDLE)
-        try:
+        with self.server.waiting(self, _IDLE):
             super().handle_one_request()
-        finally:
-            self.server.goes_on(self)
 
     def parse_request(self) -> bool:
-        self.server.waits(self, _HEAD)
-        try:
+        with self.server.waiting(self, _HEAD):
             return super().parse_request()
-        finally:
-            self.server.goes_on(self)
 
     def do_GET(self) -> None:
         self._answer(self._get)
@@ -207,13 +202,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _discard(self) -> None:
         """Read what the client still sends for a while, because TCP would drop the answer with it."""
-        self.server.waits(self, _LINGER)
-        try:
+        with self.server.waiting(self, _LINGER):
             self.connection.shutdown(socket.SHUT_WR)
             while self.rfile.read1(1 << 16):
                 pass
-        finally:
-            self.server.goes_on(self)
 
     def _reply(self, status: int, reply: Any) -> None:
         body = json.dumps(reply, allow_nan=False).encode()
@@ -283,11 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
         return int(length)
 
     def _body(self, length: int) -> bytes:
-        self.server.waits(self, _HEAD + length / _SLOWEST)
-        try:
+        with self.server.waiting(self, _HEAD + length / _SLOWEST):
             body = self.rfile.read(length)
-        finally:
-            self.server.goes_on(self)
         if len(body) < length:
             raise ConnectionError("the client has left")
         return body

@@ -175,15 +175,10 @@ class RemotePath:
 
         After an error there is no such object, or the former one.
         """
-        digest, size = hashlib.sha256(), 0
         try:
             with source.open("rb") as file, _explaining(self):
                 with self._system().open_output_stream(self._place, compression=None) as stream:
-                    while block := file.read(_BLOCK):
-                        (limit or _UNLIMITED).spend(len(block))
-                        stream.write(block)
-                        digest.update(block)
-                        size += len(block)
+                    size, digest = _copy(file, stream, _BLOCK, limit)
                 found = self._info().size
             if found != size:
                 raise OSError(errno.EIO, f"it has {found} bytes there, {source} has {size}", self.url)
@@ -192,24 +187,18 @@ class RemotePath:
             with contextlib.suppress(OSError):
                 self.unlink()
             raise
-        return digest.hexdigest()
+        return digest
 
     def download(self, target: Path, limit: Bandwidth | None = None) -> tuple[int, str]:
         """Write the object to a local file; return its bytes and SHA-256. After an error there is no file."""
-        digest, size = hashlib.sha256(), 0
         try:
             with self.open() as source, target.open("wb") as file:
-                while block := source.read(PART):
-                    (limit or _UNLIMITED).spend(len(block))
-                    file.write(block)
-                    digest.update(block)
-                    size += len(block)
+                return _copy(source, file, PART, limit)
         except BaseException as error:
             target.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.filename is None:
                 raise OSError(error.errno, error.strerror, str(target)) from error
             raise
-        return size, digest.hexdigest()
 
     @property
     def _place(self) -> str:
@@ -249,7 +238,10 @@ class RemotePath:
 
 
 class RemoteFile(io.RawIOBase):
-    """An open object. Reading onward requests parts ahead; one that is cut short is requested again."""
+    """An open object. Reading onward requests parts ahead; one that is cut short is requested again.
+
+    Files of fsspec have one request on the way, and take a whole block after a jump; obstore has no HDFS.
+    """
 
     def __init__(self, path: RemotePath) -> None:
         """Raises OSError."""
@@ -372,7 +364,16 @@ class Bandwidth:
         self._cancelled.set()
 
 
-_UNLIMITED = Bandwidth()
+def _copy(source: Any, target: Any, block_bytes: int, limit: Bandwidth | None) -> tuple[int, str]:
+    """Copy one open file to another; return the bytes and their SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    while block := source.read(block_bytes):
+        if limit is not None:
+            limit.spend(len(block))
+        target.write(block)
+        digest.update(block)
+        size += len(block)
+    return size, digest.hexdigest()
 
 
 def is_remote(name: object) -> bool:
