@@ -2,19 +2,14 @@
 #include "oe_runtime/core/wire/errors.h"
 
 #include <exception>
-#include <string>
 
 #include "oe_runtime/core/bindings/module.h"
+#include "oe_runtime/core/wire/error_kinds.h"
 
 namespace py = pybind11;
 
 namespace oe {
 namespace {
-
-void Raise(const char* class_name, const std::string& message) {
-  const py::object type = py::module_::import("oe_runtime.errors").attr(class_name);
-  py::set_error(type, message.c_str());
-}
 
 void Translate(std::exception_ptr pointer) {
   try {
@@ -22,32 +17,11 @@ void Translate(std::exception_ptr pointer) {
   } catch (const ServerLost& error) {
     const py::object type = py::module_::import("oe_runtime.errors").attr("ServerLost");
     py::set_error(type, type(error.endpoint(), error.what()));
-  } catch (const SpecError& error) {
-    Raise("SpecError", error.what());
-  } catch (const SpecMismatch& error) {
-    Raise("SpecMismatch", error.what());
-  } catch (const KeyRangeError& error) {
-    Raise("KeyRangeError", error.what());
-  } catch (const GradientError& error) {
-    Raise("GradientError", error.what());
-  } catch (const StorageFull& error) {
-    Raise("StorageFull", error.what());
-  } catch (const StorageError& error) {
-    Raise("StorageError", error.what());
-  } catch (const CheckpointError& error) {
-    Raise("CheckpointError", error.what());
-  } catch (const AuthError& error) {
-    Raise("AuthError", error.what());
-  } catch (const WorkerLost& error) {
-    Raise("WorkerLost", error.what());
-  } catch (const TooManyConnections& error) {
-    Raise("TooManyConnections", error.what());
-  } catch (const TornError& error) {
-    Raise("TornError", error.what());
-  } catch (const ProtocolError& error) {
-    Raise("ProtocolError", error.what());
   } catch (const Error& error) {
-    Raise("OeError", error.what());
+    for (const ErrorKind& kind : kErrorKinds) {
+      if (kind.is(error))
+        return py::set_error(py::module_::import("oe_runtime.errors").attr(kind.name), error.what());
+    }
   }
 }
 
