@@ -103,8 +103,17 @@ class Client:
     def shutdown(self) -> None: ...
     def close(self) -> None: ...
 
-def optimizers() -> dict[str, tuple[dict[str, float], bool]]:
+def optimizers() -> dict[str, tuple[dict[str, float | bool], bool]]:
     """Every optimizer: its parameters' defaults, and whether updates depend on the number of the push."""
+
+def trace_rule(
+    name: str, params: dict[str, float]
+) -> tuple[list[tuple[str, float, list[int]]], list[int], list[tuple[str, float]]]:
+    """An optimizer's rule for one weight.
+
+    Operations (name, value, operands), the operations that give the new weight and slots, and the slots
+    (name, first value). No operations for a rule that updates rows as a whole.
+    """
 
 class Server:
     def __init__(

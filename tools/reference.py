@@ -38,6 +38,7 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/commands.md": commands(),
         "reference/programs.md": programs(),
         "reference/metrics.md": metrics(),
+        "reference/optimizers.md": optimizers(),
         "reference/exit-codes.md": exit_codes(),
         "reference/files.md": files_page(),
     }
@@ -208,6 +209,27 @@ _STATISTICS: dict[str, Any] = {
 
 
 # Exit codes and errors.
+
+
+def optimizers() -> str:
+    """The optimizers of tables, from the core's registry."""
+    import oe_runtime._core as core
+
+    lines = [
+        "# Optimizers",
+        "",
+        "The rules that tables have (`TableSpec.optimizer`), with the parameters of the Keras class of that "
+        "name. A parameter that is left out has this default. The learning rate comes with each push.",
+        "",
+        "| name | parameters and defaults |",
+        "|---|---|",
+    ]
+    for name, (defaults, _) in core.optimizers().items():
+        values = (
+            f"`{key}={value if isinstance(value, bool) else f'{value:g}'}`" for key, value in defaults.items()
+        )
+        lines.append(f"| `{name}` | {', '.join(values)} |")
+    return "\n".join([*lines, ""])
 
 
 def exit_codes() -> str:

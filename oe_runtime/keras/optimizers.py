@@ -1,6 +1,7 @@
-"""DeepRec's optimizers as Keras optimizers, for dense variables beside tables with the same rule.
+"""Optimizers of tables that Keras does not have, for dense variables beside tables with the same rule.
 
-core/optimizer/adam_async.cc and adagrad_decay.cc have the rules and name their sources.
+A rule for single weights needs nothing here: its class is made from the core's description (`DECLARED`).
+core/optimizer has the rules and names their sources.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import Any
 
 import keras
 from keras import ops
+
+import oe_runtime._core as _core
 
 
 class _Configured:
@@ -23,51 +26,76 @@ class _Configured:
         return {**config, **{name: getattr(self, name) for name in self._own}}
 
 
-@keras.saving.register_keras_serializable(package="oe_runtime")
-class AdamAsync(_Configured, keras.optimizers.Optimizer):  # type: ignore[misc]
-    """DeepRec's AdamAsync: Adam whose powers of the betas count a table's own updates.
+class _Declared(_Configured, keras.optimizers.Optimizer):  # type: ignore[misc]
+    """An optimizer of the core by its description and its rule."""
 
-    `apply_sparse_rmsprop` drops the momenta's bias corrections in tables, as in RMSprop; dense variables are
-    updated as by Adam.
-    """
+    _rule: str  # its name in the core
+    _defaults: dict[str, float | bool]
+    _in_tables_only: tuple[str, ...] = ()  # flags that dense variables are updated without
 
-    _own = ("beta_1", "beta_2", "epsilon", "apply_sparse_rmsprop")
-
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        apply_sparse_rmsprop: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, learning_rate: Any = 0.001, *values: float | bool, **kwargs: Any) -> None:
+        given = dict(zip(self._own, values, strict=False))
+        if len(values) > len(self._own) or given.keys() & kwargs:
+            raise TypeError(f"{type(self).__name__} takes learning_rate, {', '.join(self._own)}, each once")
+        for name in self._own:
+            given.setdefault(name, kwargs.pop(name, self._defaults[name]))
+        kwargs.setdefault("weight_decay", self._defaults["weight_decay"] or None)
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1 = beta_1
-        self.beta_2 = beta_2
-        self.epsilon = epsilon
-        self.apply_sparse_rmsprop = apply_sparse_rmsprop
+        for name, value in given.items():
+            setattr(self, name, value)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the momenta of `variables`."""
+        """Make the slots of `variables`."""
         if self.built:
             return
         super().build(variables)
-        self._momenta, self._velocities = self.add_optimizer_variables(variables, ["momentum", "velocity"])
+        values = {name: float(getattr(self, name)) for name in self._own if name not in self._in_tables_only}
+        operations, results, slots = _core.trace_rule(self._rule, values)
+        self.__dict__["_program"] = operations, results  # TensorFlow would track lists that are set
+        self._slots = [
+            self.add_optimizer_variables(variables, name, keras.initializers.Constant(first))
+            for name, first in slots
+        ]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update one variable."""
-        number = self._get_variable_index(variable)
-        m, v = self._momenta[number], self._velocities[number]
-        rate, beta_1, beta_2, step = (
-            ops.cast(x, variable.dtype)
-            for x in (learning_rate, self.beta_1, self.beta_2, self.iterations + 1)
-        )
-        gradient = ops.cast(gradient, variable.dtype)
-        alpha = rate * ops.sqrt(1 - ops.power(beta_2, step)) / (1 - ops.power(beta_1, step))
-        self.assign(m, m * beta_1 + gradient * (1 - beta_1))
-        self.assign(v, v * beta_2 + ops.square(gradient) * (1 - beta_2))
-        self.assign_sub(variable, m * alpha / (ops.sqrt(v) + self.epsilon))
+        """Update one variable: carry the rule's operations out in Keras."""
+        slots = [slot[self._get_variable_index(variable)] for slot in self._slots]
+        known = {"rate": learning_rate, "step": self.iterations + 1, "gradient": gradient, "weight": variable}
+        known |= {f"slot_{i}": slot for i, slot in enumerate(slots)}
+        operations, results = self.__dict__["_program"]
+        values: list[Any] = []
+        for name, constant, operands in operations:
+            if operands:
+                values.append(getattr(ops, name)(*(values[i] for i in operands)))
+            else:
+                values.append(ops.cast(known.get(name, constant), variable.dtype))
+        for place, result in zip([variable, *slots], results, strict=True):
+            self.assign(place, values[result])
+
+
+def make_class(rule: str, **attributes: Any) -> type[Any]:
+    """Make the Keras class of an optimizer of the core whose rule is for single weights."""
+    defaults, _ = _core.optimizers()[rule]
+    name = "".join(word.capitalize() for word in rule.split("_"))
+    own = tuple(key for key in defaults if key != "weight_decay")
+    doc = f"The tables' optimizer {rule}({', '.join(own)}); core/optimizer/{rule}.cc has the rule."
+    attributes = {"__doc__": doc, **attributes, "__module__": __name__}
+    return type(name, (_Declared,), {**attributes, "_rule": rule, "_defaults": defaults, "_own": own})
+
+
+def _declare(rule: str, **attributes: Any) -> Any:
+    return keras.saving.register_keras_serializable(package="oe_runtime")(make_class(rule, **attributes))
+
+
+AdamAsync = _declare(
+    "adam_async",
+    _in_tables_only=("apply_sparse_rmsprop",),
+    __doc__="""DeepRec's AdamAsync: Adam whose powers of the betas count a table's own updates.
+
+    `apply_sparse_rmsprop` drops the momenta's bias corrections in tables, as in RMSprop; dense variables are
+    updated as by Adam.
+    """,
+)
 
 
 @keras.saving.register_keras_serializable(package="oe_runtime")
@@ -126,3 +154,17 @@ class AdagradDecay(_Configured, keras.optimizers.Optimizer):  # type: ignore[mis
         self.assign(slot, ops.where(due, decayed, accumulator) + ops.square(gradient))
         rate = ops.cast(learning_rate, variable.dtype)
         self.assign_sub(variable, rate * gradient / ops.sqrt(ops.convert_to_tensor(slot)))
+
+
+_known = {name.lower() for name in (*vars(keras.optimizers), *globals())}
+
+# The classes of all other optimizers of the core with a rule for single weights, by name.
+DECLARED = {
+    kind.__name__: kind
+    for kind in (
+        _declare(rule)
+        for rule in _core.optimizers()
+        if rule.replace("_", "") not in _known and _core.trace_rule(rule, {})[0]
+    )
+}
+globals().update(DECLARED)

@@ -19,7 +19,7 @@ from oe_runtime.spec import OPTIMIZERS
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
 # Each optimizer of tables by the Keras class of that name: Keras's own, or one of this package.
-_OPTIMIZERS: Mapping[type, str] = {
+CLASSES: Mapping[type, str] = {
     kind: name
     for name in OPTIMIZERS
     for module in (keras.optimizers, ours)
@@ -39,10 +39,9 @@ _UNSUPPORTED = {
 def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     """Check that tables can be trained like dense variables by `optimizer`, and return it.
 
-    Takes a Keras SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, Nadam, RMSprop, Lion or Ftrl, or the name of
-    one, or an AdamAsync, AdagradDecay or Ftrl (with `group_lasso`) of this package.
-    `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters. Each
-    step pushes with its learning rate, schedules included.
+    Takes an optimizer of Keras, or the name of one, or one of this package, whose rule tables have
+    (`oe_runtime.spec.OPTIMIZERS`). `DistributedModel.compile` gives every table the server's counterpart with
+    the same hyperparameters. Each step pushes with its learning rate, schedules included.
 
     Differences from dense variables in Keras: a row's gradients are summed over the batch before the update,
     and only rows in the batch are updated. So momenta of other rows stay, and `weight_decay` shrinks a row
@@ -69,9 +68,9 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
     kind = type(optimizer)  # exactly: a subclass may update differently
     if kind.__module__.startswith("keras.src.backend.torch.optimizers."):
         # Keras's own, whose updates are written in PyTorch.
-        kind = next((base for base in kind.__mro__ if base in _OPTIMIZERS), kind)
-    if kind not in _OPTIMIZERS:
-        known = ", ".join(dict.fromkeys(k.__name__ for k in _OPTIMIZERS))
+        kind = next((base for base in kind.__mro__ if base in CLASSES), kind)
+    if kind not in CLASSES:
+        known = ", ".join(dict.fromkeys(k.__name__ for k in CLASSES))
         raise ValueError(f"optimizer {kind.__name__}: {_NO_EQUIVALENT}; use one of {known}")
     for option, why in _UNSUPPORTED.items():
         value = getattr(optimizer, option, None)
@@ -84,7 +83,7 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
             "of dense weights and rows of all these batches together, which are not kept in one place; "
             "leave clipping out, or use distributed_model(…, micro_batches=…)"
         )
-    name = _OPTIMIZERS[kind]
+    name = CLASSES[kind]
     # The learning rate travels with every push instead.
     defaults, _ = _core.optimizers()[name]
     values = {key: getattr(optimizer, key) for key in defaults if hasattr(optimizer, key)}

@@ -11,7 +11,9 @@ from oe_runtime.keras import translate
 
 # The optimizers whose rule for dense variables equals Keras 3's and the servers'. (Nadam's differs: its
 # product of momenta advances once per variable, not once per step.)
-_OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "RMSprop", "SGD")
+_OPTIMIZERS = sorted(
+    {kind.__name__ for kind in translate.CLASSES} & vars(tf_keras.optimizers).keys() - {"Nadam"}
+)
 
 # Entries of an optimizer's configuration that do not concern a table.
 _NOT_OF_ROWS = ("is_legacy_optimizer", "jit_compile", "learning_rate")
@@ -20,9 +22,9 @@ _NOT_OF_ROWS = ("is_legacy_optimizer", "jit_compile", "learning_rate")
 def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     """Check that tables can be trained like dense variables by `optimizer`, and return it.
 
-    Takes an SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, RMSprop, Lion or Ftrl of tf-keras, or the name of
-    one. `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters,
-    and each step pushes with its learning rate, schedules included. Only rows in a batch are updated, while
+    Takes an optimizer of tf-keras whose rule tables have (`spec.OPTIMIZERS`, except Nadam), or its name.
+    `DistributedModel.compile` gives every table the server's counterpart with the same hyperparameters, and
+    each step pushes with its learning rate, schedules included. Only rows in a batch are updated, while
     tf-keras moves all rows by their momenta (SGD's momentum, Adam and its variants, Lion). Equal ids of a
     batch are summed first, as in tf-keras.
 

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+import oe_runtime._core as _core
 from oe_runtime import Client, TableSpec
 from oe_runtime.spec import OPTIMIZERS
 
@@ -55,11 +56,9 @@ CASES = [
     ("AdagradDecay", {"accumulator_decay_step": 7, "accumulator_decay_rate": 0.5}, 0.1),
 ]
 NAMES = {name.replace("_", ""): name for name in OPTIMIZERS}  # of tables, by Keras's in lower case
-
-
-def test_every_optimizer_has_a_reference():
-    """Whoever adds one to the core says here which class of Keras it equals, and with which parameters."""
-    assert {NAMES.get(name.lower()) for name, _, _ in CASES} == set(OPTIMIZERS)
+CASES += [  # the others, with their defaults
+    (lower, {}, 0.01) for lower in sorted(NAMES.keys() - {name.lower() for name, _, _ in CASES})
+]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
@@ -83,7 +82,8 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
     table = client.create_table(TableSpec("t", DIM, dtype=dtype, optimizer={**rule, **parameters}))
     keys = np.arange(ROWS) * 1_000_003
     variable = keras.Variable(client.pull_rows(table, keys), dtype=dtype)
-    kind = getattr(keras.optimizers, name, None) or getattr(ours, name)
+    kinds = {kind.lower(): value for kind, value in (vars(keras.optimizers) | vars(ours)).items()}
+    kind = vars(keras.optimizers).get(name) or kinds[name.lower()]
     optimizer = kind(learning_rate=rate, **parameters)
     rate = float(np.float32(rate))
     rng = np.random.default_rng(0)
@@ -123,6 +123,32 @@ def test_a_row_of_any_dim_is_updated_as_rows_of_dim_1(name, parameters, rate, dt
     wanted = client.pull_rows(one, np.arange(gradient.size)).reshape(gradient.shape)
     for dim, table in tables.items():
         assert np.array_equal(client.pull_rows(table, keys), wanted[:, :dim]), dim
+
+
+@pytest.mark.parametrize(("name", "parameters", "rate"), CASES)
+def test_a_class_that_is_made_of_a_rule_updates_dense_variables_as_keras_does(name, parameters, rate):
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    keras = pytest.importorskip("keras")
+    from oe_runtime.keras import optimizers as ours
+
+    rule = NAMES[name.lower()]
+    if name not in vars(keras.optimizers):
+        pytest.skip("Keras does not have it")
+    if not _core.trace_rule(rule, {})[0]:
+        pytest.skip("not a rule for single weights")
+    made = ours.make_class(rule)(rate, **parameters)
+    assert made.get_config().items() >= {"learning_rate": pytest.approx(rate), **parameters}.items()
+    rng = np.random.default_rng(2)
+    first = rng.normal(size=(3, 5))
+    variables = [keras.Variable(first, dtype="float64") for _ in range(2)]
+    optimizers = [made, vars(keras.optimizers)[name](rate, **parameters)]
+    for _ in range(20):
+        gradient = rng.normal(size=first.shape)
+        for optimizer, variable in zip(optimizers, variables, strict=True):
+            optimizer.apply([keras.ops.convert_to_tensor(gradient, "float64")], [variable])
+    ours_end, keras_end = (np.asarray(variable) for variable in variables)
+    np.testing.assert_allclose(ours_end, keras_end, rtol=0, atol=1e-6)
+    assert not np.allclose(ours_end, first)
 
 
 def test_group_lasso_of_ftrl_through_keras():

@@ -1,26 +1,7 @@
-#include <algorithm>
-#include <cmath>
-
-#include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
-
-std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
-  return {{"accumulator", dim}, {"accumulator_decays", 1}};
-}
-
-void Check(const std::string& what, Params* params) {
-  CheckPositive(what, *params, "initial_accumulator_value");
-  CheckParam(what, *params, "accumulator_decay_step", 1, 0x1p53);
-  const double period = params->at("accumulator_decay_step");
-  if (std::floor(period) != period) {
-    throw SpecError(what + ": 'accumulator_decay_step' must be a whole number, not " + NumberText(period));
-  }
-  CheckPositive(what, *params, "accumulator_decay_rate");
-  CheckParam(what, *params, "accumulator_decay_rate", 0, 1);
-}
 
 // DeepRec's AdagradDecay, by its description (DeepRec, docs/docs_en/AdagradDecay-Optimizer.md) and what its
 // kernel for embedding variables does. Adagrad whose accumulator is decayed once every accumulator_decay_step
@@ -32,16 +13,11 @@ void Check(const std::string& what, Params* params) {
 template <typename T>
 class AdagradDecay final : public Optimizer<T> {
  public:
-  AdagradDecay(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, Slots(params, dim)),
+  AdagradDecay(const Params& params, uint32_t dim, const std::vector<StateSlot>& slots)
+      : Optimizer<T>(params, dim, slots),
         initial_(static_cast<T>(params.at("initial_accumulator_value"))),
         period_(static_cast<uint64_t>(params.at("accumulator_decay_step"))),
         rate_(static_cast<T>(params.at("accumulator_decay_rate"))) {}
-
-  void InitState(T* state) const noexcept override {
-    std::fill_n(state, this->dim(), initial_);
-    state[this->dim()] = 0;
-  }
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
     const uint64_t periods = step / period_;
@@ -74,11 +50,11 @@ class AdagradDecay final : public Optimizer<T> {
 };
 
 const RegisterOptimizer<AdagradDecay> kAdagradDecay({"adagrad_decay",
-                                                     {{"initial_accumulator_value", 0.1},
-                                                      {"accumulator_decay_step", 100000},
-                                                      {"accumulator_decay_rate", 0.9}},
-                                                     Check,
-                                                     Slots,
+                                                     {{"initial_accumulator_value", 0.1, Bound::kPositive},
+                                                      {"accumulator_decay_step", 100000, Bound::kWhole},
+                                                      {"accumulator_decay_rate", 0.9, Bound::kPositiveUnit}},
+                                                     {{"accumulator", "initial_accumulator_value"},
+                                                      {"accumulator_decays", "", "", true}},
                                                      OptimizerEntry::kCountsPushes});
 
 }  // namespace

@@ -1,19 +1,7 @@
-#include <cmath>
-
 #include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
-
-std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
-  return {{"momentum", dim}, {"velocity", dim}};
-}
-
-void Check(const std::string& what, Params* params) {
-  CheckBetas(what, *params);
-  CheckNotNegative(what, *params, "epsilon");
-  CheckFlag(what, *params, "apply_sparse_rmsprop");
-}
 
 // DeepRec's AdamAsync, by its description (DeepRec, docs/docs_en/AdamAsync-Optimizer.md) and what its kernel
 // for embedding variables does:
@@ -25,69 +13,47 @@ void Check(const std::string& what, Params* params) {
 // used:
 //   v as above;  m = beta_1·m + lr·g / sqrt(v + epsilon);  w -= m
 // DeepRec's parameters beta1 and beta2 have Keras's names here.
-template <typename T>
-class AdamAsync final : public Optimizer<T> {
- public:
-  AdamAsync(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, Slots(params, dim)),
-        beta_1_(static_cast<T>(params.at("beta_1"))),
-        beta_2_(static_cast<T>(params.at("beta_2"))),
-        epsilon_(static_cast<T>(params.at("epsilon"))),
-        rmsprop_(params.at("apply_sparse_rmsprop") != 0) {}
+template <typename T, bool kRmsprop>
+struct AdamAsync : ElementwiseRule {
+  static constexpr size_t kSlots = 2;
 
-  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
-    if (rmsprop_) {
-      Run<true>(rows, learning_rate);
+  explicit AdamAsync(const Values<T>& value)
+      : beta_1(value["beta_1"]),
+        beta_2(value["beta_2"]),
+        rate_1(T{1} - beta_1),
+        rate_2(T{1} - beta_2),
+        epsilon(value["epsilon"]) {}
+
+  void Begin(T rate, StepNumber<T> step) {
+    if constexpr (!kRmsprop) {
+      alpha = rate * sqrt(T{1} - BetaPower(beta_2, step)) / (T{1} - BetaPower(beta_1, step));
+    }
+  }
+
+  void operator()(T rate, T g, T& weight, std::array<T, kSlots>& slots) const {
+    auto& [momentum, velocity] = slots;
+    velocity = velocity * beta_2 + (g * g) * rate_2;
+    if constexpr (kRmsprop) {
+      momentum = momentum * beta_1 + (rate * g) / sqrt(velocity + epsilon);
+      weight -= momentum;
     } else {
-      const T alpha =
-          learning_rate * std::sqrt(T{1} - BetaPower(beta_2_, step)) / (T{1} - BetaPower(beta_1_, step));
-      Run<false>(rows, alpha);
+      momentum = momentum * beta_1 + g * rate_1;
+      weight -= (momentum * alpha) / (sqrt(velocity) + epsilon);
     }
   }
 
- private:
-  template <bool kRmsprop>
-  void Run(const RowRefs<T>& rows, T rate) const noexcept {
-    const size_t size = this->dim();
-    const T beta_1 = beta_1_;
-    const T beta_2 = beta_2_;
-    const T rate_1 = T{1} - beta_1;
-    const T rate_2 = T{1} - beta_2;
-    const T epsilon = epsilon_;
-    for (size_t i = 0; i < rows.n; ++i) {
-      T* __restrict weight = rows.weights[i];
-      T* __restrict momentum = rows.states[i];
-      T* __restrict velocity = rows.states[i] + size;
-      const T* __restrict gradient = rows.gradients[i];
-      for (size_t d = 0; d < size; ++d) {
-        const T g = gradient[d];
-        const T v = velocity[d] * beta_2 + (g * g) * rate_2;
-        velocity[d] = v;
-        if (kRmsprop) {
-          const T m = momentum[d] * beta_1 + (rate * g) / std::sqrt(v + epsilon);
-          momentum[d] = m;
-          weight[d] -= m;
-        } else {
-          const T m = momentum[d] * beta_1 + g * rate_1;
-          momentum[d] = m;
-          weight[d] -= (m * rate) / (std::sqrt(v) + epsilon);
-        }
-      }
-    }
-  }
-
-  const T beta_1_;
-  const T beta_2_;
-  const T epsilon_;
-  const bool rmsprop_;
+  T beta_1, beta_2, rate_1, rate_2, epsilon;
+  T alpha{};
 };
 
-const RegisterOptimizer<AdamAsync> kAdamAsync(
-    {"adam_async",
-     {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-8}, {"apply_sparse_rmsprop", 0.0}},
-     Check,
-     Slots,
-     OptimizerEntry::kCountsPushes});
+const RegisterRule<AdamAsync, 1> kAdamAsync({"adam_async",
+                                             {{"beta_1", 0.9, Bound::kBeta},
+                                              {"beta_2", 0.999, Bound::kBeta},
+                                              {"epsilon", 1e-8, Bound::kNotNegative},
+                                              {"apply_sparse_rmsprop", 0, Bound::kFlag}},
+                                             {{"momentum"}, {"velocity"}},
+                                             OptimizerEntry::kCountsPushes,
+                                             {"apply_sparse_rmsprop"}});
 
 }  // namespace
 }  // namespace oe

@@ -1,24 +1,25 @@
-#include <algorithm>
-#include <array>
-#include <cmath>
-
 #include "oe_runtime/core/optimizer/registry.h"
 
 namespace oe {
 namespace {
 
-std::vector<OptimizerSlot> Slots(const Params& /*params*/, uint32_t dim) {
-  return {{"momentum", dim}, {"velocity", dim}};
-}
-
-void Check(const std::string& what, Params* params) {
-  CheckBetas(what, *params);
-  CheckNotNegative(what, *params, "epsilon");
-}
-
 template <typename T>
 constexpr T kDecay = T(0.96);
 constexpr size_t kWarmingSteps = 1024;  // 0.96^1024 < 1e-18: the factors after that are 1 in double precision
+
+// [t]: the product of the factors 1 - 0.96^k / 2 for k up to t.
+template <typename T>
+std::array<double, kWarmingSteps + 1> Warming() {
+  std::array<double, kWarmingSteps + 1> warming{};
+  double power = 1;
+  double product = 1;
+  for (double& value : warming) {
+    value = product;
+    power *= static_cast<double>(kDecay<T>);
+    product *= 1 - 0.5 * power;
+  }
+  return warming;
+}
 
 // Adam with Nesterov's momentum (Dozat, 2015), with t = the number of this push:
 //   u_t = beta_1·(1 - 0.96^t / 2);  U_t = u_1·u_2·…·u_t
@@ -27,68 +28,44 @@ constexpr size_t kWarmingSteps = 1024;  // 0.96^1024 < 1e-18: the factors after 
 // Keras keeps U in a variable. Here it is a function of t, so that a restored table goes on with the same:
 // beta_1^t times a product that has converged after kWarmingSteps factors.
 template <typename T>
-class Nadam final : public Optimizer<T> {
- public:
-  Nadam(const Params& params, uint32_t dim)
-      : Optimizer<T>(params, dim, Slots(params, dim)),
-        beta_1_(static_cast<T>(params.at("beta_1"))),
-        beta_2_(static_cast<T>(params.at("beta_2"))),
-        epsilon_(static_cast<T>(params.at("epsilon"))) {
-    double power = 1;
-    double product = 1;
-    for (double& warming : warming_) {
-      warming = product;
-      power *= static_cast<double>(kDecay<T>);
-      product *= 1 - 0.5 * power;
-    }
+struct Nadam : ElementwiseRule {
+  static constexpr size_t kSlots = 2;
+
+  explicit Nadam(const Values<T>& value)
+      : beta_1(value["beta_1"]),
+        beta_2(value["beta_2"]),
+        rate_1(T{1} - beta_1),
+        rate_2(T{1} - beta_2),
+        epsilon(value["epsilon"]) {}
+
+  void Begin(T /*rate*/, uint64_t step) {
+    static const auto kWarming = Warming<T>();
+    const T product = static_cast<T>(std::pow(static_cast<double>(beta_1), static_cast<double>(step)) *
+                                     kWarming[std::min<uint64_t>(step, kWarmingSteps)]);
+    u = beta_1 * (T{1} - T{0.5} * BetaPower(kDecay<T>, step));
+    next_u = beta_1 * (T{1} - T{0.5} * BetaPower(kDecay<T>, step + 1));
+    momentum_share = T{1} - product * next_u;
+    gradient_share = T{1} - product;
+    velocity_share = T{1} - BetaPower(beta_2, step);
   }
 
-  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
-    const T beta_1 = beta_1_;
-    const T u = beta_1 * (T{1} - T{0.5} * BetaPower(kDecay<T>, step));
-    const T next_u = beta_1 * (T{1} - T{0.5} * BetaPower(kDecay<T>, step + 1));
-    const T product = Product(step);
-    const T of_momentum = T{1} - product * next_u;
-    const T of_gradient = T{1} - product;
-    const T of_velocity = T{1} - BetaPower(beta_2_, step);
-    const size_t size = this->dim();
-    const T rate_1 = T{1} - beta_1;
-    const T rate_2 = T{1} - beta_2_;
-    const T epsilon = epsilon_;
-    for (size_t i = 0; i < rows.n; ++i) {
-      T* __restrict weight = rows.weights[i];
-      T* __restrict momentum = rows.states[i];
-      T* __restrict velocity = rows.states[i] + size;
-      const T* __restrict gradient = rows.gradients[i];
-      for (size_t d = 0; d < size; ++d) {
-        const T g = gradient[d];
-        const T m = momentum[d] + (g - momentum[d]) * rate_1;
-        const T v = velocity[d] + (g * g - velocity[d]) * rate_2;
-        momentum[d] = m;
-        velocity[d] = v;
-        const T ahead = (next_u * m) / of_momentum + ((T{1} - u) * g) / of_gradient;
-        weight[d] -= (ahead * learning_rate) / (std::sqrt(v / of_velocity) + epsilon);
-      }
-    }
+  void operator()(T rate, T g, T& weight, std::array<T, kSlots>& slots) const {
+    auto& [momentum, velocity] = slots;
+    momentum += (g - momentum) * rate_1;
+    velocity += (g * g - velocity) * rate_2;
+    const T ahead = (next_u * momentum) / momentum_share + ((T{1} - u) * g) / gradient_share;
+    weight -= (ahead * rate) / (sqrt(velocity / velocity_share) + epsilon);
   }
 
- private:
-  T Product(uint64_t step) const noexcept {
-    const double warming = warming_[std::min<uint64_t>(step, kWarmingSteps)];
-    return static_cast<T>(std::pow(static_cast<double>(beta_1_), static_cast<double>(step)) * warming);
-  }
-
-  const T beta_1_;
-  const T beta_2_;
-  const T epsilon_;
-  std::array<double, kWarmingSteps + 1> warming_{};  // [t]: U_t / beta_1^t
+  T beta_1, beta_2, rate_1, rate_2, epsilon;
+  T u{}, next_u{}, momentum_share{}, gradient_share{}, velocity_share{};
 };
 
-const RegisterOptimizer<Nadam> kNadam({"nadam",
-                                       {{"beta_1", 0.9}, {"beta_2", 0.999}, {"epsilon", 1e-7}},
-                                       Check,
-                                       Slots,
-                                       OptimizerEntry::kCountsPushes});
+const RegisterRule<Nadam, 0, false> kNadam(
+    {"nadam",
+     {{"beta_1", 0.9, Bound::kBeta}, {"beta_2", 0.999, Bound::kBeta}, {"epsilon", 1e-7, Bound::kNotNegative}},
+     {{"momentum"}, {"velocity"}},
+     OptimizerEntry::kCountsPushes});
 
 }  // namespace
 }  // namespace oe

@@ -1,5 +1,6 @@
 #include "oe_runtime/core/optimizer/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -17,12 +18,53 @@ const OptimizerEntry& Find(const std::string& name) {
   throw SpecError("optimizer '" + name + "' is not one of " + Registry<OptimizerEntry>::Names(", "));
 }
 
+Params Defaults(const OptimizerEntry& entry) {
+  Params defaults;
+  for (const OptimizerEntry::Param& param : entry.params) defaults[param.name] = param.value;
+  return defaults;
+}
+
+bool IsFlag(Bound bound) { return bound == Bound::kFlag || bound == Bound::kLaterFlag; }
+
+void CheckBound(const std::string& what, const Params& params, const std::string& name, Bound bound) {
+  if (IsFlag(bound)) return CheckFlag(what, params, name);
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (bound == Bound::kPositive || bound == Bound::kPositiveUnit) CheckPositive(what, params, name);
+  double low = 0;
+  double high = kInfinity;
+  if (bound == Bound::kNotPositive) low = -kInfinity, high = 0;
+  if (bound == Bound::kUnit || bound == Bound::kPositiveUnit) high = 1;
+  if (bound == Bound::kBeta) high = 0.99999994;  // the last float32 below 1
+  if (bound == Bound::kWhole) low = 1, high = 0x1p53;
+  CheckParam(what, params, name, low, high);
+  if (bound == Bound::kWhole && std::floor(params.at(name)) != params.at(name)) {
+    throw SpecError(what + ": '" + name + "' must be a whole number, not " + NumberText(params.at(name)));
+  }
+}
+
 }  // namespace
+
+void OptimizerEntry::Register(OptimizerEntry entry) noexcept {
+  const auto is_decay = [](const Param& param) { return param.name == "weight_decay"; };
+  if (std::none_of(entry.params.begin(), entry.params.end(), is_decay)) {
+    entry.params.push_back({"weight_decay", 0, Bound::kNotNegative});
+  }
+  Registry<OptimizerEntry>::Add add(std::move(entry));
+}
+
+std::vector<StateSlot> OptimizerEntry::SlotsWith(const Params& values, uint32_t dim) const {
+  std::vector<StateSlot> with;
+  for (const Slot& slot : slots) {
+    if (!slot.only_with.empty() && values.at(slot.only_with) == 0) continue;
+    with.push_back({{slot.name, slot.per_row ? 1 : dim}, slot.initial.empty() ? 0 : values.at(slot.initial)});
+  }
+  return with;
+}
 
 std::vector<OptimizerInfo> Optimizers() {
   std::vector<OptimizerInfo> all;
   for (const auto& [name, entry] : Registry<OptimizerEntry>::All()) {
-    all.push_back({name, entry.defaults, (entry.trait & OptimizerEntry::kCountsPushes) != 0});
+    all.push_back({name, Defaults(entry), (entry.trait & OptimizerEntry::kCountsPushes) != 0});
   }
   return all;
 }
@@ -30,14 +72,31 @@ std::vector<OptimizerInfo> Optimizers() {
 OptimizerSpec Complete(const OptimizerSpec& spec) {
   const OptimizerEntry& entry = Find(spec.name);
   const std::string what = "optimizer '" + spec.name + "'";
-  OptimizerSpec complete = {spec.name, CompleteParams(what, spec.params, entry.defaults)};
-  CheckNotNegative(what, complete.params, "weight_decay");
-  entry.check(what, &complete.params);
+  OptimizerSpec complete = {spec.name, CompleteParams(what, spec.params, Defaults(entry))};
+  for (const OptimizerEntry::Param& param : entry.params) {
+    CheckBound(what, complete.params, param.name, param.bound);
+    if (param.bound == Bound::kLaterFlag && complete.params.at(param.name) == 0) {
+      complete.params.erase(param.name);
+    }
+  }
   return complete;
 }
 
 std::vector<OptimizerSlot> SlotsOf(const OptimizerSpec& spec, uint32_t dim) {
-  return Find(spec.name).slots(spec.params, dim);
+  const std::vector<StateSlot> slots = Find(spec.name).SlotsWith(spec.params, dim);
+  return {slots.begin(), slots.end()};
+}
+
+OptimizerDescription Describe(const OptimizerSpec& spec) {
+  const OptimizerEntry& entry = Find(spec.name);
+  const Params params = Complete(spec).params;
+  OptimizerDescription description;
+  for (const OptimizerEntry::Param& param : entry.params) {
+    description.params.push_back({param.name, param.value, IsFlag(param.bound)});
+  }
+  description.slots = entry.SlotsWith(params, 1);
+  if (entry.trace != nullptr) description.program = entry.trace(entry, params);
+  return description;
 }
 
 size_t ValuesOf(const std::vector<OptimizerSlot>& slots) {
@@ -64,9 +123,9 @@ std::unique_ptr<Optimizer<T>> Optimizer<T>::Create(const OptimizerSpec& spec, ui
   const OptimizerEntry& entry = Find(spec.name);
   const Params params = Complete(spec).params;
   if constexpr (std::is_same_v<T, float>) {
-    return entry.new_float(params, dim);
+    return entry.new_float(entry, params, dim);
   } else {
-    return entry.new_double(params, dim);
+    return entry.new_double(entry, params, dim);
   }
 }
 
@@ -82,16 +141,6 @@ void Optimizer<T>::DecayWeights(const RowRefs<T>& rows, T learning_rate) const n
 
 template class Optimizer<float>;
 template class Optimizer<double>;
-
-void CheckNotNegative(const std::string& what, const Params& params, const std::string& name) {
-  CheckParam(what, params, name, 0, std::numeric_limits<double>::infinity());
-}
-
-void CheckBetas(const std::string& what, const Params& params) {
-  // The bound is the last float32 below 1.
-  CheckParam(what, params, "beta_1", 0, 0.99999994);
-  CheckParam(what, params, "beta_2", 0, 0.99999994);
-}
 
 template <typename T>
 T BetaPower(T beta, uint64_t step) noexcept {

@@ -21,6 +21,11 @@ struct RowRefs {
   size_t n = 0;
 };
 
+// A slot with what it begins with in a new row.
+struct StateSlot : OptimizerSlot {
+  double initial = 0;
+};
+
 // One optimizer's update rule in T (float or double), in the order of operations of Keras 3.15 for variables
 // of that dtype. Only rows with a gradient change; a dense Keras variable would also decay the momenta of the
 // others, and with weight_decay their weights. A rule depends on nothing but the row and the number of the
@@ -34,10 +39,18 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   // How many numbers of state a row has.
-  size_t state_values() const { return state_values_; }
+  size_t state_values() const {
+    size_t values = 0;
+    for (const StateSlot& slot : slots_) values += slot.values;
+    return values;
+  }
 
-  // Sets the state of a new row: all zeros unless the rule says otherwise.
-  virtual void InitState(T* state) const noexcept { std::fill_n(state, state_values_, T{0}); }
+  // Sets the state of a new row.
+  void InitState(T* state) const noexcept {
+    for (const StateSlot& slot : slots_) {
+      state = std::fill_n(state, slot.values, static_cast<T>(slot.initial));
+    }
+  }
 
   // `step` counts the pushes of the table from 1.
   void Apply(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept {
@@ -46,8 +59,8 @@ class Optimizer {
   }
 
  protected:
-  Optimizer(const Params& params, uint32_t dim, const std::vector<OptimizerSlot>& slots)
-      : dim_(dim), state_values_(ValuesOf(slots)), weight_decay_(static_cast<T>(params.at("weight_decay"))) {}
+  Optimizer(const Params& params, uint32_t dim, const std::vector<StateSlot>& slots)
+      : dim_(dim), slots_(slots), weight_decay_(static_cast<T>(params.at("weight_decay"))) {}
 
   size_t dim() const { return dim_; }
 
@@ -59,7 +72,7 @@ class Optimizer {
   void DecayWeights(const RowRefs<T>& rows, T learning_rate) const noexcept;
 
   const size_t dim_;
-  const size_t state_values_;
+  const std::vector<StateSlot> slots_;
   const T weight_decay_;
 };
 

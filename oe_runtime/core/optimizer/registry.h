@@ -2,6 +2,9 @@
 // its reference values stand in optimizer_test.cc. CONTRIBUTING.md shows the steps.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,50 +16,215 @@
 #include "oe_runtime/core/common/registry.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
+#include "oe_runtime/core/optimizer/symbol.h"
 
 namespace oe {
 
+// The values that a parameter may have. kBeta is below 1: at 1 a bias correction divides by zero. A flag that
+// came later is left out of specifications where it is off, as earlier versions wrote them.
+enum class Bound {
+  kNotNegative,
+  kPositive,
+  kNotPositive,
+  kUnit,
+  kPositiveUnit,
+  kBeta,
+  kWhole,
+  kFlag,
+  kLaterFlag
+};
+
+// Describes an optimizer: all that other code, that of the bindings too, knows of it besides the rule.
 struct OptimizerEntry {
   enum Trait : unsigned { kNone = 0, kCountsPushes = 1, kDividesByLearningRate = 2 };
 
-  std::string name;
-  Params defaults;  // "weight_decay" is added, as 0, where it is missing
-  // Throws SpecError, with `what` in front, for a value out of range. `params` has every default.
-  void (*check)(const std::string& what, Params* params);
-  std::vector<OptimizerSlot> (*slots)(const Params& params, uint32_t dim);
-  Trait trait = kNone;
+  struct Param {
+    std::string name;  // Keras's, as is the default
+    double value;
+    Bound bound;
+  };
+  // One array of state beside a row.
+  struct Slot {
+    std::string name;            // Keras's or DeepRec's
+    std::string initial = "";    // the parameter that it begins with; otherwise zero
+    std::string only_with = "";  // the parameter without which (at 0) rows do not have it
+    bool per_row = false;        // one number per row, not one per weight
+  };
 
-  std::unique_ptr<Optimizer<float>> (*new_float)(const Params& params, uint32_t dim) = nullptr;
-  std::unique_ptr<Optimizer<double>> (*new_double)(const Params& params, uint32_t dim) = nullptr;
+  std::string name;
+  std::vector<Param> params;  // weight_decay is added, as 0, where it is missing
+  std::vector<Slot> slots;
+  Trait trait = kNone;
+  // Parameters that choose the rule's bool template arguments by being 0 or not.
+  std::vector<std::string> variants = {};
+
+  template <typename T>
+  using New = std::unique_ptr<Optimizer<T>> (*)(const OptimizerEntry&, const Params&, uint32_t dim);
+  New<float> new_float = nullptr;
+  New<double> new_double = nullptr;
+  RuleProgram (*trace)(const OptimizerEntry&,
+                       const Params&) = nullptr;  // none for rules that Symbol cannot write down
+
+  // Adds the entry to the registry.
+  static void Register(OptimizerEntry entry) noexcept;
+
+  std::vector<StateSlot> SlotsWith(const Params& values, uint32_t dim) const;
 };
 
-// Registers Rule<float> and Rule<double>: a constant of this type in an unnamed namespace does.
-template <template <typename> class Rule>
-struct RegisterOptimizer {
-  explicit RegisterOptimizer(OptimizerEntry entry) noexcept {
-    entry.new_float = New<float>;
-    entry.new_double = New<double>;
-    entry.defaults.emplace("weight_decay", 0.0);
-    Registry<OptimizerEntry>::Add add(std::move(entry));
-  }
+// A table's parameters as numbers of the rule's type.
+template <typename T>
+class Values {
+ public:
+  explicit Values(const Params& params) : params_(params) {}
+
+  T operator[](const char* name) const { return static_cast<T>(params_.at(name)); }
+  // 1 - the value, subtracted in double precision.
+  T OneMinus(const char* name) const { return static_cast<T>(1.0 - params_.at(name)); }
 
  private:
-  template <typename T>
-  static std::unique_ptr<Optimizer<T>> New(const Params& params, uint32_t dim) {
-    return std::make_unique<Rule<T>>(params, dim);
-  }
+  const Params& params_;
 };
 
-// Throws SpecError unless the parameter is at least 0.
-void CheckNotNegative(const std::string& what, const Params& params, const std::string& name);
+// The base of element-wise rules. Such a rule is a template over T (float, double or Symbol, for which sqrt,
+// pow, abs, max, min and Sign stand without std::) and over a bool per variant. It has
+//   kSlots, the number of its slots, at most 3;
+//   a constructor that reads its parameters from a Values<T>;
+//   void Begin(T rate, StepNumber<T> step), if it computes something once per push;
+//   void operator()(T rate, T g, T& weight, std::array<T, kSlots>& slots) const, which updates one weight.
+struct ElementwiseRule {
+  template <typename T>
+  void Begin(const T& /*rate*/, const StepNumber<T>& /*step*/) {}
+};
 
-// Throws SpecError unless beta_1 and beta_2 are in [0, 1): at 1 the bias correction divides by zero.
-void CheckBetas(const std::string& what, const Params& params);
+using std::abs;
+using std::max;
+using std::min;
+using std::pow;
+using std::sqrt;
+
+template <typename T>
+T Sign(T x) {
+  return (x > 0 ? T{1} : T{0}) - (x < 0 ? T{1} : T{0});
+}
 
 // beta^step as Keras computes it: beta and step in the variable's dtype, and the result rounded to it. With
 // float32 and beta_2 = 0.999 that moves 1 - beta_2^t by 1e-5 from the exact value, so the rounding is part of
 // the rules.
 template <typename T>
 T BetaPower(T beta, uint64_t step) noexcept;
+
+// Updates all weights of all rows. The rule is a copy, so that its fields can stay in registers.
+template <typename Rule, typename T>
+void UpdateElements(Rule rule, const RowRefs<T>& rows, size_t dim, T rate) noexcept {
+  constexpr size_t kSlots = Rule::kSlots;
+  static_assert(kSlots <= 3);
+  for (size_t i = 0; i < rows.n; ++i) {
+    T* __restrict weights = rows.weights[i];
+    T* __restrict slot_0 = rows.states[i];
+    T* __restrict slot_1 = rows.states[i] + (kSlots > 1 ? 1 : 0) * dim;
+    T* __restrict slot_2 = rows.states[i] + (kSlots > 2 ? 2 : 0) * dim;
+    const T* __restrict gradients = rows.gradients[i];
+#ifndef __clang__  // GCC does not take __restrict's word for it: it would compare all addresses for each row
+#pragma GCC ivdep
+#endif
+    for (size_t d = 0; d < dim; ++d) {
+      T weight = weights[d];
+      std::array<T, kSlots> slots;
+      if constexpr (kSlots > 0) slots[0] = slot_0[d];
+      if constexpr (kSlots > 1) slots[1] = slot_1[d];
+      if constexpr (kSlots > 2) slots[2] = slot_2[d];
+      rule(rate, gradients[d], weight, slots);
+      weights[d] = weight;
+      if constexpr (kSlots > 0) slot_0[d] = slots[0];
+      if constexpr (kSlots > 1) slot_1[d] = slots[1];
+      if constexpr (kSlots > 2) slot_2[d] = slots[2];
+    }
+  }
+}
+
+template <typename Rule, typename T>
+class ElementwiseOptimizer final : public Optimizer<T> {
+ public:
+  ElementwiseOptimizer(const Params& params, uint32_t dim, const std::vector<StateSlot>& slots)
+      : Optimizer<T>(params, dim, slots), rule_(Values<T>(params)) {}
+
+ private:
+  void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept override {
+    Rule rule = rule_;
+    rule.Begin(learning_rate, step);
+    UpdateElements(rule, rows, this->dim(), learning_rate);
+  }
+
+  const Rule rule_;
+};
+
+// Registers an optimizer of whole rows, Kind<float> and Kind<double>, or with RegisterRule an element-wise
+// rule: a constant of this type in an unnamed namespace does.
+template <template <typename> class Kind>
+struct RegisterOptimizer {
+  explicit RegisterOptimizer(OptimizerEntry entry) noexcept {
+    entry.new_float = New<float>;
+    entry.new_double = New<double>;
+    OptimizerEntry::Register(std::move(entry));
+  }
+
+ private:
+  template <typename T>
+  static std::unique_ptr<Optimizer<T>> New(const OptimizerEntry& entry, const Params& params, uint32_t dim) {
+    return std::make_unique<Kind<T>>(params, dim, entry.SlotsWith(params, dim));
+  }
+};
+
+// kTraced: whether it works with Symbol.
+template <template <typename, bool...> class Rule, size_t kVariants = 0, bool kTraced = true>
+struct RegisterRule {
+  explicit RegisterRule(OptimizerEntry entry) noexcept {
+    entry.new_float = New<float>;
+    entry.new_double = New<double>;
+    if constexpr (kTraced) entry.trace = Trace;
+    OptimizerEntry::Register(std::move(entry));
+  }
+
+ private:
+  // Calls `make(type)` with the variant of the rule that the parameters choose.
+  template <typename T, bool... kChosen, typename Make>
+  static auto Choose(const OptimizerEntry& entry, const Params& params, const Make& make) {
+    if constexpr (sizeof...(kChosen) == kVariants) {
+      return make(static_cast<Rule<T, kChosen...>*>(nullptr));
+    } else if (params.at(entry.variants[sizeof...(kChosen)]) != 0) {
+      return Choose<T, kChosen..., true>(entry, params, make);
+    } else {
+      return Choose<T, kChosen..., false>(entry, params, make);
+    }
+  }
+
+  template <typename T>
+  static std::unique_ptr<Optimizer<T>> New(const OptimizerEntry& entry, const Params& params, uint32_t dim) {
+    return Choose<T>(entry, params, [&](auto* rule) -> std::unique_ptr<Optimizer<T>> {
+      return std::make_unique<ElementwiseOptimizer<std::remove_pointer_t<decltype(rule)>, T>>(
+          params, dim, entry.SlotsWith(params, dim));
+    });
+  }
+
+  static RuleProgram Trace(const OptimizerEntry& entry, const Params& params) {
+    return Choose<Symbol>(entry, params, [&](auto* type) { return TraceRule(type, params); });
+  }
+
+  template <typename Kind>
+  static RuleProgram TraceRule(const Kind* /*chosen*/, const Params& params) {
+    Kind rule{Values<Symbol>(params)};
+    const Symbol rate("rate");
+    rule.Begin(rate, Symbol("step"));
+    std::array<Symbol, Kind::kSlots> slots;
+    for (size_t i = 0; i < slots.size(); ++i) slots[i] = Symbol("slot_" + std::to_string(i));
+    Symbol weight("weight");
+    rule(rate, Symbol("gradient"), weight, slots);
+    RuleProgram program;
+    std::vector<const void*> written;
+    program.results.push_back(weight.WriteTo(&program, &written));
+    for (const Symbol& slot : slots) program.results.push_back(slot.WriteTo(&program, &written));
+    return program;
+  }
+};
 
 }  // namespace oe

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import numpy as np
 
 import oe_runtime.keras as embed
+from oe_runtime.keras.optimizers import DECLARED
 
 ROWS = 80
 
@@ -39,6 +41,8 @@ OPTIMIZERS = {
         weight_decay=0.05,
         epsilon=1e-6,
     ),
+    # Those that Keras does not have, with their defaults.
+    **{name: functools.partial(kind, 0.02) for name, kind in DECLARED.items()},
 }
 
 
