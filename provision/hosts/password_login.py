@@ -12,7 +12,6 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Collection
-from types import TracebackType
 from typing import IO, Any
 
 import fabric
@@ -32,14 +31,7 @@ _RSA = ["rsa-sha2-512", "rsa-sha2-256"]  # how hosts prove keys of type ssh-rsa
 class HostKeyRefused(HostError):
     """A host proved a key that is not known; ``found`` is its fingerprint."""
 
-    def __init__(self, host: str, route: Route, found: str) -> None:
-        super().__init__(
-            host,
-            f"{route.where} proved a host key ({found}) that known_hosts has not, so it got no password: "
-            "another machine answers, or its key is known by a certificate only; install your key with "
-            "ssh-copy-id",
-        )
-        self.found = found
+    found = ""
 
 
 class _NotYet:
@@ -62,7 +54,7 @@ class _Remote(fabric.runners.Remote):  # type: ignore[misc]
             self.channel.shutdown_write()
 
 
-class Connection:
+class Connection(contextlib.ExitStack):
     """An encrypted connection to a host's sshd; a context manager. ``key`` is the host key that it proved.
 
     ``known``: (type, key) of the accepted host keys, which the host is asked to prove first; None: any, for a
@@ -72,9 +64,10 @@ class Connection:
     key: paramiko.PKey
 
     def __init__(self, host: Host, route: Route, known: Collection[tuple[str, str]] | None = None) -> None:
+        super().__init__()
         logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would log is in our errors
         self.host, self.route, self._known = host, route, known
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close closes it
+        self._errors: IO[bytes] = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         self._proxy: subprocess.Popen[bytes] | None = None
         config = fabric.Config(
             lazy=True,  # reads no files of Fabric or Invoke
@@ -93,28 +86,29 @@ class Connection:
                 "auth_timeout": _AUTHENTICATION_TIMEOUT,
                 "channel_timeout": remote.CONNECT_TIMEOUT,
             }
+            self.callback(self._fabric.client.close)  # Fabric's own leaves what it could not open
             self._fabric.open()
-        except HostKeyRefused:
-            self.close()
-            raise
         except (paramiko.SSHException, EOFError, OSError) as error:
             why = self._why(error)
             self.close()
             raise HostError(host.name, why) from None
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        except HostKeyRefused:
+            self.close()
+            raise
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         """Check the host's key, as Paramiko's policy: its client has no host keys, so that all come here."""
         self.key = key
         if self._known is not None and host_keys.entry(key) not in self._known:
-            raise HostKeyRefused(self.host.name, self.route, host_keys.fingerprint(key))
+            found = host_keys.fingerprint(key)
+            error = HostKeyRefused(
+                self.host.name,
+                f"{self.route.where} proved a host key ({found}) that known_hosts has not, so it got no "
+                "password: another machine answers, or its key is known by a certificate only; install your "
+                "key with ssh-copy-id",
+            )
+            error.found = found
+            raise error
 
     def _transport(self, sock: socket.socket, **options: Any) -> paramiko.Transport:
         """A transport that asks for known keys first; Paramiko's client would ask for one type of them."""
@@ -131,7 +125,10 @@ class Connection:
         ours, theirs = socket.socketpair()
         with theirs:
             end = theirs.fileno()
-            self._proxy = subprocess.Popen(route.proxy, stdin=end, stdout=end, stderr=self._errors)
+            self._proxy = self.enter_context(
+                subprocess.Popen(route.proxy, stdin=end, stdout=end, stderr=self._errors)
+            )
+            self.callback(self._proxy.terminate)
         return ours
 
     def _why(self, error: BaseException) -> str:
@@ -185,11 +182,3 @@ class Connection:
                 self.host.name, f"the connection to {self.route.where} broke before the command ended: {why}"
             ) from None
         return done.exited, done.stdout, done.stderr
-
-    def close(self) -> None:
-        """End the connection."""
-        self._fabric.client.close()  # Fabric's own close leaves one that failed to open
-        if self._proxy is not None:
-            self._proxy.terminate()
-            self._proxy.wait()
-        self._errors.close()
