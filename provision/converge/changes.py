@@ -27,7 +27,7 @@ from provision.cluster.state_directory import state_flag
 from provision.converge import outlook, planning, planview, rolling
 from provision.converge.rolling import Failures, Rollout, some
 from provision.converge.stepview import StepView
-from provision.hosts import carrier, history, playbook
+from provision.hosts import carrier, history, playbook, runs
 from provision.hosts.journal import Journal, cluster_lock
 from provision.hosts.playbook import TaskResult
 from provision.hosts.stop_request import StopRequest
@@ -392,14 +392,14 @@ class _Change:
             say(self.console, f"[yellow]![/] {escape(line)}")
 
     def _show_interrupted_steps(self) -> None:
-        steps = self.journal.interrupted(self.inventory.cluster)
+        steps = runs.interrupted(self.journal, self.inventory.cluster)
         lines = (
             (
                 host,
-                f"an earlier run ({step.run}) was interrupted during or before: {step.what}; planning again "
+                f"an earlier run ({run.id}) was interrupted during or before: {step.what}; planning again "
                 "from the current state",
             )
-            for host, step in {item.host: item for item in reversed(steps)}.items()
+            for host, (run, step) in {host: (run, step) for run, host, step in reversed(steps)}.items()
         )
         planview.show_lines(self.console, "[yellow]![/] ", lines)
 
@@ -438,7 +438,7 @@ class _Change:
 
     def _check_applicable(self, found: ClusterSurvey) -> None:
         ask = found.lost and not self.applied and self.failures is not Failures.keep_going
-        unsettled = self.journal.unsettled(self.inventory.cluster) if ask else {}
+        unsettled = runs.unsettled(self.journal, self.inventory.cluster) if ask else {}
         for error in found.lost:
             if error.host in unsettled:
                 raise ConvergeError(

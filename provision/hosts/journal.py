@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,16 +22,6 @@ from typing import Any, TextIO
 from provision.cluster.errors import ConvergeError
 from provision.inventory import vault
 from provision.node.command import flush_directory
-
-
-@dataclass(frozen=True)
-class OpenStep:
-    """A step of an earlier run that began on a host and has no end."""
-
-    run: str
-    host: str
-    step: str
-    what: str
 
 
 class Journal:
@@ -106,44 +95,6 @@ class Journal:
     def rebooted(self, host: str, seconds: float) -> None:
         """Record how long a reboot took."""
         self.write_all([{"event": "rebooted", "host": host, "seconds": round(seconds, 3)}], wait=False)
-
-    def interrupted(self, cluster: str) -> list[OpenStep]:
-        """Steps of the cluster's last run that have no end; none if that run finished."""
-        last = ""
-        open_steps: dict[tuple[str, str], OpenStep] = {}
-        for entry in self.read():
-            event, run = entry.get("event"), str(entry.get("run", ""))
-            if event == "run" and entry.get("cluster") == cluster:
-                last = run
-                open_steps.clear()
-            if run != last or not last:
-                continue
-            key = (str(entry.get("host", "")), str(entry.get("step", "")))
-            if event == "begin":
-                open_steps[key] = OpenStep(run, *key, str(entry.get("what", "")))
-            elif event == "end":
-                open_steps.pop(key, None)
-            elif event == "finished":
-                open_steps.clear()
-        return list(open_steps.values())
-
-    def unsettled(self, cluster: str) -> dict[str, str]:
-        """Host → run that it stopped, or that was interrupted there, if no later run reached the host."""
-        last = ""
-        found: dict[str, str] = {}
-        for entry in self.read():
-            event, run, host = entry.get("event"), str(entry.get("run", "")), str(entry.get("host", ""))
-            if event == "run" and entry.get("cluster") == cluster:
-                last = run
-                reached = set(entry.get("hosts", []))
-                found = {name: by for name, by in found.items() if name not in reached}
-            elif last and run == last and event == "begin":
-                found[host] = run
-            elif last and run == last and event == "finished":
-                # A run that went on without a failed host does not keep the next one from doing so.
-                failed = set(entry.get("failed", [])) if entry.get("stopped", True) else set()
-                found = {name: by for name, by in found.items() if by != run or name in failed}
-        return found
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every entry, oldest first; skips lines that a crash cut off."""

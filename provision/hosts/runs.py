@@ -43,6 +43,7 @@ class Run:
     outcome: str = ""  # as it was finished; empty: it was not
     is_running: bool = False
     failed: set[str] = field(default_factory=set)
+    is_stopped: bool = True  # by its failed hosts; one that went on lets the next run do so too
     steps: dict[str, dict[str, StepRun]] = field(default_factory=dict)  # by host and step
     reboots: dict[str, list[float]] = field(default_factory=dict)  # seconds, by host
 
@@ -108,10 +109,39 @@ def durations(journal: Journal) -> Durations:
     return found
 
 
+def interrupted(journal: Journal, cluster: str) -> list[tuple[Run, str, StepRun]]:
+    """Steps of the cluster's last run that have no end, with their hosts; none if that run finished."""
+    last = next((run for run in reversed(_runs(journal)) if run.cluster == cluster), None)
+    if last is None or last.outcome:
+        return []
+    return [
+        (last, host, step) for host, steps in last.steps.items() for step in steps.values() if step.ok is None
+    ]
+
+
+def unsettled(journal: Journal, cluster: str) -> dict[str, str]:
+    """Host → run that it stopped, or that was interrupted there, if no later run reached the host."""
+    found: dict[str, str] = {}
+    for run in _runs(journal):
+        if run.cluster == cluster:
+            found = {host: by for host, by in found.items() if host not in run.hosts}
+            settled = set() if not run.outcome else set(run.steps) - (run.failed if run.is_stopped else set())
+            found.update(dict.fromkeys(set(run.steps) - settled, run.id))
+    return found
+
+
 def read(state_dir: Path) -> list[Run]:
     """Every run in the state directory's journal, oldest first."""
+    runs = _runs(Journal(state_dir / "journal.jsonl", ""))
+    # Only the last run of a cluster can be the one that holds the cluster's lock.
+    for last in {run.cluster: run for run in runs}.values():
+        last.is_running = not last.outcome and is_locked(state_dir, last.cluster)
+    return runs
+
+
+def _runs(journal: Journal) -> list[Run]:
     found: dict[str, Run] = {}
-    for entry in Journal(state_dir / "journal.jsonl", "").read():
+    for entry in journal.read():
         run, time = str(entry.get("run", "")), _time(entry.get("time"))
         if entry.get("event") == "run":
             known = found.setdefault(run, Run(run, str(entry.get("cluster", "")), time, [], None))
@@ -119,11 +149,7 @@ def read(state_dir: Path) -> list[Run]:
         if run in found:
             found[run].last = time or found[run].last
             _add(found[run], entry, time)
-    runs = list(found.values())
-    # Only the last run of a cluster can be the one that holds the cluster's lock.
-    for last in {run.cluster: run for run in runs}.values():
-        last.is_running = not last.outcome and is_locked(state_dir, last.cluster)
-    return runs
+    return list(found.values())
 
 
 def _begin(run: Run, entry: dict[str, Any]) -> None:
@@ -146,6 +172,7 @@ def _add(run: Run, entry: dict[str, Any], time: datetime | None) -> None:
     elif event == "finished":
         run.outcome = str(entry.get("outcome", ""))
         run.failed = {str(host) for host in _list(entry.get("failed"))}
+        run.is_stopped = bool(entry.get("stopped", True))
 
 
 def _list(value: Any) -> list[Any]:

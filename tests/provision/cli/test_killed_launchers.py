@@ -22,6 +22,7 @@ from test_training_launch import INVENTORY
 from test_training_supervisor import until
 
 from provision.cli import main
+from provision.hosts import runs
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import launching, stopping, store
@@ -221,7 +222,7 @@ def test_bootstrap(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (directory / "pmem0").is_dir()
         assert "nothing to do" in told(directory, *words)[1]
         assert told(directory, "history")[0] == 0
-        assert Journal(directory / "journal.jsonl", "").unsettled("test") == {}
+        assert runs.unsettled(Journal(directory / "journal.jsonl", ""), "test") == {}
 
     assert place.sweep(words, again=again) == []
 

@@ -9,6 +9,7 @@ from typing import TextIO
 import pytest
 
 from provision.cluster.errors import ConvergeError
+from provision.hosts import runs
 from provision.hosts.journal import Journal, cluster_lock, private_files
 
 REPOSITORY = Path(__file__).parents[3]
@@ -26,7 +27,7 @@ def test_entries_are_read_back_in_order(tmp_path: Path) -> None:
     journal.write("finished", outcome="ok")
     assert entries(journal) == [("run", ""), ("begin", "directory"), ("end", "directory"), ("finished", "")]
     assert all(entry["run"] == "bootstrap-1" and entry["time"] for entry in journal.read())
-    assert journal.interrupted("local") == []
+    assert runs.interrupted(journal, "local") == []
 
 
 def test_a_step_without_an_end_was_interrupted(tmp_path: Path) -> None:
@@ -36,10 +37,10 @@ def test_a_step_without_an_end_was_interrupted(tmp_path: Path) -> None:
     first.begin("localhost", "packages", "install libpmem1")
     first.end("localhost", "packages", ok=True)
     first.begin("localhost", "runtime", "install tensorflow")
-    (found,) = Journal(path, "bootstrap-2").interrupted("local")
-    assert (found.run, found.host, found.step) == ("bootstrap-1", "localhost", "runtime")
-    assert found.what == "install tensorflow"
-    assert first.interrupted("another") == []
+    ((run, host, step),) = runs.interrupted(Journal(path, "bootstrap-2"), "local")
+    assert (run.id, host, step.step) == ("bootstrap-1", "localhost", "runtime")
+    assert step.what == "install tensorflow"
+    assert runs.interrupted(first, "another") == []
 
 
 def test_the_next_run_of_the_cluster_settles_it(tmp_path: Path) -> None:
@@ -50,13 +51,13 @@ def test_the_next_run_of_the_cluster_settles_it(tmp_path: Path) -> None:
     other = Journal(path, "bootstrap-2")
     other.write("run", cluster="another")
     other.write("finished", outcome="ok")
-    assert [item.step for item in other.interrupted("local")] == ["runtime"], (
+    assert [step.step for _, _, step in runs.interrupted(other, "local")] == ["runtime"], (
         "another cluster settles nothing"
     )
     second = Journal(path, "bootstrap-3")
     second.write("run", cluster="local")
     second.write("finished", outcome="ok")
-    assert second.interrupted("local") == []
+    assert runs.interrupted(second, "local") == []
 
 
 def test_hosts_whose_change_did_not_end_well_are_known_until_they_are_seen_again(tmp_path: Path) -> None:
@@ -74,13 +75,13 @@ def test_hosts_whose_change_did_not_end_well_are_known_until_they_are_seen_again
 
     run("r1", ["a", "b"], failed=["b"])
     run("other", ["a"], failed=["a"], cluster="another")
-    assert Journal(path, "").unsettled("c") == {"b": "r1"}
+    assert runs.unsettled(Journal(path, ""), "c") == {"b": "r1"}
     run("r2", ["a"], failed=[])
-    assert Journal(path, "").unsettled("c") == {"b": "r1"}
+    assert runs.unsettled(Journal(path, ""), "c") == {"b": "r1"}
     run("r3", ["a", "c"])  # killed
-    assert Journal(path, "").unsettled("c") == {"b": "r1", "a": "r3", "c": "r3"}
+    assert runs.unsettled(Journal(path, ""), "c") == {"b": "r1", "a": "r3", "c": "r3"}
     run("r4", ["a", "b", "c"], failed=[])
-    assert Journal(path, "").unsettled("c") == {}
+    assert runs.unsettled(Journal(path, ""), "c") == {}
 
 
 def test_a_line_that_a_crash_cut_off_spoils_neither_neighbour(tmp_path: Path) -> None:
