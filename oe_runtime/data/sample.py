@@ -109,7 +109,7 @@ def read_sample(
         left -= max(0, rows)
         if left <= 0 and number + 1 >= len(wanted):
             break
-    form = _Form()
+    form = _LineForm()
     if texts:
         form, divided = _divide(texts, label, max_bad_rows)
         parts += divided
@@ -173,7 +173,7 @@ class _Lines(NamedTuple):
     more: bool
 
 
-class _Form(NamedTuple):
+class _LineForm(NamedTuple):
     """How text files divide their lines."""
 
     separator: str = ""
@@ -203,7 +203,7 @@ def _first_lines(path: Path, rows: int, most_bytes: int) -> _Lines:
     return _Lines(path, lines, more)
 
 
-def _divide(texts: Sequence[_Lines], label: str | None, max_bad_rows: int) -> tuple[_Form, list[_Part]]:
+def _divide(texts: Sequence[_Lines], label: str | None, max_bad_rows: int) -> tuple[_LineForm, list[_Part]]:
     """Return the form that text files have together, and their rows. Raises DataError."""
     usual = guessed_separator(texts[0].lines[0], commas=file_kind(texts[0].path) == "commas")
     separator, quotes = _separator(texts, usual)
@@ -226,7 +226,7 @@ def _divide(texts: Sequence[_Lines], label: str | None, max_bad_rows: int) -> tu
         good = [row for row in rows if len(row) == len(names)]
         columns: list[Sequence[Any]] = list(zip(*good, strict=True))
         parts.append(_Part(text.path, names, columns, len(good), text.more, [(True, True)] * len(names)))
-    return _Form(separator, quotes, header), parts
+    return _LineForm(separator, quotes, header), parts
 
 
 def _default_names(count: int) -> list[str]:

@@ -46,7 +46,7 @@ class ServedCheckpoint:
         return self.chain[n:] if other is not None and self.digests[:n] == other.digests else None
 
 
-class Checkpoints:
+class ServedCheckpoints:
     """The checkpoints of a run or of a directory of published ones, or a fixed directory of saved tables.
 
     Those at a URL are fetched to a temporary directory, the newest only.
@@ -112,7 +112,7 @@ class Checkpoints:
         )
 
 
-class Rows:
+class ServedRows:
     """The tables of a model, filled from checkpoints and otherwise unchanged."""
 
     def __init__(self, specs: Sequence[TableSpec], storage: StorageSpec, threads: int) -> None:

@@ -19,7 +19,7 @@ from oe_runtime.client import Client
 from oe_runtime.data import row_schema
 from oe_runtime.errors import DataError, InputError, KeyRangeError, OeError, ServerLost, ServingError
 from oe_runtime.model_description import FILE, Tensor
-from oe_runtime.serving.checkpoints import Checkpoints, Rows, ServedCheckpoint
+from oe_runtime.serving.checkpoints import ServedCheckpoint, ServedCheckpoints, ServedRows
 from oe_runtime.spec import StorageSpec, TableSpec
 from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
@@ -85,11 +85,11 @@ class Model:
         if client is not None:
             for spec in specs:
                 client.create_table(spec)
-            self = cls(loaded, None, client, None if rows is None else Checkpoints(rows))
+            self = cls(loaded, None, client, None if rows is None else ServedCheckpoints(rows))
         else:
             assert rows is not None  # noqa: S101 - see above
-            store = Rows(specs, storage or StorageSpec(), threads)
-            self = cls(loaded, store, None, Checkpoints(rows))
+            store = ServedRows(specs, storage or StorageSpec(), threads)
+            self = cls(loaded, store, None, ServedCheckpoints(rows))
         try:
             self.refresh()
         except BaseException:
@@ -98,7 +98,11 @@ class Model:
         return self
 
     def __init__(
-        self, loaded: Any, rows: Rows | None, client: Client | None, checkpoints: Checkpoints | None
+        self,
+        loaded: Any,
+        rows: ServedRows | None,
+        client: Client | None,
+        checkpoints: ServedCheckpoints | None,
     ) -> None:
         self._loaded = loaded
         self._rows = rows

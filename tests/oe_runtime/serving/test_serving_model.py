@@ -20,7 +20,7 @@ from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import Split, holdout_batches, open_source
 from oe_runtime.errors import CheckpointError, ServerLost, SpecError
 from oe_runtime.serving import InputError, Model, ServingError
-from oe_runtime.serving.checkpoints import Checkpoints, Rows
+from oe_runtime.serving.checkpoints import ServedCheckpoints, ServedRows
 
 
 @pytest.fixture(scope="module")
@@ -303,9 +303,9 @@ def test_rows_of_others_are_not_removed(tmp_path):
         trained.assign(trained.create_table(spec), np.arange(3), np.ones((3, 2), np.float32))
         trained.checkpoint(1, wait=True)
         checkpoint.publish(tmp_path / "saved", 1, lambda path: {"tables": trained.save(path)}, keep=1)
-    store = Rows([spec], StorageSpec("pmem_libpmem", str(place.parent)), threads=1)
+    store = ServedRows([spec], StorageSpec("pmem_libpmem", str(place.parent)), threads=1)
     with pytest.raises(StorageError, match="serving-1 has checkpoints of table 't'"):
-        store.load(Checkpoints(tmp_path / "saved").newest())
+        store.load(ServedCheckpoints(tmp_path / "saved").newest())
     with Client.in_process(StorageSpec("pmem_libpmem", str(place), recover=True)) as trained:
         assert trained.to_arrow(trained.create_table(spec)).num_rows == 3
 
@@ -321,8 +321,8 @@ def test_optimizer_state_takes_no_memory(tmp_path):
         checkpoint.publish(tmp_path, 1, lambda path: {"tables": trained.save(path)}, keep=1)
         rows = trained.pull_rows(table, ids)
         whole = memory(trained)
-    store = Rows([spec], StorageSpec(), threads=1)
-    store.use(store.load(Checkpoints(tmp_path).newest()))
+    store = ServedRows([spec], StorageSpec(), threads=1)
+    store.use(store.load(ServedCheckpoints(tmp_path).newest()))
     try:
         np.testing.assert_array_equal(store.client.pull_rows(0, ids), rows)
         # 64 instead of 192 bytes a row, and what the last segment has free.
