@@ -17,6 +17,7 @@ try:
     from provision.cluster import settings
     from provision.cluster.errors import OeprovError
     from provision.inventory.loader import host_of
+    from provision.node.state import encode
 except ImportError as error:
     MISSING = str(error)
 else:
@@ -67,4 +68,4 @@ class ActionModule(ActionBase):
             host = host_of(name, variables.get("group_names", []), found, state_dir=STATE_DIR)
         except OeprovError as error:
             raise AnsibleActionFail(str(error)) from None
-        return host.desired().to_dict()
+        return encode(host.desired())

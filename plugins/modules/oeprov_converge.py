@@ -93,6 +93,7 @@ from ansible_collections.oeprov.oeprov.plugins.module_utils.node import apply as
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node import lease, plan, trial
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node import observe as node_observe
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node.command import CommandError, System
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.state import decode, encode
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node.step import Desired
 
 
@@ -119,7 +120,7 @@ def begin(module, made, state):
     if approved and approved["digest"] != made.digest:
         module.fail_json(
             msg="the host has changed since the plan was made; nothing was done here: plan again",
-            state=state.to_dict(),
+            state=encode(state),
             steps=[],
         )
     module.exit_json(**nothing())
@@ -169,7 +170,7 @@ def run(module, system, holder):
     """Observe, plan, refuse or carry out."""
     params = module.params
     part, approved = params["part"], params["approved"]
-    desired = Desired.from_dict(params["desired"])
+    desired = decode(Desired, params["desired"])
     confirmed = ""
     if not module.check_mode:
         confirmed = trial.confirm(system).message if params["rebooted"] else trial.confirm_if_pending(system)

@@ -54,6 +54,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node import flavors
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node.command import CommandError, System
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node.observe import observe_os
+from ansible_collections.oeprov.oeprov.plugins.module_utils.node.state import decode
 from ansible_collections.oeprov.oeprov.plugins.module_utils.node.step import Desired
 
 
@@ -68,7 +69,7 @@ def main():
     )
     system, into = System(), module.params["into"]
     try:
-        flavor = flavors.get(Desired.from_dict(module.params["desired"]))
+        flavor = flavors.get(decode(Desired, module.params["desired"]))
         path = flavor.make(system, observe_os(system), module.params)
     except CommandError as error:
         log = system.read(os.path.join(into, "log")).splitlines()

@@ -28,8 +28,9 @@ from provision.cluster.settings import (
 )
 from provision.cluster.training_settings import TrainingSettings
 from provision.node import platforms
-from provision.node.plan import Desired
 from provision.node.platform_base import Platform
+from provision.node.state import decode
+from provision.node.step import Desired
 
 PARAMETER_SERVERS = "parameter_servers"
 WORKERS = "workers"
@@ -149,7 +150,7 @@ class Host:
                 else self.removal.grub_default,
                 runtime_requirements=[],  # what it has does not matter any more
             )
-        return Desired.from_dict(values)
+        return decode(Desired, values)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from provision.hosts.journal import Journal, cluster_lock, private_files
 from provision.hosts.passwords import Password, PasswordRefused, no_passwords
 from provision.jobs.screen import say
 from provision.node.ansible_python import CARRIED
-from provision.node.state import State
+from provision.node.state import State, encode
 from provision.node.step import Plan, Step
 
 if TYPE_CHECKING:  # slow to import
@@ -467,7 +467,7 @@ class _Adoption:
                 "adopted": [name for name in good if not check or name not in pending],
                 "changed": [item for item in self.done if item["ok"]],
                 "failed": [item for item in self.done if not item["ok"]],
-                "pending": [plan.to_dict() for plan in pending.values()] if check else [],
+                "pending": [encode(plan) for plan in pending.values()] if check else [],
                 "unreachable": {name: error.reason for name, error in self.lost.items()},
             }
             print(json.dumps(report))

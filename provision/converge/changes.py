@@ -39,7 +39,7 @@ from provision.jobs.screen import make_console, say
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
 from provision.node.ansible_python import CARRIED
-from provision.node.state import State, difference
+from provision.node.state import State, decode, difference, encode
 from provision.node.step import Plan, Step
 
 # A reboot or a newly installed tool can reveal more steps: then it plans again, at most so many times.
@@ -663,7 +663,7 @@ class _Change:
         objects = [item.removeprefix(prefix) for item in self.consent.objects if item.startswith(prefix)]
         return {
             "digest": plan.digest,
-            "desired": self.inventory.hosts[plan.host].desired().to_dict(),
+            "desired": encode(self.inventory.hosts[plan.host].desired()),
             "steps": [step.id for step in plan.steps],
             "consent": objects,
         }
@@ -675,7 +675,7 @@ class _Change:
             moved, before = failure.result.get("state"), found.states.get(failure.host)
             words = [f"{failure.task}: {failure.message}"]
             if isinstance(moved, dict) and before is not None:
-                words += [f"    {line}" for line in difference(before, State.from_dict(moved))]
+                words += [f"    {line}" for line in difference(before, decode(State, moved))]
             lines.append((failure.host, "\n".join(words)))
         planview.show_lines(self.console, "[red]✗[/] ", lines)
 
@@ -701,7 +701,7 @@ class _Change:
                 "converged": found.converged,
                 "changed": [item for item in self.done if item["ok"]],
                 "failed": [item for item in self.done if not item["ok"]],
-                "pending": [plan.to_dict() for plan in found.plans.values() if not plan.converged],
+                "pending": [encode(plan) for plan in found.plans.values() if not plan.converged],
                 "consent": [
                     name
                     for plan in found.plans.values()

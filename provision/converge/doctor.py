@@ -20,6 +20,7 @@ from provision.hosts.survey import plan_host
 from provision.jobs.screen import make_console, say
 from provision.node import families
 from provision.node.health import Health
+from provision.node.state import decode, encode
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ def examine(host: Host, cut: Cut, *, reached: bool) -> Examined:
     services = sorted({family.time_service for family in families.known()})
     firsts = [host.server.port, host.server.metrics_port] if host.is_parameter_server else []
     ports = [first + number for first in firsts if first for number in range(host.servers())]
-    wanted = {"desired": desired.to_dict(), "ports": ports, "services": services}
+    wanted = {"desired": encode(desired), "ports": ports, "services": services}
     begun = time.time()
     text = observe.text_of(host, partial(payload.pack, "health", wanted), cut)
     ended = time.time()
     state, answer = observe.parse(host.name, text), observe.answer(host.name, text)
-    health = Health.from_dict(answer["health"])
+    health = decode(Health, answer["health"])
     # The host read its clock at some time between these two.
     off = max(begun - health.time, health.time - ended, 0.0)
     skew = 0.0 if host.connection == "local" else off if health.time > ended else -off

@@ -18,7 +18,7 @@ from provision.hosts.survey import ClusterSurvey, plan_host, survey
 from provision.jobs import store
 from provision.jobs.screen import make_console, say
 from provision.node import platforms
-from provision.node.state import OsInfo
+from provision.node.state import OsInfo, encode
 from provision.node.step import Plan
 
 _STOP = re.compile(r"oeprov stop ([\w.-]*\w)")
@@ -69,7 +69,7 @@ def plan(
     code = 1 if broken else 2 if found.pending else 0
     turns = rolling.turns(inventory, found.pending, [error.host for error in found.lost])
     if as_json:
-        hosts: dict[str, object] = {item.host: item.to_dict() for item in plans}
+        hosts: dict[str, object] = {item.host: encode(item) for item in plans}
         hosts.update({error.host: {"host": error.host, "unreachable": error.reason} for error in found.lost})
         changes = bool(found.pending)
         print(json.dumps({"cluster": inventory.cluster, "changes": changes, "turns": turns, "hosts": hosts}))

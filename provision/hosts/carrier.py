@@ -13,7 +13,7 @@ from provision.hosts import errands, fanout, remote
 from provision.hosts.fanout import Cut
 from provision.node import packages, repositories
 from provision.node.command import Result
-from provision.node.state import encode_fields
+from provision.node.state import encode
 from provision.node.step import Step
 
 _TIMEOUT = 3600
@@ -61,7 +61,7 @@ def carry_out(
 def _carry_out(host: Host, step: Step, run: Mapping[str, Any], cut: Cut) -> str:
     if step.id == _WITHOUT_PYTHON:
         return _by_shell(host, step, cut)
-    wanted = {"steps": [encode_fields(step)], "run": dict(run)}
+    wanted = {"steps": [encode(step)], "run": dict(run)}
     lost = "the step was cut off"
     return str(errands.call(host, "carrier", wanted, _TIMEOUT, lost, apart=True, cut=cut)[-1])
 

@@ -20,7 +20,7 @@ from provision.hosts.fanout import Cut
 from provision.node import families, repositories
 from provision.node.family import manager_name
 from provision.node.observe import parse_os_release
-from provision.node.state import OsInfo, State
+from provision.node.state import OsInfo, State, decode, encode
 
 COMMAND_TIMEOUT = 120
 # The system of a host without Python: its os-release, its package managers, its architecture, whose rights.
@@ -42,7 +42,7 @@ class NoPythonError(HostError):
 def parse(host: str, text: str) -> State:
     """The state in the output of the payload; HostError when there is none."""
     try:
-        return State.from_dict(answer(host, text)["state"])
+        return decode(State, answer(host, text)["state"])
     except (ValueError, KeyError, TypeError) as error:
         raise HostError(host, f"sent a state that cannot be read: {error}") from None
 
@@ -64,7 +64,7 @@ def answer(host: str, text: str) -> dict[str, Any]:
 def observe(inventory: Inventory) -> dict[str, State | HostError]:
     """The state of every host, or why it could not be observed; in the inventory's order."""
     # Fill the caches of settings and payload once, before all threads do it together.
-    payload.pack("__main__", next(iter(inventory.hosts.values())).desired().to_dict(), payload.BYTECODE)
+    payload.pack("__main__", encode(next(iter(inventory.hosts.values())).desired()), payload.BYTECODE)
     return _without_twins(inventory, fanout.on_hosts(inventory.hosts, observe_host))
 
 
@@ -84,9 +84,7 @@ def _without_twins(inventory: Inventory, found: dict[str, State | HostError]) ->
 def observe_host(host: Host, cut: Cut | None = None) -> State:
     """The state of one host; HostError says why it could not be observed and what to do."""
     try:
-        return parse(
-            host.name, text_of(host, partial(payload.pack, "__main__", host.desired().to_dict()), cut)
-        )
+        return parse(host.name, text_of(host, partial(payload.pack, "__main__", encode(host.desired())), cut))
     except NoPythonError as error:
         return _bare(host, error.reason, cut)
 

@@ -14,7 +14,7 @@ from . import families, foreign, numa, registry, repositories
 from .build import run_logged
 from .command import CommandError, System
 from .packages import apply as install_packages
-from .state import OsInfo, Runtime, State
+from .state import OsInfo, Runtime, State, decode
 from .step import Desired, Step
 
 IMAGE = "registry.cn-shanghai.aliyuncs.com/pai-dlc-share/deeprec-developer:deeprec-dev-cpu-py36-ubuntu18.04"
@@ -200,7 +200,7 @@ def script(desired: Desired, nodes: List[int]) -> str:
 
 def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
     """Build the wheel on this host and return its path; ``args``: ``into`` and ``desired``."""
-    desired, into = Desired.from_dict(args["desired"]), args["into"]
+    desired, into = decode(Desired, args["desired"]), args["into"]
     needs = ["git"] + ([] if system.which("docker") else ["containers"])
     names = [name for need in needs for name in families.names(os_info, need)]
     use = repositories.use(os_info, desired.runtime_repositories, [])

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 from . import build, deeprec, openembedding, platforms, runtime
 from .command import CommandError, System
 from .flavor_needs import DEFAULT
-from .state import OsInfo, Runtime, State
+from .state import OsInfo, Runtime, State, decode
 from .step import Desired, Step
 
 
@@ -27,7 +27,7 @@ def _ours(system: System, os: OsInfo, desired: Desired) -> Runtime:
 
 
 def _make(system: System, os: OsInfo, args: Dict[str, Any]) -> str:
-    desired = Desired.from_dict(args["desired"])
+    desired = decode(Desired, args["desired"])
     python = build.python_of(os, desired)
     return build.make(system, os, python, args["packed"], args["into"], desired.runtime_repositories)
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 from . import answer, devices, drives, jobfiles, modules, platforms, port, systemd, wear
 from .command import CommandError, System
 from .observe import observe
-from .state import State, decode, encode_fields
+from .state import State, decode, encode
 from .step import Desired
 
 _BUS = "/sys/bus/nd/devices"
@@ -33,15 +33,6 @@ class Health(NamedTuple):
     firewall: str = ""  # the active one: firewalld or ufw
     lets_in: Dict[str, bool] = {}  # requested port -> the firewall lets it in
     drives: List[wear.Wear] = []  # NVMe drives of ssd_devices
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return encode_fields(self)
-
-    @classmethod
-    def from_dict(cls, data: Dict[str, Any]) -> "Health":
-        """The inverse of ``to_dict``; unknown keys raise ValueError."""
-        return decode(cls, data)
 
 
 def observe_health(system: System, ports: List[int], services: List[str], places: List[str]) -> Health:
@@ -155,8 +146,8 @@ def main(wanted: Dict[str, Any]) -> None:
 
 
 def _examine(system: System, wanted: Dict[str, Any]) -> Dict[str, Any]:
-    desired = Desired.from_dict(wanted["desired"])
+    desired = decode(Desired, wanted["desired"])
     state = observe(system, desired)
     health = observe_health(system, wanted["ports"], wanted["services"], _places(desired, state))
     health = health._replace(drives=wear.observe(system, state))
-    return {"state": state.to_dict(), "health": health.to_dict()}
+    return {"state": encode(state), "health": encode(health)}

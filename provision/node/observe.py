@@ -33,7 +33,7 @@ from . import (
 )
 from .command import System
 from .family import manager_name
-from .state import OsInfo, State, Tools
+from .state import OsInfo, State, Tools, decode, encode
 from .step import Desired
 
 # Our files whose text decides whether a step is needed.
@@ -144,4 +144,5 @@ def _version(system: System, tool: str) -> str:
 
 def observe_node(wanted: Dict[str, Any]) -> Dict[str, Any]:
     """``observe`` from and to plain JSON values; ``wanted`` are the fields of a Desired."""
-    return observe(System(), Desired.from_dict(wanted)).to_dict()
+    found: Dict[str, Any] = encode(observe(System(), decode(Desired, wanted)))
+    return found

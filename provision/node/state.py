@@ -1,6 +1,6 @@
 """The observed state of a host: plain values that travel as JSON.
 
-Sizes are bytes unless a name says otherwise. ``State.from_dict(state.to_dict()) == state``.
+Sizes are bytes unless a name says otherwise. ``decode(State, encode(state)) == state``.
 """
 
 import hashlib
@@ -385,15 +385,6 @@ class State(NamedTuple):
     bare: str = ""  # why there is no Python that can observe it: then only ``os`` is known
     trouble: List[str] = []  # what could not be observed, and why
 
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain dictionaries, lists, strings and numbers, ready for JSON."""
-        return encode_fields(self)
-
-    @classmethod
-    def from_dict(cls, data: Dict[str, Any]) -> "State":
-        """The inverse of ``to_dict``; unknown keys raise ValueError, missing ones get their defaults."""
-        return decode(cls, data)
-
     def stable(self) -> "State":
         """The state without what a plan does not depend on.
 
@@ -419,21 +410,16 @@ class State(NamedTuple):
 
     def digest(self) -> str:
         """SHA-256 of the facts that a plan depends on."""
-        text = json.dumps(self.stable().to_dict(), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(encode(self.stable()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def encode_fields(value: Any) -> Dict[str, Any]:
-    """A named tuple as a dictionary, and all named tuples in it."""
-    return {name: encode(getattr(value, name)) for name in value._fields}
-
-
 def encode(value: Any) -> Any:
-    """Named tuples become dictionaries, at any depth."""
+    """Named tuples become dictionaries, at any depth: plain values, ready for JSON."""
     if value.__class__ in _PLAIN:  # nearly all
         return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return encode_fields(value)
+        return {name: encode(getattr(value, name)) for name in value._fields}
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
     if isinstance(value, dict):

@@ -3,7 +3,6 @@
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from .command import System
-from .state import decode, encode_fields
 
 
 class Step(NamedTuple):
@@ -131,15 +130,6 @@ class Plan(NamedTuple):
             ready += reboot
         return ready
 
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return encode_fields(self)
-
-    @classmethod
-    def from_dict(cls, data: Dict[str, Any]) -> "Plan":
-        """The inverse of ``to_dict``; unknown keys raise ValueError."""
-        return decode(cls, data)
-
 
 class Desired(NamedTuple):
     """What the inventory asks of one host; the fields are named like its variables, see the settings.
@@ -163,15 +153,6 @@ class Desired(NamedTuple):
     remove_known: bool = False  # the journal has the kernel arguments from before oeprov
     remove_arguments_before: List[str] = []  # these arguments
     remove_grub_default: str = "saved"  # GRUB_DEFAULT before oeprov; "saved" if unknown, which keeps it
-
-    def to_dict(self) -> Dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return encode_fields(self)
-
-    @classmethod
-    def from_dict(cls, data: Dict[str, Any]) -> "Desired":
-        """The inverse of ``to_dict``; unknown keys raise ValueError."""
-        return decode(cls, data)
 
     # Generated from the settings by `make generate`; edit above this line only.
     kernel_version: str = ""

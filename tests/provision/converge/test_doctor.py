@@ -23,7 +23,7 @@ from provision.node import health, port, wear
 from provision.node.command import System
 from provision.node.health import Health
 from provision.node.plan import make_plan
-from provision.node.state import Drive, State
+from provision.node.state import Drive, State, decode, encode
 from provision.node.wear import Wear
 
 CASES = sorted(Path(__file__).parent.joinpath("doctor").glob("*.json"))
@@ -33,7 +33,7 @@ CASES = sorted(Path(__file__).parent.joinpath("doctor").glob("*.json"))
 def test_findings_of_each_case_file(path: Path) -> None:
     case: dict[str, Any] = json.loads(path.read_text())
     state, desired = inputs(case)
-    seen = Health.from_dict(case.get("health", {}))
+    seen = decode(Health, case.get("health", {}))
     found = diagnose(state, desired, make_plan(state, desired), seen, case.get("skew", 0.0))
     assert len(found) == len(case["says"]), found
     for finding, (what, do) in zip(found, case["says"], strict=True):
@@ -80,7 +80,7 @@ def test_health_is_read_from_the_kernels_files(tmp_path: Path, monkeypatch: pyte
         bad_blocks={"region0": 16},
         servers={unit: "it was killed by signal 9"},
     )
-    assert Health.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert decode(Health, json.loads(json.dumps(encode(found)))) == found
 
 
 def test_the_command_says_what_is_wrong_and_changes_nothing(
@@ -152,7 +152,7 @@ def test_wear_is_read_from_nvme_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_wear_is_shown_and_judged() -> None:
     seen = Health(drives=[WEAR, Wear("nvme1n1", "`nvme` is not installed")])
-    assert Health.from_dict(json.loads(json.dumps(seen.to_dict()))) == seen
+    assert decode(Health, json.loads(json.dumps(encode(seen)))) == seen
     assert wear_of(seen) == [
         "drive nvme0n1: 103 % of its rated writes used (953.7 GiB written), 4 % of its spare blocks left "
         "(warns below 10 %), 68 °C"

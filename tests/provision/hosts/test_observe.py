@@ -28,7 +28,7 @@ from provision.node import ansible_python, family_el7
 from provision.node.command import System
 from provision.node.observe import observe_node, observe_os
 from provision.node.plan import make_plan
-from provision.node.state import OsInfo, State, difference
+from provision.node.state import OsInfo, State, decode, difference, encode
 
 PYTHON_2_7 = find_python("2.7")
 PYTHON_3_6 = find_python("3.6")
@@ -88,7 +88,7 @@ def test_this_machine(tmp_path: Path) -> None:
 def test_the_state_is_the_same_whichever_way_it_is_seen(tmp_path: Path) -> None:
     found = load(share.inventory("local"), state_dir=tmp_path / "state")
     desired = found.hosts["localhost"].desired()
-    direct = State.from_dict(observe_node(desired.to_dict()))
+    direct = decode(State, observe_node(encode(desired)))
     carried = observing.observe_host(found.hosts["localhost"])
     assert difference(direct, carried) == []
     assert direct.digest() == carried.digest()

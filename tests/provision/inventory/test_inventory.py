@@ -13,6 +13,7 @@ from provision.cluster.setting_types import parse_size
 from provision.cluster.settings import Kind
 from provision.inventory.loader import load
 from provision.inventory.schema import inventory_schema, shown
+from provision.node.state import decode, encode
 
 
 def write(path: Path, text: str) -> Path:
@@ -125,7 +126,7 @@ def test_desired_carries_everything_the_planner_knows(tmp_path: Path) -> None:
     assert (desired.host, desired.kind, desired.pmem_mode) == ("ps-1", "re6p", "system-ram")
     assert (desired.kernel_version, desired.gpu_driver) == ("", "")
     assert any(item.startswith("keras") for item in desired.runtime_requirements)
-    assert desired.from_dict(desired.to_dict()) == desired
+    assert decode(type(desired), encode(desired)) == desired
     for name in desired._fields:
         if name.startswith(settings.PREFIXES) and not name.startswith("parameter_server"):
             assert name in settings.KNOWN or name in (

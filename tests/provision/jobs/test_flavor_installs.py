@@ -12,7 +12,7 @@ from recorded import Programs
 from provision.artifacts import wheel
 from provision.node import apply, deeprec, foreign, numa, openembedding
 from provision.node.command import CommandError, System
-from provision.node.state import NumaNode, OsInfo, State
+from provision.node.state import NumaNode, OsInfo, State, encode
 from provision.node.step import Desired, Step
 
 
@@ -170,7 +170,7 @@ class TestDeepRecBuild:
         nodes = [NumaNode(0, 1, cpus=[0]), NumaNode(4, 1)]
         monkeypatch.setattr(numa, "observe_nodes", lambda _: nodes)
         desired = Desired(runtime_flavor="deeprec", **more)
-        args = {"desired": desired.to_dict(), "into": str(tmp_path / "build")}
+        args = {"desired": encode(desired), "into": str(tmp_path / "build")}
         return deeprec.make(System(), self.os_info, args)
 
     def test_commands(self, tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from provision.node import daxctl, pmem, tiering
 from provision.node.apply import apply
 from provision.node.command import NOT_FOUND, CommandError, Result, System
 from provision.node.observe import observe
-from provision.node.state import State
+from provision.node.state import State, decode, encode
 from provision.node.step import Desired, Part, Step
 
 GIB = 1 << 30
@@ -465,7 +465,7 @@ def look(host: Host, desired: Desired) -> tuple[State, Part]:
     """What is seen and what would be done."""
     state = observe(host, desired)
     # It came over the wire.
-    state = State.from_dict(state.to_dict())
+    state = decode(State, encode(state))
     return state, pmem.plan(state, desired)
 
 

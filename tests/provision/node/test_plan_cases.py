@@ -16,7 +16,7 @@ import pytest
 from provision.converge import assumed_state
 from provision.node import packages
 from provision.node.plan import Desired, make_plan
-from provision.node.state import Runtime, State
+from provision.node.state import Runtime, State, decode, encode
 from provision.node.step import Plan
 
 CASES = sorted(Path(__file__).parent.joinpath("cases").glob("*.json"))
@@ -40,13 +40,13 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def inputs(case: dict[str, Any]) -> tuple[State, Desired]:
-    desired = Desired.from_dict(
-        {"host": "h", "kind": case["base"], "runtime_venv": "/opt/v", **case["desired"]}
+    desired = decode(
+        Desired, {"host": "h", "kind": case["base"], "runtime_venv": "/opt/v", **case["desired"]}
     )
-    base = assumed_state.state(desired)._replace(assumed=False).to_dict()
+    base = encode(assumed_state.state(desired)._replace(assumed=False))
     for name, value in case.get("state", {}).items():
         base[name] = {**base[name], **value} if isinstance(value, dict) else value
-    state = State.from_dict(base)
+    state = decode(State, base)
     if case.get("ready", True):
         names = packages.needed(desired, state.os)
         state = state._replace(
@@ -89,11 +89,11 @@ def test_steps_of_each_case_file(path: Path) -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_planning_is_pure_and_travels(path: Path) -> None:
     state, desired = inputs(load(path))
-    before = json.dumps(state.to_dict(), sort_keys=True)
-    plan = make_plan(State.from_dict(json.loads(json.dumps(state.to_dict()))), desired)
+    before = json.dumps(encode(state), sort_keys=True)
+    plan = make_plan(decode(State, json.loads(json.dumps(encode(state)))), desired)
     assert plan == make_plan(state, desired)
-    assert json.dumps(state.to_dict(), sort_keys=True) == before
-    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert json.dumps(encode(state), sort_keys=True) == before
+    assert decode(Plan, json.loads(json.dumps(encode(plan)))) == plan
     assert len({step.id for step in plan.steps}) == len(plan.steps)
 
 
