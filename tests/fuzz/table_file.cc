@@ -3,7 +3,7 @@
 #include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/test_directory.h"
-#include "oe_runtime/core/table/row_format.h"
+#include "oe_runtime/core/spec/row_format.h"
 #include "tests/fuzz/targets.h"
 
 namespace oe {

@@ -10,7 +10,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/half.h"
 #include "oe_runtime/core/common/shard.h"
-#include "oe_runtime/core/table/row_format.h"
+#include "oe_runtime/core/spec/row_format.h"
 
 namespace oe {
 namespace {

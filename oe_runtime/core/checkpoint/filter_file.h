@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "oe_runtime/core/policy/admission.h"
-#include "oe_runtime/core/table/spec.h"
+#include "oe_runtime/core/spec/spec.h"
 
 namespace oe {
 

@@ -12,7 +12,7 @@
 
 #include "oe_runtime/core/common/file.h"
 #include "oe_runtime/core/common/shard.h"
-#include "oe_runtime/core/table/spec.h"
+#include "oe_runtime/core/spec/spec.h"
 
 namespace oe {
 

@@ -13,8 +13,8 @@
 #include "oe_runtime/core/common/unique.h"
 #include "oe_runtime/core/optimizer/optimizer_spec.h"
 #include "oe_runtime/core/policy/eviction.h"
+#include "oe_runtime/core/spec/row_format.h"
 #include "oe_runtime/core/table/gradients.h"
-#include "oe_runtime/core/table/row_format.h"
 #include "oe_runtime/core/wire/errors.h"
 
 namespace oe {

@@ -13,7 +13,7 @@
 
 #include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/common/unique.h"
-#include "oe_runtime/core/table/spec.h"
+#include "oe_runtime/core/spec/spec.h"
 
 namespace oe {
 

@@ -12,7 +12,7 @@
 
 #include "oe_runtime/core/client/exchange.h"
 #include "oe_runtime/core/common/thread_pool.h"
-#include "oe_runtime/core/table/spec.h"
+#include "oe_runtime/core/spec/spec.h"
 
 namespace oe {
 

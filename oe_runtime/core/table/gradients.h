@@ -7,7 +7,7 @@
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/common/executor.h"
 #include "oe_runtime/core/common/shard.h"
-#include "oe_runtime/core/table/spec.h"
+#include "oe_runtime/core/spec/spec.h"
 
 namespace oe {
 

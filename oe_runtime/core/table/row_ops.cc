@@ -148,16 +148,6 @@ class HalfRows final : public RowOps {
 
 }  // namespace
 
-RowFormat FormatOf(const TableSpec& spec) {
-  RowFormat format;
-  format.dtype = DtypeOf(spec);
-  format.dim = spec.dim;
-  format.state_values = ValuesOf(SlotsOf(Complete(spec.optimizer), spec.dim));
-  format.state_at = RoundUp(spec.dim * WeightBytes(format.dtype), ValueBytes(format.dtype));
-  format.facts_at = format.state_at + format.state_values * ValueBytes(format.dtype);
-  return format;
-}
-
 std::unique_ptr<const RowOps> RowOps::Create(const TableSpec& spec) {
   const RowFormat format = FormatOf(spec);
   switch (format.dtype) {

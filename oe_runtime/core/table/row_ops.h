@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "oe_runtime/core/common/shard.h"
-#include "oe_runtime/core/table/row_format.h"
+#include "oe_runtime/core/spec/row_format.h"
 
 namespace oe {
 

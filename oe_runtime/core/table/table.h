@@ -22,10 +22,10 @@
 #include "oe_runtime/core/common/shard.h"
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/policy/eviction.h"
+#include "oe_runtime/core/spec/spec.h"
 #include "oe_runtime/core/storage/row_cache.h"
 #include "oe_runtime/core/storage/row_log.h"
 #include "oe_runtime/core/storage/storage.h"
-#include "oe_runtime/core/table/spec.h"
 
 namespace oe {
 

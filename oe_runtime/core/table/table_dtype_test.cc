@@ -16,8 +16,8 @@
 #include "oe_runtime/core/common/half.h"
 #include "oe_runtime/core/common/test_directory.h"
 #include "oe_runtime/core/optimizer/optimizer.h"
+#include "oe_runtime/core/spec/row_format.h"
 #include "oe_runtime/core/storage/test_storage.h"
-#include "oe_runtime/core/table/row_format.h"
 #include "oe_runtime/core/table/table.h"
 
 namespace oe {

@@ -15,8 +15,8 @@
 #include "oe_runtime/core/checkpoint/table_chain.h"
 #include "oe_runtime/core/common/executor.h"
 #include "oe_runtime/core/common/shard.h"
+#include "oe_runtime/core/spec/spec.h"
 #include "oe_runtime/core/storage/row_map.h"
-#include "oe_runtime/core/table/spec.h"
 
 namespace oe {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "oe_runtime/core/common/dtype.h"
-#include "oe_runtime/core/table/spec.h"
+#include "oe_runtime/core/spec/spec.h"
 
 namespace oe {
 

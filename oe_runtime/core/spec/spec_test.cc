@@ -1,4 +1,4 @@
-#include "oe_runtime/core/table/spec.h"
+#include "oe_runtime/core/spec/spec.h"
 
 #include <gtest/gtest.h>
 
