@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kUuid = 0x0123456789abcdef;
 constexpr uint32_t kShards = 2;
 constexpr size_t kRowBytes = 8;
-constexpr size_t kBlockBytes = 256;
+constexpr size_t kPoolBlockBytes = 256;
 constexpr size_t kCopyBytes = 128;  // of each copy of the superblock: with two checkpoints
 // An input is a pool without the zeros between its parts: these, and the segment from its second page on.
 constexpr size_t kHeadBytes = 192;
@@ -34,7 +34,7 @@ PoolSpec Spec() {
   spec.row_bytes = kRowBytes;
   spec.shards = kShards;
   spec.shard_of = [](Key key) { return key < 1000 ? static_cast<uint32_t>(key % kShards) : kShards; };
-  spec.block_bytes = kBlockBytes;
+  spec.block_bytes = kPoolBlockBytes;
   spec.background = false;
   return spec;
 }
@@ -129,7 +129,7 @@ void FuzzPool(const uint8_t* data, size_t size) {
 
 std::vector<std::pair<std::string, std::string>> PoolSeeds() {
   std::vector<std::pair<std::string, std::string>> seeds;
-  const RowLayout layout = RowLayout::InPool(kPoolFormat, kRowBytes, kBlockBytes);
+  const RowLayout layout = RowLayout::InPool(kPoolFormat, kRowBytes, kPoolBlockBytes);
   const size_t bytes = SegmentBytes(2, layout.block_rows(), layout.block_bytes);
   SimulatedMedium medium(1);
   for (const std::string name : {"empty", "rows", "tombstone"}) {

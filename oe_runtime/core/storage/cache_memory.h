@@ -9,6 +9,26 @@
 
 namespace oe {
 
+// What caches did since they were made. A read is that of a row that exists.
+struct CacheStats {
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t rows = 0;   // that are cached
+  uint64_t bytes = 0;  // of DRAM
+  uint64_t evictions = 0;
+  uint64_t write_backs = 0;  // copies that were written to their slots
+
+  CacheStats& operator+=(const CacheStats& other) {
+    hits += other.hits;
+    misses += other.misses;
+    rows += other.rows;
+    bytes += other.bytes;
+    evictions += other.evictions;
+    write_backs += other.write_backs;
+    return *this;
+  }
+};
+
 // The DRAM for the caches (row_cache.h) of all tables of a server, never more than a limit. A caller gets
 // some while there is some. Then a cache that has less than its fair share (the limit by the number of
 // caches) is served by those that have more: these ask Owes() and give blocks back, which are kept for it.

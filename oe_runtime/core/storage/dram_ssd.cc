@@ -98,7 +98,7 @@ class DramSsd final : public Storage {
 
   bool is_pmem() const override { return false; }
 
-  std::unique_ptr<LogPool> NewLog(const PoolSpec& wanted, bool fresh, bool* opened) override {
+  std::unique_ptr<KeptRows> NewKeptRows(const PoolSpec& wanted, bool fresh, bool* opened) override {
     PoolSpec spec = wanted;
     spec.window = this->spec().kept_checkpoints;
     spec.cache = &cache_;

@@ -145,6 +145,12 @@ std::vector<CheckpointInfo> KeptRows::Checkpoints() const {
   return checkpoints;
 }
 
+CacheStats KeptRows::cache_stats() const {
+  CacheStats sum;
+  for (uint32_t i = 0; i < spec_.shards; ++i) sum += const_cast<KeptRows*>(this)->shard(i)->cache_stats();
+  return sum;
+}
+
 int64_t KeptRows::durable_at() const {
   const std::lock_guard<std::mutex> lock(queue_mutex_);
   return durable_at_;

@@ -12,10 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "oe_runtime/core/common/fair_shared_mutex.h"
 #include "oe_runtime/core/index/index.h"
+#include "oe_runtime/core/storage/block_device.h"
 #include "oe_runtime/core/storage/damage.h"
 #include "oe_runtime/core/storage/pool_format.h"
-#include "oe_runtime/core/storage/row_cache.h"
+#include "oe_runtime/core/storage/row_log.h"
 #include "oe_runtime/core/storage/slot_store.h"
 #include "oe_runtime/core/storage/storage.h"
 
@@ -44,6 +46,11 @@ struct PoolSpec {
   uint32_t format = kPoolFormat;
 
   bool led() const { return kind != "table"; }
+};
+
+struct LogPoolStats {
+  RowLogStats log;
+  BlockDeviceStats device;
 };
 
 // An epoch that a checkpoint closed, until it is durable.
@@ -96,10 +103,23 @@ class KeptRows {
   // All files go with this object, whatever checkpoints there are; at once, what makes them count.
   virtual void Remove() = 0;
 
+  // The rows of an internal shard. Recover() replaces them.
+  virtual RowStore* shard(uint32_t number) = 0;
+  // After a call that changed rows: the thread has work perhaps.
+  virtual void Poke() {}
+  // New rows were refused for lack of room (RowStore::RoomFor).
+  virtual void NoteRefused() noexcept {}
+  // Who moves rows outside of pushes, to frames or within a log, holds it shared; alone, who needs them to
+  // stay where they are. After the locks of a table and before those of the shards.
+  FairSharedMutex& moves_mutex() noexcept { return moves_mutex_; }
+
   // Of storage.
   virtual uint64_t bytes() const = 0;
+  virtual PoolRoom room() const = 0;
+  // What a log on a drive did; nullopt: there is none.
+  virtual std::optional<LogPoolStats> drive() const { return std::nullopt; }
   // Of the caches of all shards.
-  virtual CacheStats cache_stats() const = 0;
+  CacheStats cache_stats() const;
   const PoolSpec& spec() const { return spec_; }
 
  protected:
@@ -133,6 +153,7 @@ class KeptRows {
   mutable std::mutex queue_mutex_;
   std::string failure_;  // why there can be no more checkpoints
   bool remove_ = false;
+  FairSharedMutex moves_mutex_;
 
  private:
   void Run();

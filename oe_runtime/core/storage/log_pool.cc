@@ -85,7 +85,7 @@ CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<In
                                 const std::function<void()>& before) {
   WaitIdle();
   const std::unique_lock<FairSharedMutex> alone(moves_mutex_);
-  std::vector<Index*> former;
+  std::vector<std::unique_ptr<Index>> former;
   former.reserve(shards_.size());
   for (const auto& shard : shards_) former.push_back(shard->UseIndex(nullptr));
   const auto index_of = [&](Key key) {
@@ -100,7 +100,7 @@ CheckpointInfo LogPool::Recover(std::optional<uint64_t> id, const std::vector<In
   try {
     kept = log_->Recover(id, index_of, before);
   } catch (...) {  // everything is as it was
-    for (size_t i = 0; i < shards_.size(); ++i) (void)shards_[i]->UseIndex(former[i]);
+    for (size_t i = 0; i < shards_.size(); ++i) (void)shards_[i]->UseIndex(std::move(former[i]));
     try {
       throw;
     } catch (const std::bad_alloc&) {
@@ -134,12 +134,6 @@ PoolRoom LogPool::room() const {
   room.headroom = of_log.headroom;
   room.refused = refused_;
   return room;
-}
-
-CacheStats LogPool::cache_stats() const {
-  CacheStats sum;
-  for (const auto& shard : shards_) sum += shard->stats();
-  return sum;
 }
 
 }  // namespace oe

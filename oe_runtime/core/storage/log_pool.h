@@ -17,11 +17,6 @@
 
 namespace oe {
 
-struct LogPoolStats {
-  RowLogStats log;
-  BlockDeviceStats device;
-};
-
 // The rows of one table in a log on a drive (row_log.h), with a cache in DRAM for each internal shard
 // (log_store.h), and the thread that makes checkpoints durable, writes chunks and cleans.
 class LogPool final : public KeptRows {
@@ -37,29 +32,15 @@ class LogPool final : public KeptRows {
   LogPool(const LogPool&) = delete;
   LogPool& operator=(const LogPool&) = delete;
 
-  // The rows of an internal shard. Recover() replaces them.
-  LogStore* shard(uint32_t number) { return shards_[number].get(); }
-
-  // Before a call that changes rows, without any lock of a shard: room for so many appends. Throws
-  // StorageFull.
-  RowLog::Room Reserve(uint64_t appends, RowLog::Need need) { return log_->Reserve(appends, need); }
-  // After it: the thread has work perhaps.
-  void Poke();
-
-  // Who moves rows outside of pushes, to frames or within the log, holds it shared; alone, who needs them to
-  // stay where they are. After the locks of a table and before those of the shards.
-  FairSharedMutex& moves_mutex() { return moves_mutex_; }
-
+  LogStore* shard(uint32_t number) override { return shards_[number].get(); }
+  void Poke() override;
+  void NoteRefused() noexcept override { refused_.fetch_add(1, std::memory_order_relaxed); }
   CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                          const std::function<void()>& before) override;
   void Remove() override;
   uint64_t bytes() const override { return device_->size(); }
-  CacheStats cache_stats() const override;
-
-  // New rows were refused for lack of room.
-  void NoteRefused() noexcept { refused_.fetch_add(1, std::memory_order_relaxed); }
-  PoolRoom room() const;
-  LogPoolStats stats() const { return {log_->stats(), device_->stats()}; }
+  PoolRoom room() const override;
+  std::optional<LogPoolStats> drive() const override { return LogPoolStats{log_->stats(), device_->stats()}; }
   std::string description() const { return device_->description(); }
 
  private:
@@ -76,7 +57,6 @@ class LogPool final : public KeptRows {
   std::atomic<uint64_t> refused_{0};
   std::unique_ptr<RowLog> log_;
   std::vector<std::unique_ptr<LogStore>> shards_;
-  FairSharedMutex moves_mutex_;  // held while the thread works
 };
 
 }  // namespace oe

@@ -119,16 +119,6 @@ LogStore::~LogStore() {
   memory_->Leave();
 }
 
-Index* LogStore::UseIndex(Index* index) {
-  const std::unique_lock<FairSharedMutex> lock(mutex_);
-  return std::exchange(index_, index);
-}
-
-void LogStore::ForgetIndex(const Index* index) {
-  const std::unique_lock<FairSharedMutex> lock(mutex_);
-  if (index_ == index) index_ = nullptr;
-}
-
 // Frames.
 
 // One more block; `beyond` the memory of the cache if it has none.
@@ -182,8 +172,8 @@ bool LogStore::EvictOne() noexcept {
 
 // Of a frame that is not pinned: the row is in the log only. False: that has no room.
 bool LogStore::Evict(uint32_t at) noexcept {
-  if (index_ == nullptr || !WriteFrame(at)) return false;
-  index_->Set(frames_[at].key, frames_[at].slot);
+  if (!has_index() || !WriteFrame(at)) return false;
+  index().Set(frames_[at].key, frames_[at].slot);
   evictions_.fetch_add(1, std::memory_order_relaxed);
   Free(at);
   return true;
@@ -264,8 +254,11 @@ void LogStore::Erase(Key key, uint32_t number) noexcept {
   digest_ -= RowLog::KeyDigest(key);
 }
 
-void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
-                            const std::function<void(size_t)>& damaged) {
+void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers) {
+  OrStorageError([&] { TakeFrames(keys, n, numbers); });
+}
+
+void LogStore::TakeFrames(const Key* keys, size_t n, uint32_t* numbers) {
   // All that are there first, so that they stay when others come.
   struct Missing {
     size_t i;
@@ -296,15 +289,15 @@ void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
     for (size_t at = 0; at < missing.size(); ++at) {
       const size_t i = missing[at].i;
       uint32_t now = kNoRow;
-      index_->Find(&keys[i], 1, &now);  // the key may have come earlier in this batch
+      index().Find(&keys[i], 1, &now);  // the key may have come earlier in this batch
       if (now != kNoRow && (now & kCopyBit) == 0) {
         if (rows[at] == nullptr) {
-          damaged(i);
+          Quarantine(keys[i], now);
           continue;
         }
         EnsureFree();
-        Install(keys[i], now, rows[at]);
-        index_->Find(&keys[i], 1, &now);
+        Install(keys[i], now, rows[at], false);
+        index().Find(&keys[i], 1, &now);
         if ((now & kCopyBit) == 0) throw std::bad_alloc();
       }
       if (now == kNoRow) continue;
@@ -320,7 +313,102 @@ void LogStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers,
   }
 }
 
-// Many threads may do this at once, and the hand of the clock needs no more than a hint.
+void LogStore::Unpin(uint32_t* numbers, size_t n) noexcept {
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] != kNoRow) --frames_[numbers[i] % kCopyBit].pins;
+    numbers[i] = kNoRow;
+  }
+}
+
+void LogStore::NoteReads(const Key* /*keys*/, const uint32_t* numbers, size_t n) const noexcept {
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] == kNoRow) continue;
+    const bool hit = (numbers[i] & kCopyBit) != 0 && !NoteRead(numbers[i]);
+    hits += hit ? 1 : 0;
+    misses += hit ? 0 : 1;
+  }
+  hits_.fetch_add(hits, std::memory_order_relaxed);
+  misses_.fetch_add(misses, std::memory_order_relaxed);
+}
+
+void LogStore::Rows(const Key* keys, const uint32_t* numbers, size_t n, const std::byte** rows,
+                    LogReads* reads) const {
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] != kNoRow && reads != nullptr && (numbers[i] & kCopyBit) == 0) {
+      reads->Add(this, keys[i], numbers[i], &rows[i]);
+    } else {
+      rows[i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
+    }
+  }
+}
+
+void LogStore::ReadAhead(const Key* keys, const uint32_t* numbers, size_t n, LogReads* reads) const {
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] == kNoRow) continue;
+    if ((numbers[i] & kCopyBit) != 0) {
+      Keep(numbers[i]);
+    } else {
+      reads->Add(this, keys[i], numbers[i]);
+    }
+  }
+}
+
+// The log has the facts of all rows in DRAM.
+void LogStore::CopyFacts(const uint32_t* numbers, size_t n, size_t at, size_t words, uint32_t* facts,
+                         size_t stride) const {
+  for (size_t i = 0; i < n; ++i) {
+    if ((numbers[i] & kCopyBit) != 0) oe::Prefetch(row(numbers[i]) + at);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if ((numbers[i] & kCopyBit) != 0) {
+      RowStore::CopyFacts(&numbers[i], 1, at, words, facts + i * stride, stride);
+    } else {
+      log_->CopyFacts(&numbers[i], 1, facts + i * stride);
+    }
+  }
+}
+
+void LogStore::Changed(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] != kNoRow) changes_.ChangedKey(keys[i], size_);
+  }
+}
+
+void LogStore::CheckRow(Key key, uint32_t number) {
+  const bool in_frame = (number & kCopyBit) != 0;
+  const uint32_t slot = in_frame ? frames_[number % kCopyBit].slot : number;
+  if (slot == kNoRow) return;
+  LogReads reads;
+  reads.Add(this, key, slot);
+  reads.Start();
+  reads.Wait();
+  const int error = reads.entries().front().error;
+  if (error == 0) return;
+  if (!in_frame) {
+    reads.Require();
+    return Quarantine(key, number);
+  }
+  log_->RequireBadBlocks(error);
+  BeginChange(number % kCopyBit);  // to be written anew, as if it had changed
+  Report(Damage::Kind::kRepaired, key, slot);
+}
+
+void LogStore::Upkeep() noexcept {
+  try {
+    while (wants_shrink()) {
+      const RowLog::Room room =
+          log_->Reserve(uint64_t{layout().block_rows()} * blocks_at_once_, RowLog::Need::kWriteBack);
+      const std::unique_lock<FairSharedMutex> lock(mutex());
+      if (!Shrink()) return;
+    }
+  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): then they stay
+  }
+}
+
+// Notes a read; whether it is the first of a row that was read ahead, so that it would have missed it. Many
+// threads may do this at once, and the hand of the clock needs no more than a hint.
 bool LogStore::NoteRead(uint32_t number) const noexcept {
   auto* reads = const_cast<uint8_t*>(&frames_[number % kCopyBit].reads);
   const uint8_t before = __atomic_load_n(reads, __ATOMIC_RELAXED);
@@ -333,6 +421,7 @@ bool LogStore::NoteRead(uint32_t number) const noexcept {
   return is_first;
 }
 
+// The row is going to be read.
 void LogStore::Keep(uint32_t number) const noexcept {
   auto* reads = const_cast<uint8_t*>(&frames_[number % kCopyBit].reads);
   const uint8_t before = __atomic_load_n(reads, __ATOMIC_RELAXED);
@@ -346,9 +435,9 @@ size_t LogStore::MostReadAhead() const noexcept {
 }
 
 void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead) noexcept {
-  if (index_ == nullptr) return;
+  if (!has_index()) return;
   uint32_t now = kNoRow;
-  index_->Find(&key, 1, &now);
+  index().Find(&key, 1, &now);
   if (now != slot) return;
   try {
     EnsureFree();
@@ -365,10 +454,11 @@ void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead)
   frame.entries = true;
   frame.reads = ahead ? kReadAhead : kPulled;
   std::memcpy(content(at), row, row_bytes_);
-  index_->Set(key, at | kCopyBit);
+  index().Set(key, at | kCopyBit);
   rows_.fetch_add(1, std::memory_order_relaxed);
 }
 
+// Gives some blocks of frames back, with room to write back as many rows; false: it could not.
 bool LogStore::Shrink() noexcept {
   for (uint32_t i = 0; i < blocks_at_once_; ++i) {
     if (!ShrinkByBlock()) return i > 0;
@@ -399,14 +489,14 @@ bool LogStore::ShrinkByBlock() noexcept {
 }
 
 void LogStore::Relocate(Key key, uint32_t slot, const std::function<uint32_t()>& move) {
-  const std::unique_lock<FairSharedMutex> lock(mutex_);
-  if (index_ == nullptr) return;
+  const std::unique_lock<FairSharedMutex> lock(mutex());
+  if (!has_index()) return;
   uint32_t now = kNoRow;
-  index_->Find(&key, 1, &now);
+  index().Find(&key, 1, &now);
   const uint32_t moved = move();
   if (moved == kNoRow || now == kNoRow) return;
   if (now == slot) {
-    index_->Set(key, moved);
+    index().Set(key, moved);
   } else if ((now & kCopyBit) != 0 && frames_[now % kCopyBit].slot == slot) {
     frames_[now % kCopyBit].slot = moved;
   }
@@ -425,7 +515,7 @@ RowLog::Room LogStore::RoomToWriteBack() {
 
 bool LogStore::WriteBack(uint64_t epoch, size_t* position) {
   const RowLog::Room room = RoomToWriteBack();
-  const std::unique_lock<FairSharedMutex> lock(mutex_);
+  const std::unique_lock<FairSharedMutex> lock(mutex());
   for (size_t count = 0; *position < frames_.size(); ++*position) {
     const Frame& frame = frames_[*position];
     if (frame.dirty == 0 || frame.dirty > epoch) continue;
@@ -458,7 +548,7 @@ void LogStore::SetRows(uint64_t size, uint64_t digest) noexcept {
   rows_ = 0;
 }
 
-CacheStats LogStore::stats() const noexcept {
+CacheStats LogStore::cache_stats() const noexcept {
   CacheStats stats;
   stats.hits = hits_;
   stats.misses = misses_;

@@ -78,48 +78,35 @@ class LogStore final : public RowStore {
   LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage* damage);
   ~LogStore() override;
 
-  FairSharedMutex& mutex() noexcept { return mutex_; }
-  RowLog* log() const noexcept { return log_; }
+  RowLog* log() const noexcept override { return log_; }
   BlockDevice* device() const noexcept { return device_; }
-  // The index of the rows, or nullptr: none are moved now. Returns the one before. Takes mutex().
-  Index* UseIndex(Index* index);
-  // No longer this one.
-  void ForgetIndex(const Index* index);
 
   void Reserve() override;
   // The row is pinned.
   uint32_t Add(Key key) noexcept override;
-  void ReserveErase(uint32_t /*number*/) override {}
   void Erase(Key key, uint32_t number) noexcept override;
   uint64_t size() const noexcept override { return size_; }
-  LogStore* log_store() noexcept override { return this; }
+  RowLog::Room RoomFor(uint64_t appends, RowLog::Need need) override { return log_->Reserve(appends, need); }
 
-  // What the index says of n keys becomes frames that may be written, pinned until Unpin(): a pinned row
-  // stays in its frame. kNoRow stays; rows that cannot be read get it, and `damaged(i)` is called for them.
-  // Throws StorageFull and std::bad_alloc; then what is not kNoRow is pinned.
-  void MakeWritable(const Key* keys, size_t n, uint32_t* numbers, const std::function<void(size_t)>& damaged);
-  void Pin(uint32_t number) noexcept { ++frames_[number % kCopyBit].pins; }
-  void Unpin(uint32_t number) noexcept { --frames_[number % kCopyBit].pins; }
+  // What the index says of n keys becomes frames, pinned until Unpin(): a pinned row stays in its frame.
+  // Where it throws, what is not kNoRow is pinned.
+  void MakeWritable(const Key* keys, size_t n, uint32_t* numbers) override;
+  bool pins() const noexcept override { return true; }
+  void Pin(uint32_t number) noexcept override { ++frames_[number % kCopyBit].pins; }
+  void Unpin(uint32_t* numbers, size_t n) noexcept override;
 
-  // Notes a read; whether it is the first of a row that was read ahead, so that it would have missed it.
-  // Shared is enough.
-  bool NoteRead(uint32_t number) const noexcept;
-  // The row is going to be read. Shared is enough.
-  void Keep(uint32_t number) const noexcept;
-  void NoteReads(uint64_t hits, uint64_t misses) const noexcept {
-    hits_.fetch_add(hits, std::memory_order_relaxed);
-    misses_.fetch_add(misses, std::memory_order_relaxed);
-  }
+  void NoteReads(const Key* keys, const uint32_t* numbers, size_t n) const noexcept override;
+  void Rows(const Key* keys, const uint32_t* numbers, size_t n, const std::byte** rows,
+            LogReads* reads) const override;
+  void ReadAhead(const Key* keys, const uint32_t* numbers, size_t n, LogReads* reads) const override;
   // The most rows of a request that is still to come for which it may be read ahead: more would push out rows
   // of the requests before it, which are still needed.
-  size_t MostReadAhead() const noexcept;
-  // Takes a row that was read from `slot` into a frame, if that is still where it is.
-  void Install(Key key, uint32_t slot, const std::byte* row, bool ahead = false) noexcept;
-  // Whether there are more frames than the cache may have. Shrink() gives some blocks of them back, with room
-  // for MostShrunk() appends; false: it could not.
-  bool wants_shrink() const noexcept { return beyond_blocks_ > 0 || memory_->Owes(bytes_); }
-  uint64_t MostShrunk() const noexcept { return uint64_t{layout().block_rows()} * blocks_at_once_; }
-  bool Shrink() noexcept;
+  size_t MostReadAhead() const noexcept override;
+  void Install(Key key, uint32_t slot, const std::byte* row, bool ahead) noexcept override;
+  void CopyFacts(const uint32_t* numbers, size_t n, size_t at, size_t words, uint32_t* facts,
+                 size_t stride) const override;
+  // Gives frames back beyond what the cache may have, which many rows that were used at once had taken.
+  void Upkeep() noexcept override;
 
   // For the log: takes mutex().
   void Relocate(Key key, uint32_t slot, const std::function<uint32_t()>& move);
@@ -128,24 +115,24 @@ class LogStore final : public RowStore {
   static constexpr size_t kAtOnce = 256;
   bool WriteBack(uint64_t epoch, size_t* position);
 
-  // Where the content of a frame is in the log; kNoRow: nowhere.
-  uint32_t SlotOf(uint32_t number) const noexcept { return frames_[number % kCopyBit].slot; }
-  // That cannot be read, so the content is to be written anew, as if it had changed.
-  void Renew(uint32_t number) { BeginChange(number % kCopyBit); }
-
-  void Report(Damage::Kind kind, Key key, uint32_t slot) const noexcept;
-  // Before so many rows are given up.
-  void RequireFewDamaged(uint64_t more) const {
+  bool HasChanged(Key key, uint32_t /*number*/) const noexcept override { return changes_.HasKey(key); }
+  void CheckRow(Key key, uint32_t number) override;
+  // What is only in the log is checked when it is read.
+  void Prefetch(uint32_t number) const noexcept override {
+    if ((number & kCopyBit) != 0) PrefetchRow(number);
+  }
+  void Report(Damage::Kind kind, Key key, uint32_t slot) const noexcept override;
+  void RequireFewDamaged(uint64_t more) const override {
     if (damage_ != nullptr) damage_->RequireFew(more, size_);
   }
   // Whether a row was changed since the last checkpoint.
-  bool changed() const noexcept { return changed_; }
+  bool changed() const noexcept override { return changed_; }
   void CloseEpoch() noexcept { changed_ = false; }
   // Of the keys (RowLog::KeyDigest).
   uint64_t digest() const noexcept { return digest_; }
   // After a recovery: so many rows in the log, and no frames in use.
   void SetRows(uint64_t size, uint64_t digest) noexcept;
-  CacheStats stats() const noexcept;
+  CacheStats cache_stats() const noexcept override;
 
  private:
   struct Frame {
@@ -163,6 +150,12 @@ class LogStore final : public RowStore {
   static constexpr uint8_t kReadAhead = 5;  // it was read ahead, and by no pull so far
   // Frames that the hand passes at most before it takes the one of these that was read least.
   static constexpr size_t kMostPassed = 1024;
+  void Changed(const Key* keys, const uint32_t* numbers, size_t n) noexcept override;
+  void TakeFrames(const Key* keys, size_t n, uint32_t* numbers);
+  bool NoteRead(uint32_t number) const noexcept;
+  void Keep(uint32_t number) const noexcept;
+  bool wants_shrink() const noexcept { return beyond_blocks_ > 0 || memory_->Owes(bytes_); }
+  bool Shrink() noexcept;
   std::byte* content(uint32_t frame) const noexcept { return row(frame | kCopyBit); }
   // Of a block, beside its rows.
   size_t FrameBytes() const noexcept { return layout().block_rows() * sizeof(Frame); }
@@ -182,8 +175,6 @@ class LogStore final : public RowStore {
   Damage* const damage_;
   const size_t row_bytes_;
   const uint32_t blocks_at_once_;
-  FairSharedMutex mutex_;
-  Index* index_ = nullptr;
 
   uint64_t size_ = 0;
   uint64_t digest_ = 0;

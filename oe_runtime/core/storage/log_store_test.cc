@@ -59,17 +59,17 @@ class LogStoreTest : public testing::Test {
 
   // As a push does: the rows of some keys are made writable, and those without one anew.
   void Write(size_t begin) {
-    const RowLog::Room room = pool_->Reserve(2 * kAtOnce, RowLog::Need::kNewRows);
+    const RowLog::Room room = pool_->shard(0)->RoomFor(2 * kAtOnce, RowLog::Need::kNewRows);
     const std::unique_lock<FairSharedMutex> lock(rows_->mutex());
     std::vector<uint32_t> numbers(kAtOnce, kNoRow);
     try {
       rows_->FindOrAdd(&keys_[begin], kAtOnce, numbers.data(),
                        [](Key key, std::byte* row) { Fill(key, row); });
     } catch (...) {
-      rows_->Unpin(numbers.data(), numbers.size());
+      rows_->store().Unpin(numbers.data(), numbers.size());
       throw;
     }
-    rows_->Unpin(numbers.data(), numbers.size());
+    rows_->store().Unpin(numbers.data(), numbers.size());
   }
 
   // As a pull does: how many of all rows are as they were written. The others are damaged.
@@ -162,7 +162,7 @@ TEST_F(LogStoreTest, AReadErrorThatStaysIsAnErrorAndGivesUpNoRow) {
   device_->FailReads(block);
   size_t erased = 0;
   {
-    const RowLog::Room room = pool_->Reserve(2 * kAtOnce, RowLog::Need::kUpdates);
+    const RowLog::Room room = pool_->shard(0)->RoomFor(2 * kAtOnce, RowLog::Need::kUpdates);
     const std::unique_lock<FairSharedMutex> lock(rows_->mutex());
     for (const Key each : keys_) {
       if (OffsetOf(each) == block) erased += rows_->Erase(each) ? 1 : 0;

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
+#include <shared_mutex>
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
@@ -245,12 +247,18 @@ uint64_t Pool::RowsIn(uint64_t slots) const {
   return slots / sixteenths * 16 + slots % sixteenths * 16 / sixteenths;
 }
 
-CacheStats Pool::cache_stats() const {
-  CacheStats stats;
+PoolRoom Pool::room() const {
+  PoolRoom room;
+  uint64_t least = std::numeric_limits<uint64_t>::max() / spec_.shards;
   for (const auto& shard : shards_) {
-    if (shard->cache() != nullptr) stats += shard->cache()->stats();
+    const std::shared_lock<FairSharedMutex> lock(shard->mutex());
+    const PoolRoom of_shard = shard->room();
+    least = std::min(least, of_shard.headroom);
+    room += of_shard;
   }
-  return stats;
+  // New rows go to all shards alike, and are refused when one has no more room.
+  room.headroom = RowsIn(least * spec_.shards + slots_left());
+  return room;
 }
 
 void Pool::CloseRegions() noexcept {

@@ -55,8 +55,7 @@ class Pool final : public KeptRows {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // The rows of an internal shard. Recover() replaces them.
-  SlotStore* shard(uint32_t number) { return shards_[number].get(); }
+  SlotStore* shard(uint32_t number) override { return shards_[number].get(); }
 
   // As KeptRows has it. Where it throws, nothing has changed on the medium or in the shards.
   CheckpointInfo Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
@@ -74,7 +73,7 @@ class Pool final : public KeptRows {
   uint64_t slots_left() const;
   // New rows for which that many slots are enough: each takes its part of what is reserved with it.
   uint64_t RowsIn(uint64_t slots) const;
-  CacheStats cache_stats() const override;
+  PoolRoom room() const override;
 
   // For SlotStore: a block of free slots. Throws StorageError.
   SlotBlock TakeBlock();

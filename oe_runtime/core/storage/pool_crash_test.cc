@@ -326,7 +326,7 @@ class Subject {
           ASSERT_EQ(WordOf(found[at], d), Value(mine[at], expected->second, d)) << "key " << mine[at];
         }
       }
-      if (random_() % 4 != 0) maps_[i]->Upkeep();
+      if (random_() % 4 != 0) maps_[i]->store().Upkeep();
     }
     if (cache_) {
       ASSERT_LE(cache_->bytes(), cache_->limit());

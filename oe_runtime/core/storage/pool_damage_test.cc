@@ -166,7 +166,7 @@ class Subject {
         ASSERT_TRUE(Is(map_->row(number), key, expected->second)) << "key " << key << " was copied damaged";
       }
       rows_[key] = ++stamp_;
-      const auto copies = map_->LockCopies();
+      const auto copies = map_->store().LockCopies();
       Fill(map_->row(number), key, stamp_);
     }
   }
@@ -177,14 +177,14 @@ class Subject {
       const std::byte* row = nullptr;
       map_->Find(&key, 1, &row);
     }
-    map_->Upkeep();
+    map_->store().Upkeep();
     Forget();
   }
 
   void Scrub() {
     uint64_t position = 0;
     uint64_t rows = 0;
-    while (map_->Scrub(&position, &rows)) {
+    while (map_->store().Scrub(&position, &rows)) {
     }
     Forget();
     // All are right now, but for those that were not durable when they were flipped.
@@ -220,7 +220,7 @@ class Subject {
     for (size_t i = 0; i < found; ++i) {
       if (keys[i] != key) continue;
       SlotStore* slots = pool_->shard(0);
-      const uint32_t number = map_->PlaceOf(numbers[i]);
+      const uint32_t number = map_->store().PlaceOf(numbers[i]);
       if (slots->Writable(number)) return;
       if (flips_metadata_ && random_() % 3 == 0) {
         const auto* meta = reinterpret_cast<const std::byte*>(&slots->meta(number));

@@ -15,26 +15,6 @@ namespace oe {
 
 class SlotStore;
 
-// What caches did since they were made. A read is that of a row that exists.
-struct CacheStats {
-  uint64_t hits = 0;
-  uint64_t misses = 0;
-  uint64_t rows = 0;   // that are cached
-  uint64_t bytes = 0;  // of DRAM
-  uint64_t evictions = 0;
-  uint64_t write_backs = 0;  // copies that were written to their slots
-
-  CacheStats& operator+=(const CacheStats& other) {
-    hits += other.hits;
-    misses += other.misses;
-    rows += other.rows;
-    bytes += other.bytes;
-    evictions += other.evictions;
-    write_backs += other.write_backs;
-    return *this;
-  }
-};
-
 // Copies in DRAM of rows of one internal shard that are read often. Every row keeps its slot in the pool. The
 // index of the shard leads to the copy of a row that has one (numbers with kCopyBit), so a pull
 // reads a cached row as fast as a row in DRAM. Pulls only note their misses. Upkeep(), after the reply, takes
@@ -53,7 +33,7 @@ class RowCache {
   RowCache(const RowCache&) = delete;
   RowCache& operator=(const RowCache&) = delete;
 
-  static constexpr size_t kMostReads = 512;
+  static constexpr size_t kMostReads = RowStore::kMostReads;
   // Notes the reads of a pull: `numbers` of the rows of n <= kMostReads `keys`, kNoRow for none. With the
   // lock shared.
   void NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept;

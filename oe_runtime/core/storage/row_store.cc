@@ -1,6 +1,8 @@
 #include "oe_runtime/core/storage/row_store.h"
 
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "oe_runtime/core/common/error.h"
 
@@ -11,7 +13,7 @@ constexpr size_t kLine = 256;
 
 // Small, because every internal shard of every table holds a part of a block; large enough that the array of
 // blocks stays in the caches.
-constexpr size_t kBlockBytes = size_t{32} << 10;
+constexpr size_t kArenaBlockBytes = size_t{32} << 10;
 
 }  // namespace
 
@@ -58,8 +60,46 @@ RowLayout RowLayout::InPool(uint64_t format, size_t row_bytes, size_t block_byte
   return packed;
 }
 
+std::unique_ptr<Index> RowStore::UseIndex(std::unique_ptr<Index> index) noexcept {
+  const std::unique_lock<FairSharedMutex> lock(mutex_);
+  index_.swap(index);
+  return index;
+}
+
+void RowStore::Rows(const Key* /*keys*/, const uint32_t* numbers, size_t n, const std::byte** rows,
+                    LogReads* /*reads*/) const {
+  for (size_t i = 0; i < n; ++i) rows[i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
+}
+
+void RowStore::CopyFacts(const uint32_t* numbers, size_t n, size_t at, size_t words, uint32_t* facts,
+                         size_t stride) const {
+  for (size_t i = 0; i < n; ++i) oe::Prefetch(row(numbers[i]) + at);
+  for (size_t i = 0; i < n; ++i) {
+    std::memcpy(facts + i * stride, row(numbers[i]) + at, words * sizeof(uint32_t));
+  }
+}
+
+void RowStore::Changed(const Key* /*keys*/, const uint32_t* numbers, size_t n) noexcept {
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] != kNoRow) changes_.Changed(numbers[i]);
+  }
+}
+
+void RowStore::Forget(Key key, uint32_t number) noexcept {
+  Erase(key, number);
+  index_->Erase(key);
+  changes_.Erased(key, size());
+}
+
+void RowStore::Quarantine(Key key, uint32_t number) {
+  RequireFewDamaged(1);
+  OrStorageError([&] { ReserveQuarantine(); });
+  Forget(key, number);
+  Report(Damage::Kind::kQuarantined, key, number);
+}
+
 ArenaRows::ArenaRows(Arena* arena, size_t row_bytes)
-    : RowStore(RowLayout::Dense(row_bytes, kBlockBytes)), arena_(arena) {}
+    : RowStore(RowLayout::Dense(row_bytes, kArenaBlockBytes)), arena_(arena) {}
 
 void ArenaRows::Reserve() {
   if (free_ > 0 || (next_ >> layout().shift) < blocks()) return;

@@ -1,8 +1,11 @@
 #include "oe_runtime/core/storage/slot_store.h"
 
 #include <algorithm>
+#include <array>
+#include <bitset>
 #include <cstring>
-#include <limits>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
@@ -25,10 +28,10 @@ void ReserveOne(std::vector<T>* list) {
 }  // namespace
 
 void SlotStore::ReserveLists() {
-  ReserveOne(&changes_.written);
-  ReserveOne(&changes_.retired);
-  ReserveOne(&changes_.tombstones);
-  ReserveOne(&changes_.repaired);
+  ReserveOne(&epoch_changes_.written);
+  ReserveOne(&epoch_changes_.retired);
+  ReserveOne(&epoch_changes_.tombstones);
+  ReserveOne(&epoch_changes_.repaired);
 }
 
 void SlotStore::Reserve() {
@@ -118,12 +121,12 @@ void SlotStore::TakeBlock() {
         "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
   }
   const SlotBlock block = pool_->TakeBlock();
-  ReserveOne(&changes_.blocks);
+  ReserveOne(&epoch_changes_.blocks);
   // The thread that makes checkpoints durable finds the slots of copies in the same list.
   std::unique_lock<std::mutex> lock;
   if (cache_) lock = std::unique_lock<std::mutex>(cache_->mutex());
   (void)Adopt(block);
-  changes_.blocks.push_back(block);
+  epoch_changes_.blocks.push_back(block);
   ++fresh_blocks_;
 }
 
@@ -187,8 +190,8 @@ void SlotStore::ReserveQuarantine() {
 
 void SlotStore::ReserveTombstoneLists() {
   ReserveOne(&dropped_);
-  const size_t tombstones = changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
-  if (tombstones > changes_.tombstones.capacity()) changes_.tombstones.reserve(2 * tombstones);
+  const size_t tombstones = epoch_changes_.tombstones.size() + dropped_.size() + 1;  // at Close()
+  if (tombstones > epoch_changes_.tombstones.capacity()) epoch_changes_.tombstones.reserve(2 * tombstones);
 }
 
 uint32_t SlotStore::Take(Key key, bool added) noexcept {
@@ -200,10 +203,10 @@ uint32_t SlotStore::Take(Key key, bool added) noexcept {
     number = free_.back();
     free_.pop_back();
     writable_[0].Set(number, epoch_);
-    changes_.written.push_back(number);
+    epoch_changes_.written.push_back(number);
     if (free_.size() >= kAhead) {
       const uint32_t next = free_[free_.size() - kAhead];
-      Prefetch(&metas_[next >> layout().shift][next & mask()]);
+      oe::Prefetch(&metas_[next >> layout().shift][next & mask()]);
       PrefetchRow(next);
     }
   }
@@ -228,7 +231,7 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
         if (!RepairMeta(key, frame.slot, row(number))) pool_->Suspect();
         Report(Damage::Kind::kRepaired, key, frame.slot);
       }
-      changes_.retired.push_back(frame.slot);
+      epoch_changes_.retired.push_back(frame.slot);
       frame.slot = Take(key, false);
       ++copied_now_;
     }
@@ -238,13 +241,13 @@ uint32_t SlotStore::Replace(Key key, uint32_t number) noexcept {
   }
   const uint32_t copy = Take(key, false);
   std::memcpy(row(copy), row(number), layout().row_bytes);
-  changes_.retired.push_back(number);
+  epoch_changes_.retired.push_back(number);
   ++copied_now_;
   return copy;
 }
 
 bool SlotStore::Intact(Key key, uint32_t number) const noexcept {
-  return Writable(number) || Fits(key, number, row(number));
+  return (number & kCopyBit) != 0 || Writable(number) || Fits(key, number, row(number));
 }
 
 // Whether the metadata of a slot of a closed epoch is that of a row of `key` with this content.
@@ -258,6 +261,115 @@ bool SlotStore::Fits(Key key, uint32_t number, const std::byte* content) const n
   return of.key == key && state != 0 && state == SlotState(EpochOf(state), key, content, layout().row_bytes);
 }
 
+void SlotStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers) {
+  std::array<uint32_t, kAtOnce> old;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] != kNoRow) PrefetchWritable(numbers[i]);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] == kNoRow || Writable(numbers[i])) continue;
+    Prefetch(numbers[i]);
+    old[count++] = static_cast<uint32_t>(i);
+  }
+  std::bitset<256> replaced;  // of numbers, by their lowest bits
+  for (size_t at = 0; at < count; ++at) {
+    const uint32_t i = old[at];
+    const uint32_t number = numbers[i];
+    if (replaced[number % replaced.size()]) {  // the key may have come earlier in this batch
+      index().Find(&keys[i], 1, &numbers[i]);
+      if (numbers[i] == kNoRow || Writable(numbers[i])) continue;
+    }
+    replaced.set(number % replaced.size());
+    OrStorageError([&] { ReserveCopy(); });
+    if (!Intact(keys[i], number) && !RepairSlot(keys[i], number)) {
+      Quarantine(keys[i], number);
+      numbers[i] = kNoRow;
+      continue;
+    }
+    numbers[i] = Replace(keys[i], number);
+    if (numbers[i] != number) index().Set(keys[i], numbers[i]);
+  }
+}
+
+void SlotStore::FindAgain(const Key* keys, size_t n, uint32_t* numbers) noexcept {
+  std::array<uint32_t, kAtOnce> now{};
+  for (size_t begin = 0; begin < n; begin += kAtOnce) {
+    const size_t size = std::min(kAtOnce, n - begin);
+    index().Find(keys + begin, size, now.data());
+    for (size_t i = 0; i < size; ++i) {
+      uint32_t& number = numbers[begin + i];
+      if (number != kNoRow) number = Writable(now[i]) ? now[i] : Replace(keys[begin + i], now[i]);
+    }
+    NoteChanged(keys + begin, numbers + begin, size);
+  }
+}
+
+void SlotStore::Changed(const Key* /*keys*/, const uint32_t* numbers, size_t n) noexcept {
+  for (size_t i = 0; i < n; ++i) {
+    if (numbers[i] != kNoRow) changes_.Changed(PlaceOf(numbers[i]));
+  }
+}
+
+void SlotStore::Upkeep() noexcept {
+  while (cache_ && cache_->wants_upkeep()) {
+    const std::unique_lock<FairSharedMutex> lock(mutex());
+    cache_->Upkeep(&index());
+    for (const Key key : cache_->TakeDamaged()) CheckQuietly(key);
+  }
+}
+
+bool SlotStore::Scrub(uint64_t* position, uint64_t* rows) noexcept {
+  std::array<Key, kAtOnce> keys{};
+  std::array<uint32_t, kAtOnce> numbers{};
+  size_t damaged = 0;
+  {
+    const std::shared_lock<FairSharedMutex> lock(mutex());
+    *rows = index().Scan(position, kAtOnce, keys.data(), numbers.data());
+    for (size_t i = 0; i < *rows; ++i) {
+      numbers[i] = PlaceOf(numbers[i]);
+      Prefetch(numbers[i]);
+    }
+    for (size_t i = 0; i < *rows; ++i) {
+      if (!Intact(keys[i], numbers[i])) keys[damaged++] = keys[i];
+    }
+  }
+  if (damaged > 0) {
+    const std::unique_lock<FairSharedMutex> lock(mutex());
+    for (size_t i = 0; i < damaged; ++i) CheckQuietly(keys[i]);
+  }
+  return *rows > 0;
+}
+
+// Where the storage has no room to write down what is wrong, the row stays, to be found again.
+void SlotStore::CheckQuietly(Key key) noexcept {
+  try {
+    uint32_t number = kNoRow;
+    index().Find(&key, 1, &number);
+    if (number != kNoRow) CheckRow(key, number);
+  } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): see above
+  }
+}
+
+void SlotStore::CheckRow(Key key, uint32_t number) {
+  const uint32_t slot = PlaceOf(number);
+  if (Intact(key, slot)) return;
+  OrStorageError([&] { ReserveCopy(); });
+  if (RepairSlot(key, slot)) return;
+  if ((number & kCopyBit) == 0) return Quarantine(key, number);
+  (void)Replace(key, number);  // its copy is right
+  if (changes_.Has(slot)) NoteChanged(&key, &number, 1);
+  Report(Damage::Kind::kRepaired, key, slot);
+}
+
+// Repairs a slot that is not intact in its key or in one bit of its state. ReserveCopy() must have come
+// before.
+bool SlotStore::RepairSlot(Key key, uint32_t number) noexcept {
+  if (!RepairMeta(key, number, row(number))) return false;
+  Report(Damage::Kind::kRepaired, key, number);
+  return true;
+}
+
 bool SlotStore::RepairMeta(Key key, uint32_t number, const std::byte* content) noexcept {
   SlotMeta& of = metas_[number >> layout().shift][number & mask()];
   const uint64_t wrong = of.state;
@@ -265,7 +377,7 @@ bool SlotStore::RepairMeta(Key key, uint32_t number, const std::byte* content) n
   for (int bit = -1; bit < 64; ++bit) {
     const uint64_t state = bit < 0 ? wrong : wrong ^ uint64_t{1} << bit;
     if (state == 0 || state != SlotState(EpochOf(state), key, content, layout().row_bytes)) continue;
-    changes_.repaired.push_back(number);
+    epoch_changes_.repaired.push_back(number);
     of.key = key;
     __atomic_store_n(&of.state, state, __ATOMIC_RELEASE);
     return true;
@@ -294,20 +406,20 @@ void SlotStore::Erase(Key key, uint32_t number) noexcept {
     return;
   }
   if (Writable(number)) {
-    changes_.tombstones.push_back(number);  // itself; the key may have older slots
+    epoch_changes_.tombstones.push_back(number);  // itself; the key may have older slots
     return;
   }
   // A damaged row may go, but what checkpoints have of it is in its metadata.
   if (!Fits(key, number, content) && !RepairMeta(key, number, content)) pool_->Suspect();
-  changes_.tombstones.push_back(Take(key, false));
-  changes_.retired.push_back(number);
+  epoch_changes_.tombstones.push_back(Take(key, false));
+  epoch_changes_.retired.push_back(number);
 }
 
 SlotStore::Changes SlotStore::Close() noexcept {
   const std::lock_guard<std::mutex> lock(given_mutex_);  // against room()
   ++epoch_;
   // Their slots were written, so they must be something: tombstones of keys that they may hide nothing of.
-  changes_.tombstones.insert(changes_.tombstones.end(), dropped_.begin(), dropped_.end());
+  epoch_changes_.tombstones.insert(epoch_changes_.tombstones.end(), dropped_.begin(), dropped_.end());
   dropped_.clear();
   evicted_ = std::max(EvictedNow(), evicted_ / 2);
   if (changed()) {
@@ -317,7 +429,7 @@ SlotStore::Changes SlotStore::Close() noexcept {
   opened_size_ = size_;
   copied_now_ = 0;
   limit_ = 0;
-  return std::exchange(changes_, Changes{});
+  return std::exchange(epoch_changes_, Changes{});
 }
 
 }  // namespace oe

@@ -74,9 +74,26 @@ class SlotStore final : public RowStore {
   void Reserve() override;
   uint32_t Add(Key key) noexcept override;
   uint64_t size() const noexcept override { return size_; }
-  SlotStore* slots() noexcept override { return this; }
   // nullptr: there is none.
   RowCache* cache() const noexcept { return cache_.get(); }
+
+  // Replaces rows of earlier epochs by copies. A damaged row has none, which would have a right checksum: its
+  // key gets kNoRow.
+  void MakeWritable(const Key* keys, size_t n, uint32_t* numbers) override;
+  uint64_t moves() const noexcept override { return cache_ ? cache_->moves() : 0; }
+  void FindAgain(const Key* keys, size_t n, uint32_t* numbers) noexcept override;
+  std::unique_lock<std::mutex> LockCopies() override {
+    return cache_ ? std::unique_lock(cache_->mutex()) : std::unique_lock<std::mutex>();
+  }
+  bool counts_reads() const noexcept override { return cache_ != nullptr; }
+  void NoteReads(const Key* keys, const uint32_t* numbers, size_t n) const noexcept override {
+    if (cache_) cache_->NoteReads(keys, numbers, n);
+  }
+  void Upkeep() noexcept override;
+  CacheStats cache_stats() const noexcept override { return cache_ ? cache_->stats() : CacheStats{}; }
+  uint32_t PlaceOf(uint32_t number) const noexcept override {
+    return (number & kCopyBit) != 0 ? cache_->frame(number).slot : number;
+  }
 
   // Whether the row belongs to the open epoch and so may be written. Numbers of copies count as rows here, in
   // Replace() and in Erase().
@@ -87,17 +104,19 @@ class SlotStore final : public RowStore {
     writable_[number / kCopyBit].Fetch(number % kCopyBit);
   }
   // The number of a slot.
-  void PrefetchMeta(uint32_t number) const noexcept { Prefetch(&meta(number)); }
+  void PrefetchMeta(uint32_t number) const noexcept { oe::Prefetch(&meta(number)); }
   // Whether the slot of `key` is as it was written, by its checksum. A slot has none while its epoch is
-  // open or not durable yet: that counts as intact. Numbers of slots; with the shard's lock, shared is
+  // open or not durable yet: that counts as intact, and so do copies. With the shard's lock, shared is
   // enough.
-  bool Intact(Key key, uint32_t number) const noexcept;
-  // Repairs a slot that is not intact in its key or in one bit of its state. Call ReserveCopy() before.
-  bool RepairMeta(Key key, uint32_t number) noexcept { return RepairMeta(key, number, row(number)); }
-  // Counts and logs what was done about a damaged slot.
-  void Report(Damage::Kind kind, Key key, uint32_t number) const noexcept;
-  // Before so many rows are given up.
-  void RequireFewDamaged(uint64_t more) const;
+  bool Intact(Key key, uint32_t number) const noexcept override;
+  void CheckRow(Key key, uint32_t number) override;
+  bool Scrub(uint64_t* position, uint64_t* rows) noexcept override;
+  void Prefetch(uint32_t number) const noexcept override {
+    PrefetchRow(number);
+    if ((number & kCopyBit) == 0) PrefetchMeta(number);
+  }
+  void Report(Damage::Kind kind, Key key, uint32_t number) const noexcept override;
+  void RequireFewDamaged(uint64_t more) const override;
   // Makes room for a copy; throws StorageError when there is no slot at all. Replace() then does not throw.
   void ReserveCopy();
   // The number of a writable copy of the row of `key`, which was not writable. ReserveCopy() must have come
@@ -108,7 +127,7 @@ class SlotStore final : public RowStore {
   // the next row takes its slot.
   void ReserveErase(uint32_t number) override;
   // The same for a row of an earlier epoch that is damaged.
-  void ReserveQuarantine();
+  void ReserveQuarantine() override;
   void Erase(Key key, uint32_t number) noexcept override;
 
   // What happened in an epoch. Numbers of slots.
@@ -120,7 +139,9 @@ class SlotStore final : public RowStore {
     std::vector<uint32_t> repaired;    // of earlier epochs, whose metadata was wrong
   };
   // Whether anything happened in the open epoch.
-  bool changed() const noexcept { return !changes_.written.empty() || !changes_.retired.empty(); }
+  bool changed() const noexcept override {
+    return !epoch_changes_.written.empty() || !epoch_changes_.retired.empty();
+  }
   // Ends the open epoch and begins the next one.
   Changes Close() noexcept;
 
@@ -159,12 +180,16 @@ class SlotStore final : public RowStore {
   PoolRoom room() const;
 
  private:
+  static constexpr size_t kAtOnce = 64;
+  void Changed(const Key* keys, const uint32_t* numbers, size_t n) noexcept override;
   bool Fits(Key key, uint32_t number, const std::byte* content) const noexcept;
+  bool RepairSlot(Key key, uint32_t number) noexcept;
+  void CheckQuietly(Key key) noexcept;
   bool RepairMeta(Key key, uint32_t number, const std::byte* content) noexcept;
   uint64_t slot_count() const noexcept { return uint64_t{blocks()} << layout().shift; }
   // Slots that were taken in the open epoch and come back later.
   uint64_t ChangedNow() const noexcept {
-    const uint64_t taken = changes_.written.size() + opened_size_;
+    const uint64_t taken = epoch_changes_.written.size() + opened_size_;
     return taken > size_ ? taken - size_ : 0;
   }
   uint64_t EvictedNow() const noexcept {
@@ -206,7 +231,7 @@ class SlotStore final : public RowStore {
   std::vector<uint32_t> free_;
   uint64_t fresh_blocks_ = 0;      // the last ones, whose slots are free and not in that list yet
   std::vector<uint32_t> dropped_;  // of rows that were added and erased in the open epoch; written, too
-  Changes changes_;
+  Changes epoch_changes_;
 
   const std::unique_ptr<RowCache> cache_;
 

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
-#include "oe_runtime/core/storage/log_pool.h"
 #include "oe_runtime/core/storage/pool.h"
 
 namespace oe {
@@ -128,9 +127,8 @@ std::unique_ptr<Pool> Storage::NewPool(const PoolSpec& /*spec*/, bool /*fresh*/,
   return nullptr;
 }
 
-std::unique_ptr<LogPool> Storage::NewLog(const PoolSpec& /*spec*/, bool /*fresh*/, bool* opened) {
-  *opened = false;
-  return nullptr;
+std::unique_ptr<KeptRows> Storage::NewKeptRows(const PoolSpec& spec, bool fresh, bool* opened) {
+  return NewPool(spec, fresh, opened);
 }
 
 uint64_t Storage::DropUnopened(const std::string& /*job*/, const std::optional<std::string>& /*table*/) {

@@ -12,7 +12,7 @@
 
 namespace oe {
 
-class LogPool;
+class KeptRows;
 class Pool;
 class StorageFull;
 struct PoolSpec;
@@ -76,8 +76,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // naming the file and the field. The storage must outlive the pool.
   virtual std::unique_ptr<Pool> NewPool(const PoolSpec& spec, bool fresh, bool* opened);
 
-  // The same of a log, if this storage holds its tables in logs; LogPool::Recover() must follow if *opened.
-  virtual std::unique_ptr<LogPool> NewLog(const PoolSpec& spec, bool fresh, bool* opened);
+  // The same of whatever keeps a table's rows here, pool or log.
+  virtual std::unique_ptr<KeptRows> NewKeptRows(const PoolSpec& spec, bool fresh, bool* opened);
 
   // Removes what a recovering storage still holds of the tables of a job that nobody has opened: of all, or
   // of the one of that name. How many pools of rows. Throws StorageError.

@@ -11,7 +11,8 @@
 
 #include "oe_runtime/core/common/prefetch.h"
 #include "oe_runtime/core/policy/admission.h"
-#include "oe_runtime/core/storage/log_pool.h"
+#include "oe_runtime/core/storage/kept_rows.h"
+#include "oe_runtime/core/storage/log_store.h"
 #include "oe_runtime/core/storage/pool.h"
 #include "oe_runtime/core/storage/row_map.h"
 #include "oe_runtime/core/table/table.h"
@@ -26,15 +27,10 @@ inline bool IsArray(const TableSpec& spec) { return spec.index == "array"; }
 
 // The rows, exchanged as a whole by Restore.
 struct Table::Content {
-  ~Content() {
-    if (log) log->WaitIdle();  // its checkpoints need the shards
-  }
-
-  // The arena, the pool or the log holds the rows; before the shards, which point to it.
+  // What holds the rows, before the shards, which point to it: an arena, or storage that keeps checkpoints.
   std::unique_ptr<Arena> arena;
-  std::unique_ptr<Pool> counts;  // of the filter; led by the pool or the log
-  std::unique_ptr<LogPool> log;
-  std::unique_ptr<Pool> pool;
+  std::unique_ptr<Pool> counts;  // of the filter; led by the rows
+  std::unique_ptr<KeptRows> kept;
   std::array<std::unique_ptr<RowStore>, kShards> stores;  // of the arena
   std::array<std::unique_ptr<RowMap>, kShards> shards;
   std::unique_ptr<AdmissionFilter> filter;  // if there is admission; its parts are under the shards' locks
@@ -52,9 +48,9 @@ struct Table::Content {
   std::array<Swept, kShards> swept{};  // of sweeps, which keep pushes away
   bool loaded = false;                 // from files or a checkpoint: the age of its counts is not known
   std::atomic<uint64_t> version{0};
-  bool opened = false;  // the pool was there already
-  // The pool or the log, if there is one: what keeps checkpoints.
-  KeptRows* kept() const { return pool ? static_cast<KeptRows*>(pool.get()) : log.get(); }
+  bool opened = false;  // the rows were there already
+  // That of one shard, to ask what is the same for all.
+  RowStore& store() const { return shards[0]->store(); }
 
   // The checksum of the file that had this content when the shards' changes were empty.
   std::optional<uint64_t> saved;
@@ -92,7 +88,7 @@ struct Table::Plan {
   }
 };
 
-// Unpins the rows of a call when it ends, by numbers that are kNoRow until then (RowMap::Unpin).
+// Unpins the rows of a call when it ends, by numbers that are kNoRow until then (RowStore::Unpin).
 struct Table::Pins {
   const Plan& plan;
   const Content& content;
@@ -104,12 +100,12 @@ struct Table::Pins {
   Pins(const Pins&) = delete;
   Pins& operator=(const Pins&) = delete;
   ~Pins() {
-    for (size_t shard = 0; content.log && shard < kShards; ++shard) {
+    for (size_t shard = 0; content.store().pins() && shard < kShards; ++shard) {
       uint32_t* const begin = numbers + plan.begin[shard];
       uint32_t* const end = numbers + plan.begin[shard + 1];
       if (std::all_of(begin, end, [](uint32_t number) { return number == kNoRow; })) continue;
       const std::unique_lock<FairSharedMutex> lock(content.shards[shard]->mutex());
-      content.shards[shard]->Unpin(begin, static_cast<size_t>(end - begin));
+      content.shards[shard]->store().Unpin(begin, static_cast<size_t>(end - begin));
     }
   }
 };

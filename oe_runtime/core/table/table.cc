@@ -155,7 +155,7 @@ Table::Table(TableSpec spec, std::shared_ptr<Storage> storage, ShardInfo shard, 
       damage_(NewDamage()),
       evicted_(spec_.eviction.size()),
       content_(NewContent(false)) {
-  if (content_->kept() != nullptr && content_->opened) RecoverContent(std::nullopt);
+  if (content_->kept != nullptr && content_->opened) RecoverContent(std::nullopt);
 }
 
 Table::~Table() = default;
@@ -216,19 +216,11 @@ std::unique_ptr<Table::Content> Table::NewContent(bool fresh) const {
   auto content = std::make_unique<Content>();
   std::array<std::unique_ptr<Index>, kShards> indexes;
   for (uint32_t i = 0; i < kShards; ++i) indexes[i] = NewIndex(i);
-  content->pool = storage_->NewPool(NewPoolSpec(), fresh, &content->opened);
-  if (!content->pool) content->log = storage_->NewLog(NewPoolSpec(), fresh, &content->opened);
-  if (content->kept() == nullptr) content->arena = storage_->NewArena(spec_.name);
+  content->kept = storage_->NewKeptRows(NewPoolSpec(), fresh, &content->opened);
+  if (!content->kept) content->arena = storage_->NewArena(spec_.name);
   for (uint32_t i = 0; i < kShards; ++i) {
-    RowStore* store = nullptr;
-    if (content->pool) {
-      store = content->pool->shard(i);
-    } else if (content->log) {
-      store = content->log->shard(i);
-    } else {
-      content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), kept_bytes_);
-      store = content->stores[i].get();
-    }
+    if (!content->kept) content->stores[i] = std::make_unique<ArenaRows>(content->arena.get(), kept_bytes_);
+    RowStore* const store = content->kept ? content->kept->shard(i) : content->stores[i].get();
     content->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
   }
   NewFilter(content.get(), fresh);
@@ -323,7 +315,7 @@ void Table::Pull(const Key* keys, size_t n, void* out, Executor* executor, Lock 
 size_t Table::PullPiece(const Key* keys, size_t n, std::byte* out) const {
   // Read-only clients send ids without deduplication, mostly of few keys: each key is looked up once. With a
   // cache each id is, since the cache counts reads.
-  const bool once = !content_->shards[0]->counts_reads() && RepeatMuch(keys, n);
+  const bool once = !content_->store().counts_reads() && RepeatMuch(keys, n);
   Piece piece;
   const size_t good = OrderByShard(keys, n, once, [this](Key key) { return InternalShard(key); }, &piece);
   if (good < n) return good;
@@ -351,7 +343,7 @@ void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wa
   size_t at = 0;  // in plan.keys
   for (uint32_t shard = 0; shard < kShards && wanted();) {
     const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
-    if (!content_lock || !content_->log) return;
+    if (!content_lock || !content_->store().pins()) return;
     SharedLocks locks;
     LogReads reads;
     const uint32_t first = shard;
@@ -364,7 +356,7 @@ void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wa
         if (!locks[shard].owns_lock()) break;
       }
       const size_t left = plan.begin[shard + 1] - at;
-      if (left == 0 || plan.begin[shard + 1] - plan.begin[shard] > map.log()->MostReadAhead()) {
+      if (left == 0 || plan.begin[shard + 1] - plan.begin[shard] > map.store().MostReadAhead()) {
         at = plan.begin[++shard];
         continue;
       }
@@ -381,11 +373,11 @@ void Table::ReadAhead(const Key* keys, size_t n, const std::function<bool()>& wa
 // Those that cannot be read are looked after. Without a lock of a shard. False: not now.
 bool Table::TakeIn(const LogReads& reads, bool ahead) const {
   const std::vector<LogReads::Entry>& entries = reads.entries();
-  const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
+  const std::shared_lock<FairSharedMutex> moves_lock(content_->kept->moves_mutex(), std::try_to_lock);
   if (!moves_lock) return false;  // a save needs rows to stay where they are
   RowLog::Room room;
   try {
-    room = content_->log->Reserve(2 * entries.size(), RowLog::Need::kWriteBack);
+    room = content_->store().RoomFor(2 * entries.size(), RowLog::Need::kWriteBack);
   } catch (const StorageError&) {
     return false;  // the push says it
   }
@@ -396,14 +388,14 @@ bool Table::TakeIn(const LogReads& reads, bool ahead) const {
     for (; begin < entries.size() && content_->shards[InternalShard(entries[begin].key)].get() == &map;
          ++begin) {
       if (entries[begin].error == 0) {
-        map.log()->Install(entries[begin].key, entries[begin].slot, reads.content(begin), ahead);
+        map.store().Install(entries[begin].key, entries[begin].slot, reads.content(begin), ahead);
       } else {
         damaged.push_back(entries[begin].key);
       }
     }
   }
   CheckRows(damaged);
-  content_->log->Poke();
+  content_->kept->Poke();
   return true;
 }
 
@@ -415,7 +407,7 @@ void Table::CheckRows(const std::vector<Key>& keys) const {
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) return;
   try {
-    const RowLog::Room room = content_->log->Reserve(2 * keys.size(), RowLog::Need::kWriteBack);
+    const RowLog::Room room = content_->store().RoomFor(2 * keys.size(), RowLog::Need::kWriteBack);
     for (const Key key : keys) {
       RowMap& map = *content_->shards[InternalShard(key)];
       const std::unique_lock<FairSharedMutex> lock(map.mutex());
@@ -433,10 +425,9 @@ void Table::CheckRows(const std::vector<Key>& keys) const {
 // Room for so many appends to the log, if there is one, for a call on these keys. Without a lock of a shard.
 // `adds`: keys without rows get some; where that has no room, there may be for those that have.
 RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
-  LogPool* const log = content_->log.get();
-  if (log == nullptr) return {};
+  RowStore& store = content_->store();
   try {
-    if (adds) return log->Reserve(appends, RowLog::Need::kNewRows);
+    if (adds) return store.RoomFor(appends, RowLog::Need::kNewRows);
   } catch (const StorageFull& full) {
     bool added = false;
     plan.ForEachShard(nullptr, [&](size_t begin, size_t end, size_t shard) {
@@ -446,16 +437,16 @@ RowLog::Room Table::RoomFor(const Plan& plan, size_t appends, bool adds) const {
       added = added || (map.size() < most_rows_[shard] && !map.HasAll(&plan.keys[begin], end - begin));
     });
     if (added) {
-      log->NoteRefused();
+      content_->kept->NoteRefused();
       throw NoNewRows(full, spec_.name, storage_->spec().kept_checkpoints);
     }
   }
   try {
-    return log->Reserve(appends, RowLog::Need::kUpdates);
+    return store.RoomFor(appends, RowLog::Need::kUpdates);
   } catch (const StorageFull&) {
-    log->WaitIdle();  // a checkpoint that is being made durable gives room back
+    content_->kept->WaitIdle();  // a checkpoint that is being made durable gives room back
   }
-  return log->Reserve(appends, RowLog::Need::kUpdates);
+  return store.RoomFor(appends, RowLog::Need::kUpdates);
 }
 
 void Table::CheckGradients(const Key* keys, size_t n, const void* grads, Executor* executor) const {
@@ -518,9 +509,9 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   // nothing that anyone can see in a pull, but for rows that were evicted.
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
-    map.Upkeep();  // what nobody has done since the last pull
+    map.store().Upkeep();  // what nobody has done since the last pull
     const std::unique_lock<FairSharedMutex> lock(map.mutex());
-    moves[shard] = map.moves();
+    moves[shard] = map.store().moves();
     if (has_policies_)
       return AddByPolicy(plan, begin, end, static_cast<uint32_t>(shard), counts, numbers.get());
     map.FindOrAdd(&plan.keys[begin], end - begin, &numbers[begin],
@@ -532,8 +523,9 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
     const std::unique_lock<FairSharedMutex> lock(map.mutex());
-    if (map.moves() != moves[shard]) map.FindAgain(&plan.keys[begin], end - begin, &numbers[begin]);
-    const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
+    if (map.store().moves() != moves[shard])
+      map.store().FindAgain(&plan.keys[begin], end - begin, &numbers[begin]);
+    const std::unique_lock<std::mutex> copies_lock = map.store().LockCopies();
     // While the rows of one group are updated, those of the next are on their way from memory.
     std::array<RowGroup, 2> groups;
     size_t at = begin;
@@ -562,9 +554,9 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
       ops_->Update(group.rows.data(), group.keys.data(), group.gradients.data(), group.size, learning_rate,
                    step);
     }
-    map.Unpin(&numbers[begin], end - begin);
+    map.store().Unpin(&numbers[begin], end - begin);
   });
-  if (content_->log) content_->log->Poke();
+  if (content_->kept) content_->kept->Poke();
   if (eviction_.scheduled()) SweepInTurn(step);
 }
 
@@ -573,15 +565,15 @@ void Table::Upkeep(Executor* executor) {
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) return;
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
-  if (!content_lock || content_->kept() == nullptr) return;
-  const auto run = [&](size_t shard) { content_->shards[shard]->Upkeep(); };
+  if (!content_lock || content_->kept == nullptr) return;
+  const auto run = [&](size_t shard) { content_->shards[shard]->store().Upkeep(); };
   if (executor != nullptr) return executor->ParallelFor(kShards, run);
   for (size_t shard = 0; shard < kShards; ++shard) run(shard);
 }
 
 // A segment of the log. Pushes, saves and checkpoints go on.
 bool Table::ScrubLog(ScrubPosition* position, uint64_t* bytes) {
-  RowLogWalk walk(content_->log->shard(0)->log(), static_cast<uint32_t>(position->of_shard), 1);
+  RowLogWalk walk(content_->store().log(), static_cast<uint32_t>(position->of_shard), 1);
   std::vector<Key> damaged;
   uint64_t rows = 0;
   while (walk.Next()) {
@@ -597,11 +589,11 @@ bool Table::ScrubLog(ScrubPosition* position, uint64_t* bytes) {
   if (const std::optional<uint64_t> header = walk.BrokeOff()) {
     damage_->Say(
         "table '" + spec_.name + "': the header at byte " + std::to_string(*header) + " of " +
-        content_->log->shard(0)->log()->spec().where +
+        content_->store().log()->spec().where +
         " is damaged or cannot be read, and the rows behind it were not checked; run `oeprov checkpoint "
         "verify` when the server has ended");
   }
-  const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
+  const std::shared_lock<FairSharedMutex> moves_lock(content_->kept->moves_mutex(), std::try_to_lock);
   if (moves_lock) CheckRows(damaged);
   if (*bytes > 0) return true;
   ++scrubs_;
@@ -613,16 +605,16 @@ bool Table::Scrub(ScrubPosition* position, uint64_t* bytes) {
   {
     const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
     if (!content_lock) return true;
-    if (content_->log) return ScrubLog(position, bytes);
+    if (content_->store().log() != nullptr) return ScrubLog(position, bytes);
   }
   // Beside pushes; a save, a checkpoint or a restore is not waited for.
   const std::shared_lock<FairSharedMutex> push_lock(push_mutex_, std::try_to_lock);
   if (!push_lock) return true;
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_, std::try_to_lock);
   if (!content_lock) return true;
-  if (!content_->pool) return false;
+  if (!content_->kept) return false;
   uint64_t rows = 0;
-  if (!content_->shards[position->shard]->Scrub(&position->of_shard, &rows)) {
+  if (!content_->shards[position->shard]->store().Scrub(&position->of_shard, &rows)) {
     ++position->shard;
     position->of_shard = 0;
   }
@@ -679,7 +671,7 @@ uint64_t Table::rows() const {
 uint64_t Table::bytes() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   const uint64_t counts = content_->counts ? content_->counts->bytes() : 0;
-  const KeptRows* const kept = content_->kept();
+  const KeptRows* const kept = content_->kept.get();
   return counts + (kept != nullptr ? kept->bytes() : content_->arena->bytes());
 }
 
@@ -690,37 +682,26 @@ uint64_t Table::index_bytes() const {
     const std::shared_lock<FairSharedMutex> lock(map->mutex());
     bytes += map->index_bytes();
   }
-  if (content_->log) bytes += content_->log->stats().log.memory_bytes;
+  const std::optional<LogPoolStats> of_drive = content_->kept ? content_->kept->drive() : std::nullopt;
+  if (of_drive) bytes += of_drive->log.memory_bytes;
   return bytes;
 }
 
 CacheStats Table::cache() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  const KeptRows* const kept = content_->kept();
+  const KeptRows* const kept = content_->kept.get();
   return kept != nullptr ? kept->cache_stats() : CacheStats{};
 }
 
 std::optional<PoolRoom> Table::room() const {
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
-  if (content_->log) return content_->log->room();
-  if (!content_->pool) return std::nullopt;
-  PoolRoom room;
-  uint64_t least = std::numeric_limits<uint64_t>::max() / kShards;
-  for (const auto& map : content_->shards) {
-    const std::shared_lock<FairSharedMutex> lock(map->mutex());
-    const PoolRoom of_shard = map->room();
-    least = std::min(least, of_shard.headroom);
-    room += of_shard;
-  }
-  // New rows go to all shards alike, and are refused when one has no more room.
-  room.headroom = content_->pool->RowsIn(least * kShards + content_->pool->slots_left());
-  return room;
+  if (!content_->kept) return std::nullopt;
+  return content_->kept->room();
 }
 
 std::optional<LogPoolStats> Table::drive() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  if (!content_->log) return std::nullopt;
-  return content_->log->stats();
+  return content_->kept ? content_->kept->drive() : std::nullopt;
 }
 
 bool Table::is_pmem() const { return storage_->is_pmem(); }

@@ -43,24 +43,23 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
   }
   const auto save = [&] {
     const bool known = std::all_of(content_->shards.begin(), content_->shards.end(),
-                                   [](const auto& map) { return map->changes().known(); });
+                                   [](const auto& map) { return map->store().changes().known(); });
     if (since != content_->saved || !known) since.reset();
     TableFiles::Damaged damaged;
     TableFileInfo info;
     {
       std::unique_lock<FairSharedMutex> moves_lock;
-      if (content_->log) moves_lock = std::unique_lock(content_->log->moves_mutex());
+      if (content_->kept) moves_lock = std::unique_lock(content_->kept->moves_mutex());
       info = Files().Save(content_->shards, file, content_->version.load(), since, &damaged);
     }
     content_->saved = info.checksum;
     content_->saved_version = info.version;
-    for (const auto& map : content_->shards) map->changes().Start();
+    for (const auto& map : content_->shards) map->store().changes().Start();
     try {
       for (const auto& [map, key] : damaged) {
-        const RowLog::Room room =
-            content_->log ? content_->log->Reserve(1, RowLog::Need::kWriteBack) : RowLog::Room();
+        const RowLog::Room room = map->store().RoomFor(1, RowLog::Need::kWriteBack);
         const std::unique_lock<FairSharedMutex> lock(map->mutex());
-        map->CheckQuietly(key);
+        map->CheckRow(key);
       }
     } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): as in CheckRows(); the file is complete
     }
@@ -98,7 +97,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
   content->loaded = true;
   content->saved_version = infos.front().version;
   if (content->saved) {
-    for (const auto& map : content->shards) map->changes().Start();
+    for (const auto& map : content->shards) map->store().changes().Start();
   }
   if (content->filter) {
     std::vector<std::string> saved;
@@ -112,7 +111,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
   NoteLoaded(*content);
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
-  if (content_->kept() != nullptr) content_->kept()->Remove();
+  if (content_->kept != nullptr) content_->kept->Remove();
   if (content_->counts) content_->counts->Remove();
   content_.swap(content);
   damage_->Recovered();
@@ -121,7 +120,7 @@ void Table::RestoreChains(const std::vector<TableChain>& chains, Executor* execu
 void Table::CheckIncrement(const TableFileInfo& info) const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   bool unchanged = true;
-  for (const auto& map : content_->shards) unchanged = unchanged && map->changes().empty();
+  for (const auto& map : content_->shards) unchanged = unchanged && map->store().changes().empty();
   const auto saved = content_->saved;
   if (!saved || !unchanged) {
     throw CheckpointError(info.file + ": table '" + spec_.name +
@@ -144,7 +143,7 @@ void Table::ApplyIncrement(const std::string& file) {
 }
 
 KeptRows& Table::RequireKept() const {
-  if (content_->kept() != nullptr) return *content_->kept();
+  if (content_->kept != nullptr) return *content_->kept.get();
   throw SpecError("table '" + spec_.name + "': its storage is " + storage_->spec().type +
                   ", which keeps no checkpoints; save the table to a file, or use pmem_libpmem, dram_pmem or "
                   "dram_ssd");
@@ -166,7 +165,7 @@ void Table::WaitDurable() const {
     (void)RequireKept();
     content = content_;
   }
-  content->kept()->WaitDurable();
+  content->kept->WaitDurable();
 }
 
 // Checkpoints so far are durable, or never will be. Beside pulls and pushes: it may be long.
@@ -176,26 +175,26 @@ void Table::WaitIdle() const noexcept {
     const std::shared_lock<FairSharedMutex> lock(content_mutex_);
     content = content_;
   }
-  if (content->kept() != nullptr) content->kept()->WaitIdle();
+  if (content->kept != nullptr) content->kept->WaitIdle();
 }
 
 std::vector<CheckpointInfo> Table::Checkpoints() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  const KeptRows* const kept = content_->kept();
+  const KeptRows* const kept = content_->kept.get();
   return kept != nullptr ? kept->Checkpoints() : std::vector<CheckpointInfo>{};
 }
 
 int64_t Table::durable_at() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  const KeptRows* const kept = content_->kept();
+  const KeptRows* const kept = content_->kept.get();
   return kept != nullptr ? kept->durable_at() : 0;
 }
 
 uint64_t Table::pushes_at_risk() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
   uint64_t kept = content_->saved_version.load();
-  if (content_->kept() != nullptr) {
-    const std::vector<CheckpointInfo> checkpoints = content_->kept()->Checkpoints();
+  if (content_->kept != nullptr) {
+    const std::vector<CheckpointInfo> checkpoints = content_->kept->Checkpoints();
     if (!checkpoints.empty()) kept = std::max(kept, checkpoints.back().version);
   }
   const uint64_t version = content_->version.load();
@@ -205,7 +204,7 @@ uint64_t Table::pushes_at_risk() const {
 void Table::Drop() {
   const std::unique_lock<FairSharedMutex> push_lock(push_mutex_);
   const std::unique_lock<FairSharedMutex> content_lock(content_mutex_);
-  if (content_->kept() != nullptr) content_->kept()->Remove();
+  if (content_->kept != nullptr) content_->kept->Remove();
   if (content_->counts) content_->counts->Remove();
 }
 
@@ -218,7 +217,7 @@ void Table::Recover(std::optional<uint64_t> id) {
   rows.WaitDurable();
   const std::vector<CheckpointInfo> kept = rows.Checkpoints();
   bool changed = false;
-  for (const auto& map : content_->shards) changed = changed || map->changed();
+  for (const auto& map : content_->shards) changed = changed || map->store().changed();
   for (uint32_t i = 0; content_->counts && i < kShards; ++i) {
     changed = changed || content_->counts->shard(i)->changed();
   }
@@ -244,9 +243,7 @@ void Table::RecoverContent(std::optional<uint64_t> id) {
     content_->saved.reset();
     content_->saved_version = 0;  // of another history
     for (uint32_t i = 0; i < kShards; ++i) {
-      RowStore* store =
-          content_->log ? static_cast<RowStore*>(content_->log->shard(i)) : content_->pool->shard(i);
-      content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), store);
+      content_->shards[i] = std::make_unique<RowMap>(std::move(indexes[i]), rows.shard(i));
     }
   });
   damage_->Recovered();

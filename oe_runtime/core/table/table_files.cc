@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/storage/log_store.h"
 
 namespace oe {
 namespace {
@@ -24,8 +25,7 @@ constexpr size_t kAddedAtOnce = 1024;  // rows of a restore that are added toget
 
 // Room for the rows that a call adds to a log or changes there. Without the lock of the shard.
 RowLog::Room RoomFor(const RowMap& map, size_t rows) {
-  if (map.log() == nullptr) return {};
-  return map.log()->log()->Reserve(2 * rows, RowLog::Need::kNewRows);
+  return map.store().RoomFor(2 * rows, RowLog::Need::kNewRows);
 }
 
 // Unpins rows when they are done with; before the lock of the shard is given back.
@@ -34,7 +34,7 @@ class Unpin {
   Unpin(RowMap* map, uint32_t* numbers, size_t n) : map_(map), numbers_(numbers), n_(n) {
     std::fill_n(numbers, n, kNoRow);
   }
-  ~Unpin() { map_->Unpin(numbers_, n_); }
+  ~Unpin() { map_->store().Unpin(numbers_, n_); }
   Unpin(const Unpin&) = delete;
   Unpin& operator=(const Unpin&) = delete;
 
@@ -57,7 +57,8 @@ size_t KeepOnly(size_t n, Key* keys, uint32_t* numbers, const Keep& keep) {
 }
 
 size_t KeepChanged(const RowMap& map, size_t n, Key* keys, uint32_t* numbers) {
-  return KeepOnly(n, keys, numbers, [&](Key key, uint32_t number) { return map.HasChanged(key, number); });
+  return KeepOnly(n, keys, numbers,
+                  [&](Key key, uint32_t number) { return map.store().HasChanged(key, number); });
 }
 
 // What the walk has not passed.
@@ -95,13 +96,13 @@ Wanted CountChanged(const RowMap& map) {
 }
 
 Wanted CountAll(const RowMap& map) {
-  const uint64_t in_frames = map.log() != nullptr ? map.log()->stats().rows : 0;
+  const uint64_t in_frames = map.store().cache_stats().rows;
   return {map.size(), map.size() - std::min(map.size(), in_frames)};
 }
 
 // The keys that were erased and have no row now.
 void AddTombstones(const RowMap& map, std::vector<Key>* tombstones) {
-  std::vector<Key> keys = map.changes().erased();
+  std::vector<Key> keys = map.store().changes().erased();
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   const std::shared_lock<FairSharedMutex> lock(map.mutex());
@@ -169,14 +170,14 @@ TableFileInfo TableFiles::Save(const RowMaps& maps, const std::string& file, uin
   writer.WriteTombstones(tombstones.data(), tombstones.size());
   Blocks blocks(&writer, row_bytes_);
   std::optional<RowLogWalk> walk;
-  if (const LogStore* const log = maps.front()->log(); log != nullptr && IsMuchOf(*log->log(), to_read)) {
-    walk.emplace(log->log());
+  if (const RowLog* const log = maps.front()->store().log(); log != nullptr && IsMuchOf(*log, to_read)) {
+    walk.emplace(log);
     SaveInOrder(maps, since.has_value(), &*walk, &blocks);
   }
   for (const auto& map : maps) {
     SaveRest(*map, since.has_value(), walk ? &*walk : nullptr, &blocks, [&](Key key) {
       damaged->emplace_back(map.get(), key);
-      map->RequireFewDamaged(damaged->size());
+      map->store().RequireFewDamaged(damaged->size());
     });
   }
   blocks.Finish();
@@ -218,7 +219,8 @@ void TableFiles::SaveInOrder(const RowMaps& maps, bool changed, RowLogWalk* walk
       for (size_t at = 0; at < shard.keys.size(); ++at) {
         if (shard.numbers[at] != chunks.slot(shard.rows[at]))
           continue;  // it has a frame, or is a former version
-        wanted[shard.rows[at]] = !changed || maps[i]->HasChanged(shard.keys[at], shard.numbers[at]) ? 1 : 0;
+        wanted[shard.rows[at]] =
+            !changed || maps[i]->store().HasChanged(shard.keys[at], shard.numbers[at]) ? 1 : 0;
       }
     }
     for (const uint32_t row : walk->live()) {
@@ -252,17 +254,14 @@ void TableFiles::SaveRest(const RowMap& map, bool changed, const RowLogWalk* wal
       found += n;
     }
     LogReads reads;
-    map.Rows(keys.data(), numbers.data(), found, contents.data(), &reads);
+    map.store().Rows(keys.data(), numbers.data(), found, contents.data(), &reads);
     reads.Run();
-    const auto prefetch = [&](size_t i) {
-      if (map.log() == nullptr) map.Prefetch(numbers[i]);
-    };
-    for (size_t i = 0; i < std::min(found, kRowsAhead); ++i) prefetch(i);
+    for (size_t i = 0; i < std::min(found, kRowsAhead); ++i) map.store().Prefetch(numbers[i]);
     for (size_t i = 0; i < found; ++i) {
-      if (i + kRowsAhead < found) prefetch(i + kRowsAhead);
+      if (i + kRowsAhead < found) map.store().Prefetch(numbers[i + kRowsAhead]);
       std::byte* const row = blocks->Add(keys[i]);
       if (contents[i] != nullptr) std::memcpy(row, contents[i], row_bytes_);
-      if (contents[i] != nullptr && map.Intact(keys[i], numbers[i])) continue;
+      if (contents[i] != nullptr && map.store().Intact(keys[i], numbers[i])) continue;
       // The file's checksum would say that it is right. As when it is pushed, the key begins anew.
       new_row_(keys[i], row);
       damaged(keys[i]);
@@ -380,11 +379,11 @@ void TableFiles::Apply(TableFileReader* reader, const RowMaps& maps) const {
       uint32_t number = kNoRow;
       const Unpin unpin(&map, &number, 1);
       map.FindOrAdd(&key, 1, &number, [](Key, std::byte*) {});
-      const auto copies = map.LockCopies();
+      const auto copies = map.store().LockCopies();
       std::memcpy(map.row(number), reader->rows() + i * row_bytes_, kept_bytes_);
     }
   }
-  for (const auto& map : maps) map->changes().Start();
+  for (const auto& map : maps) map->store().changes().Start();
 }
 
 }  // namespace oe

@@ -54,7 +54,7 @@ PoolSpec Table::CountsPoolSpec() const {
 // Of a content whose rows have their place. One that is there already gets its counts from RecoverFilter().
 void Table::NewFilter(Content* content, bool fresh) const {
   if (spec_.admission.name.empty() || storage_->spec().weights_only) return;
-  if (content->kept() == nullptr) {
+  if (content->kept == nullptr) {
     try {
       content->filter = AdmissionFilter::Create(spec_.admission, kShards, shard_);
     } catch (const StorageError& error) {
@@ -73,7 +73,7 @@ void Table::NewFilter(Content* content, bool fresh) const {
     content->counts->Remove();
     content->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
   }
-  content->kept()->Lead(content->counts.get());
+  content->kept->Lead(content->counts.get());
   if (!opened)
     content->filter = NewPooledFilter(spec_.admission, shard_, content->counts.get(), NewIndexes());
 }
@@ -107,12 +107,12 @@ void Table::RecoverFilter(std::optional<uint64_t> id, const std::function<void()
   } else {
     recover_rows();
     content_->filter.reset();
-    content_->kept()->Lead(nullptr);
+    content_->kept->Lead(nullptr);
     content_->counts->Remove();
     content_->counts.reset();  // which makes room
     bool opened = false;
     content_->counts = storage_->NewPool(CountsPoolSpec(), true, &opened);
-    content_->kept()->Lead(content_->counts.get());
+    content_->kept->Lead(content_->counts.get());
   }
   content_->filter = NewPooledFilter(spec_.admission, shard_, content_->counts.get(), std::move(indexes));
 }
@@ -198,19 +198,8 @@ void Table::AddByPolicy(const Plan& plan, size_t begin, size_t end, uint32_t sha
 
 // What policies know of the rows that keys have. In a log, that is in DRAM for all rows.
 void Table::CopyFacts(const RowMap& map, const uint32_t* numbers, size_t n, Facts* facts) const {
-  const size_t words = eviction_.facts().words();
-  const size_t at = eviction_.facts().at();
-  const auto in_memory = [&](uint32_t number) { return map.log() == nullptr || (number & kCopyBit) != 0; };
-  for (size_t i = 0; i < n; ++i) {
-    if (in_memory(numbers[i])) Prefetch(map.row(numbers[i]) + row_bytes_ - 1);
-  }
-  for (size_t i = 0; i < n; ++i) {
-    if (in_memory(numbers[i])) {
-      std::memcpy(facts[i].data(), map.row(numbers[i]) + at, words * sizeof(uint32_t));
-    } else {
-      map.log()->log()->CopyFacts(&numbers[i], 1, facts[i].data());
-    }
-  }
+  map.store().CopyFacts(numbers, n, eviction_.facts().at(), eviction_.facts().words(), facts->data(),
+                        RowFacts::kMost);
 }
 
 // Evicts the row that goes first among the next few that are not of push number `step`; false if there is
@@ -284,7 +273,7 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, u
     std::array<const std::byte*, RowMap::kJudgedAtOnce> rows{};
     LogReads reads;  // of rows that are not in DRAM
     CopyFacts(map, numbers, n, facts.data());
-    if (whole) map.Rows(keys, numbers, n, rows.data(), &reads);
+    if (whole) map.store().Rows(keys, numbers, n, rows.data(), &reads);
     reads.Start();
     reads.Wait();
     for (size_t i = 0; i < n; ++i) {
@@ -296,25 +285,24 @@ bool Table::Sweep(uint32_t shard, uint32_t reasons, const Index::Range& range, u
       if (!goes[i] && future) from_the_future.push_back(keys[i]);
     }
   };
-  const bool more = map.EraseIf(range, position, map.log() != nullptr ? kSweptOfLog : kSwept, judge,
+  const bool more = map.EraseIf(range, position, map.store().pins() ? kSweptOfLog : kSwept, judge,
                                 [&](size_t i) { ++evicted_[why[i]]; });
   if (from_the_future.empty()) return more;
   std::vector<uint32_t> numbers(from_the_future.size());
   map.FindWritable(from_the_future.data(), numbers.size(), numbers.data());
-  const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
+  const std::unique_lock<std::mutex> copies_lock = map.store().LockCopies();
   for (const uint32_t number : numbers) {
     if (number == kNoRow) continue;  // it was damaged
     eviction_.facts().SetSeconds(map.row(number), time.now);
   }
-  map.Unpin(numbers.data(), numbers.size());
+  map.store().Unpin(numbers.data(), numbers.size());
   return more;
 }
 
 // Room in a log, if the rows are in one, for what `rows` evicted rows need, or as many that are changed.
 // Without the lock of the shard.
 RowLog::Room Table::RoomToEvict(const RowMap& map, size_t rows) {
-  if (map.log() == nullptr) return {};
-  return map.log()->log()->Reserve(2 * rows, RowLog::Need::kWriteBack);
+  return map.store().RoomFor(2 * rows, RowLog::Need::kWriteBack);
 }
 
 // Whether the filter's part is looked at in less time than is lost where it is cut (Index::Scan reads all of

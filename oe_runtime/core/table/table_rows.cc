@@ -39,7 +39,7 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
     const std::unique_lock<FairSharedMutex> lock(map.mutex());
-    const std::unique_lock<std::mutex> copies_lock = map.LockCopies();
+    const std::unique_lock<std::mutex> copies_lock = map.store().LockCopies();
     for (size_t i = begin; i < end; ++i) {
       if (numbers[i] == kNoRow) continue;  // no room
       std::byte* row = map.row(numbers[i]);
@@ -51,9 +51,9 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
       }
       if (has_policies_) eviction_.facts().Touch(row, step, 1, seconds);
     }
-    map.Unpin(&numbers[begin], end - begin);
+    map.store().Unpin(&numbers[begin], end - begin);
   });
-  if (content_->log) content_->log->Poke();
+  if (content_->kept) content_->kept->Poke();
   AssignCounts sum;
   for (const AssignCounts& of_shard : counts) {
     sum.created += of_shard.created;
@@ -162,9 +162,9 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
   {
     const RowMap& map = *content_->shards[InternalShard(all.front())];
     const std::shared_lock<FairSharedMutex> lock(map.mutex());
-    map.RequireFewDamaged(all.size());
+    map.store().RequireFewDamaged(all.size());
   }
-  const std::shared_lock<FairSharedMutex> moves_lock(content_->log->moves_mutex(), std::try_to_lock);
+  const std::shared_lock<FairSharedMutex> moves_lock(content_->kept->moves_mutex(), std::try_to_lock);
   if (moves_lock) CheckRows(all);
 }
 
