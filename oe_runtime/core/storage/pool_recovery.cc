@@ -70,6 +70,8 @@ struct Pool::Scan {
   uint64_t digest = 0;
 
   void Add(const Key* keys, const uint32_t* numbers, size_t n, Index* index, const std::string& path);
+  static void RequireRowsOf(const KeptCheckpoint& chosen, const std::vector<Scan>& scans,
+                            const std::string& path);
   template <typename Retired, typename Tombstone>
   void ListByEpoch(Index* index, const Retired& is_retired, const Tombstone& is_tombstone);
 };
@@ -106,6 +108,24 @@ void Pool::Scan::Add(const Key* keys, const uint32_t* numbers, size_t n, Index* 
       --rows;
       digest -= SlotDigest(keys[i], lost);
     }
+  }
+}
+
+// Throws StorageError unless all shards have the rows of the checkpoint.
+void Pool::Scan::RequireRowsOf(const KeptCheckpoint& chosen, const std::vector<Scan>& scans,
+                               const std::string& path) {
+  uint64_t rows = 0;
+  uint64_t digest = 0;
+  for (const Scan& scan : scans) {
+    rows += scan.rows;
+    digest += scan.digest;
+  }
+  if (rows != chosen.rows || digest != chosen.digest) {
+    throw StorageError(
+        "the pool " + path + " is damaged: checkpoint " + std::to_string(chosen.id) + " has " +
+        std::to_string(chosen.rows) + " rows, but the segments beside it have " + std::to_string(rows) +
+        (rows == chosen.rows ? " with other checksums" : "") +
+        "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
   }
 }
 
@@ -238,19 +258,7 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
   for (const Scan& scan : scans) blocks += scan.blocks.size();
   ForEach(spec_.shards, blocks << layout_.shift > kManySlots,
           [&](uint32_t i) { ScanShard(i, static_cast<uint32_t>(chosen.epoch), indexes[i], &scans[i]); });
-  uint64_t rows = 0;
-  uint64_t digest = 0;
-  for (const Scan& scan : scans) {
-    rows += scan.rows;
-    digest += scan.digest;
-  }
-  if (rows != chosen.rows || digest != chosen.digest) {
-    throw StorageError(
-        "the pool " + super_.path + " is damaged: checkpoint " + std::to_string(chosen.id) + " has " +
-        std::to_string(chosen.rows) + " rows, but the segments beside it have " + std::to_string(rows) +
-        (rows == chosen.rows ? " with other checksums" : "") +
-        "; move the pool away, or start fresh (--storage-fresh), and restore from a checkpoint");
-  }
+  Scan::RequireRowsOf(chosen, scans, super_.path);
 
   std::map<uint64_t, Slots> retired;
   std::map<uint64_t, Slots> tombstones;

@@ -17,6 +17,38 @@ bool IsChunk(const BlockBuffer& header) {
   return blocks > 0 && blocks * kBlockBytes <= header.size();
 }
 
+// Takes a superblock back to the kept checkpoint `id`, or without one to the newest, and returns that one.
+// The epochs after it are discarded.
+KeptCheckpoint GoBack(std::optional<uint64_t> id, const std::string& table, RowLogSuper* super) {
+  std::string ids;
+  for (const KeptCheckpoint& one : super->kept) ids += (ids.empty() ? "" : ", ") + std::to_string(one.id);
+  const auto has = [&](const KeptCheckpoint& one) { return !id || one.id == *id; };
+  while (!super->kept.empty() && !has(super->kept.back())) super->kept.pop_back();
+  if (super->kept.empty() && id) {
+    throw StorageError("the pool of table '" + table + "' has no checkpoint " + std::to_string(*id) +
+                       "; it has " + (ids.empty() ? "none" : ids));
+  }
+  const KeptCheckpoint chosen = super->kept.empty() ? KeptCheckpoint{} : super->kept.back();
+  std::vector<EpochRange>& discarded = super->discarded;
+  if (super->kept.empty()) {
+    // Nothing counts; the next commit says that all segments are free.
+    std::fill(super->extents.begin(), super->extents.end(), 0);
+    discarded.clear();
+  } else if (!discarded.empty() && discarded.back().last + 1 > chosen.epoch) {
+    discarded.back().first = std::min(discarded.back().first, chosen.epoch + 1);
+    discarded.back().last = super->epoch;
+  } else {
+    discarded.push_back({chosen.epoch + 1, super->epoch});
+  }
+  // An older checkpoint may lie before several of them.
+  while (discarded.size() > 1 && discarded[discarded.size() - 2].last >= discarded.back().first) {
+    EpochRange& one = discarded[discarded.size() - 2];
+    one = {std::min(one.first, discarded.back().first), discarded.back().last};
+    discarded.pop_back();
+  }
+  return chosen;
+}
+
 std::string HeaderText(uint64_t offset) { return "the header at byte " + std::to_string(offset); }
 
 }  // namespace
@@ -42,6 +74,26 @@ struct RowLog::Scan {
   std::vector<std::pair<uint64_t, BlockBuffer>> repaired;  // headers, and where they are
   uint64_t rows = 0;
   uint64_t digest = 0;
+  std::vector<uint64_t> live;  // slots, as bits
+  uint64_t rows_live = 0;
+
+  void FindLive(const RowLog& log, const RowLogSuper& super, RetiredSlots* retired);
+  std::vector<uint32_t> FreeSegments(RowLogSuper* super);
+
+  void Resize(const RowLog& log, uint64_t count) {
+    segments.resize(count);
+    sums.resize(count * log.segment_blocks_);
+    lsns.resize(count * log.segment_blocks_ * log.block_rows_);
+    facts.resize(lsns.size() * log.spec_.fact_words);
+  }
+  void MoveTo(RowLog* log) {
+    log->segments_ = std::move(segments);
+    log->sums_ = std::move(sums);
+    log->live_ = std::move(live);
+    log->facts_ = std::move(facts);
+    log->rows_live_ = rows_live;
+    log->tombstones_ = std::move(tombstones);
+  }
 
   // Where the next header of a segment is.
   struct Cursor {
@@ -203,6 +255,53 @@ void RowLog::Scan::Add(const RowLog& log, const Chunk& chunk, uint32_t segment, 
   }
 }
 
+// Live are the slots of the rows, and those that an older checkpoint may need.
+void RowLog::Scan::FindLive(const RowLog& log, const RowLogSuper& super, RetiredSlots* retired) {
+  const uint64_t oldest = super.kept.empty() ? 0 : super.kept.front().epoch;
+  uint64_t latest = 0;
+  for (const Loser& loser : losers) {
+    if (loser.epoch > oldest) {
+      retired->Add(loser.slot, loser.epoch);
+      latest = std::max(latest, loser.epoch);
+    } else {
+      lsns[loser.slot] = 0;
+    }
+  }
+  live.resize((lsns.size() + 63) / 64);
+  for (uint64_t slot = 0; slot < lsns.size(); ++slot) {
+    if (lsns[slot] == 0) continue;
+    live[slot / 64] |= uint64_t{1} << slot % 64;
+    ++segments[log.SegmentOf(static_cast<uint32_t>(slot))].live;
+    ++rows_live;
+  }
+  std::vector<uint64_t>().swap(lsns);
+  // A version may stay longer than it is needed, as it is not known what superseded it first. So long a
+  // tombstone hides it.
+  for (auto& [lsn, tombstone] : tombstones) {
+    tombstone.epoch = std::max(tombstone.epoch, latest);
+    if (tombstone.epoch <= oldest) tombstone.barrier = super.use;
+  }
+}
+
+// Says in the superblock which segments are used, and which of the discarded epochs have entries. Returns the
+// segments that are free.
+std::vector<uint32_t> RowLog::Scan::FreeSegments(RowLogSuper* super) {
+  std::vector<uint32_t> free;
+  for (auto i = static_cast<uint32_t>(segments.size()); i > 0; --i) {
+    Segment& segment = segments[i - 1];
+    if (segment.live == 0 && segment.tombstones == 0) super->extents[i - 1] = 0;
+    segment.blocks = super->extents[i - 1];
+    if (!super->uses.empty()) super->uses[i - 1] = static_cast<uint16_t>(segment.use);
+    segment.state = segment.blocks > 0 ? State::kFull : State::kFree;
+    if (segment.blocks == 0) free.push_back(i - 1);
+  }
+  super->discarded.clear();
+  for (size_t i = 0; i < discarded.size(); ++i) {
+    if (met[i]) super->discarded.push_back(discarded[i]);
+  }
+  return free;
+}
+
 // The headers of all chunks, those of many segments at once.
 void RowLog::ScanSegments(const RowLogSuper& super, Scan* scan) const {
   using Cursor = Scan::Cursor;
@@ -304,38 +403,8 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
   const std::optional<RowLogSuper> there = ReadSuper(true, &damaged_supers);
   if (!there) Damaged("both copies of its superblock are gone");
   RowLogSuper next = *there;
-  const auto has = [&](const KeptCheckpoint& one) { return !id || one.id == *id; };
-  while (!next.kept.empty() && !has(next.kept.back())) next.kept.pop_back();
-  if (next.kept.empty() && id) {
-    std::string ids;
-    for (const KeptCheckpoint& one : there->kept) ids += (ids.empty() ? "" : ", ") + std::to_string(one.id);
-    throw StorageError("the pool of table '" + spec_.table + "' has no checkpoint " + std::to_string(*id) +
-                       "; it has " + (ids.empty() ? "none" : ids));
-  }
-  const KeptCheckpoint chosen = next.kept.empty() ? KeptCheckpoint{} : next.kept.back();
-  if (next.kept.empty()) {
-    // Nothing counts; the next commit says that all segments are free.
-    std::fill(next.extents.begin(), next.extents.end(), 0);
-    next.discarded.clear();
-  } else if (!next.discarded.empty() && next.discarded.back().last + 1 > chosen.epoch) {
-    next.discarded.back().first = std::min(next.discarded.back().first, chosen.epoch + 1);
-    next.discarded.back().last = next.epoch;
-  } else {
-    next.discarded.push_back({chosen.epoch + 1, next.epoch});
-  }
-  // An older checkpoint may lie before several of them.
-  while (next.discarded.size() > 1 &&
-         next.discarded[next.discarded.size() - 2].last >= next.discarded.back().first) {
-    EpochRange& one = next.discarded[next.discarded.size() - 2];
-    one = {std::min(one.first, next.discarded.back().first), next.discarded.back().last};
-    next.discarded.pop_back();
-  }
+  const KeptCheckpoint chosen = GoBack(id, spec_.table, &next);
 
-  Scan scan;
-  scan.epoch = chosen.epoch;
-  scan.discarded = next.discarded;
-  scan.met.assign(scan.discarded.size(), false);
-  scan.index_of = index_of;
   // The device may have grown since the commit, and more is used then.
   const uint64_t segments = std::max<uint64_t>(
       next.extents.size(),
@@ -345,10 +414,12 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
   }
   next.extents.resize(segments, 0);
   if (next.format > 1) next.uses.resize(segments, 0);
-  scan.segments.resize(segments);
-  scan.sums.resize(segments * segment_blocks_);
-  scan.lsns.resize(segments * segment_blocks_ * block_rows_);
-  scan.facts.resize(scan.lsns.size() * spec_.fact_words);
+  Scan scan;
+  scan.epoch = chosen.epoch;
+  scan.discarded = next.discarded;
+  scan.met.assign(scan.discarded.size(), false);
+  scan.index_of = index_of;
+  scan.Resize(*this, segments);
   ScanSegments(next, &scan);
   if (scan.rows != chosen.rows || scan.digest != chosen.digest) {
     Damaged("checkpoint " + std::to_string(chosen.id) + " has " + std::to_string(scan.rows) + " rows of " +
@@ -357,47 +428,9 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
 
   if (before) before();
 
-  // Live are the slots of the rows, and those that an older checkpoint may need.
-  const uint64_t oldest = next.kept.empty() ? 0 : next.kept.front().epoch;
-  uint64_t latest = 0;
   RetiredSlots retired(segment_blocks_ * block_rows_);
-  for (const Scan::Loser& loser : scan.losers) {
-    if (loser.epoch > oldest) {
-      retired.Add(loser.slot, loser.epoch);
-      latest = std::max(latest, loser.epoch);
-    } else {
-      scan.lsns[loser.slot] = 0;
-    }
-  }
-  std::vector<uint64_t> live((scan.lsns.size() + 63) / 64);
-  uint64_t rows_live = 0;
-  for (uint64_t slot = 0; slot < scan.lsns.size(); ++slot) {
-    if (scan.lsns[slot] == 0) continue;
-    live[slot / 64] |= uint64_t{1} << slot % 64;
-    ++scan.segments[SegmentOf(static_cast<uint32_t>(slot))].live;
-    ++rows_live;
-  }
-  std::vector<uint64_t>().swap(scan.lsns);
-  // A version may stay longer than it is needed, as it is not known what superseded it first. So long a
-  // tombstone hides it.
-  for (auto& [lsn, tombstone] : scan.tombstones) {
-    tombstone.epoch = std::max(tombstone.epoch, latest);
-    if (tombstone.epoch <= oldest) tombstone.barrier = next.use;
-  }
-  std::vector<uint32_t> free;
-  for (auto i = static_cast<uint32_t>(segments); i > 0; --i) {
-    Segment& segment = scan.segments[i - 1];
-    if (segment.live == 0 && segment.tombstones == 0) next.extents[i - 1] = 0;
-    segment.blocks = next.extents[i - 1];
-    if (!next.uses.empty()) next.uses[i - 1] = static_cast<uint16_t>(segment.use);
-    segment.state = segment.blocks > 0 ? State::kFull : State::kFree;
-    if (segment.blocks == 0) free.push_back(i - 1);
-  }
-  std::vector<EpochRange> met;
-  for (size_t i = 0; i < scan.discarded.size(); ++i) {
-    if (scan.met[i]) met.push_back(scan.discarded[i]);
-  }
-  next.discarded = std::move(met);
+  scan.FindLive(*this, next, &retired);
+  std::vector<uint32_t> free = scan.FreeSegments(&next);
   ++next.sequence;
   ++next.epoch;
   if (next.epoch > kLastLsnEpoch) {
@@ -414,30 +447,23 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
     throw StorageError(failure());
   }
 
-  if (spec_.damage) {
-    const auto where = [&](uint64_t offset) {
-      return "at byte " + std::to_string(offset) + " of " + spec_.where;
-    };
-    for (const SuperDamage& one : damaged_supers) {
-      spec_.damage->Report(one.kind, "a copy of the superblock", where(one.offset));
+  const auto report = [&](Damage::Kind kind, const std::string& what, uint64_t offset) {
+    if (spec_.damage) {
+      spec_.damage->Report(kind, what, "at byte " + std::to_string(offset) + " of " + spec_.where);
     }
-    for (const auto& [offset, header] : scan.repaired) {
-      spec_.damage->Report(Damage::Kind::kRepaired, "the header of some rows", where(offset));
-    }
+  };
+  for (const SuperDamage& one : damaged_supers) report(one.kind, "a copy of the superblock", one.offset);
+  for (const auto& [offset, header] : scan.repaired) {
+    report(Damage::Kind::kRepaired, "the header of some rows", offset);
   }
 
   // What counted so far is thrown away only here.
   const std::lock_guard<std::mutex> lock(mutex_);
   Reset();
   AddSegments(segments);
-  segments_ = std::move(scan.segments);
+  scan.MoveTo(this);
   free_ = std::move(free);
-  sums_ = std::move(scan.sums);
-  live_ = std::move(live);
-  facts_ = std::move(scan.facts);
-  rows_live_ = rows_live;
   retired_ = std::move(retired);
-  tombstones_ = std::move(scan.tombstones);
   last_use_ = next.use;
   epoch_ = next.epoch;
   super_ = std::move(next);
