@@ -11,7 +11,7 @@ ctest = TMPDIR=$$(mktemp -d); export TMPDIR; \
   ctest --output-on-failure -j $(PROCESSES) --test-dir $(1); status=$$?; rmdir "$$TMPDIR" && exit $$status
 CMAKE_TEST = cmake -G Ninja -S . -DOE_BUILD_PYTHON=OFF -DOE_BUILD_TESTS=ON $(CMAKE_ARGS)
 
-.PHONY: help setup demo demo-ssd test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
+.PHONY: help setup demo demo-ssd test test-torch test-jax test-hosts test-lab test-kubernetes test-collection test-core bench-quick images sanitize fuzz lint lint-setup docs docs-check pictures format generate constraints sbom wheel sdist clean
 
 help:
 	@echo 'make demo      bootstrap this machine and train DeepFM on it (a directory stands in for PMem)'
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-lab  the tests on virtual nodes (as root, QEMU; an hour and more; TESTS=FILE for some)'
 	@echo 'make test-kubernetes  training on a real Kubernetes and docker (as root; KUBERNETES=DIRECTORY, or built first)'
 	@echo 'make test-collection  ansible-test sanity on the Ansible collection (it downloads its tools)'
+	@echo 'make bench-quick  every benchmark on tiny sizes: whether it works (minutes; as root those of drives and hosts, too)'
 	@echo 'make images    the images of server and worker (ENGINE=podman or docker; minutes)'
 	@echo 'make lint      formatters, linters and type checkers, changing nothing'
 	@echo 'make docs      serve the documentation site on 127.0.0.1:8000 (DOCS_ADDRESS)'
@@ -85,6 +86,10 @@ test-kubernetes: setup
 
 test-collection: setup
 	tools/ansible-sanity.sh
+
+bench-quick: setup
+	@tools/setup.sh test
+	$(BIN)/python benchmarks/quick.py $(if $(FETCH),--fetch) $(if $(ONLY),--only $(ONLY))
 
 ENGINE ?= podman
 images:

@@ -245,6 +245,10 @@ TEXT = [
 ]
 
 
+# By --short.
+LEFT_OUT = ("pandas, parse", "tf.data, parse", "rich: pandas, parse", "rich: tf.data, to ids")
+
+
 def measure(read: Callable[[str], int], path: str, pipe) -> None:
     """Read the file twice: a small part of it to import and warm up, then all of it against the clock."""
     read(str(Path(path).with_name("warm" + Path(path).name[4:])))
@@ -265,7 +269,7 @@ def run(read: Callable[[str], int], path: Path) -> tuple[int, float, float]:
     return result
 
 
-def prepare(folder: Path, source: Path, copies: int) -> None:
+def prepare(folder: Path, source: Path, copies: int, formats: list[str]) -> None:
     """rows.tsv and other formats with the source's rows `copies` times, warm.tsv and so on with them once."""
     import pyarrow as pa
     import pyarrow.csv as csv
@@ -282,7 +286,7 @@ def prepare(folder: Path, source: Path, copies: int) -> None:
     ).to_batches()
     for name, count in (("rows", copies), ("warm", 1)):
         (folder / f"{name}.tsv").write_bytes(text * count)
-        for suffix in OTHER_FORMATS:
+        for suffix in formats:
             times = min(count, TFRECORD_COPIES) if suffix == ".tfrecord" else count
             write_rows(folder / (name + suffix), rows * times)
 
@@ -323,6 +327,7 @@ def main() -> int:
     )
     parser.add_argument("--copies", type=int, default=60, help="how often the file has them (default 60)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--short", action="store_true", help="plain text only, and each peer once")
     parser.add_argument("--out", type=Path, default=RESULTS / "reader.md")
     options = parser.parse_args()
     generated = options.data.startswith("generate:")
@@ -334,15 +339,11 @@ def main() -> int:
         folder, source = Path(directory), Path(options.data)
         if generated:
             source = folder / "generated.tsv"
-            make = [
-                sys.executable,
-                "-m",
-                "oe_runtime.data.generate",
-                "--rows",
-                options.data.partition(":")[2],
-            ]
-            subprocess.run([*make, "--out", str(source)], check=True, stdout=sys.stderr)
-        prepare(folder, source, options.copies)
+            words = ["--rows", options.data.partition(":")[2], "--out", str(source)]
+            make = [sys.executable, "-m", "oe_runtime.data.generate", *words]
+            subprocess.run(make, check=True, stdout=sys.stderr)
+        formats = [one for one in OTHER_FORMATS if not options.short or one == ".csv"]
+        prepare(folder, source, options.copies, formats)
         readings = [(*contender, folder / "rows.tsv") for contender in TEXT]
         prepare_others(folder, options.copies)
         for name, ours_of, tensorflow_of in (
@@ -354,10 +355,13 @@ def main() -> int:
             readings.append((f"{name}: pandas, parse", pandas_columns, path))
             readings.append((f"{name}: tf.data, to ids", tensorflow_of, path))
         readings += [("reading alone, no parsing", copy, folder / "rows.tsv")]
-        for suffix in OTHER_FORMATS:
+        for suffix in formats:
             readings.append((f"ours, to ids, {suffix[1:]}", ours, folder / f"rows{suffix}"))
         for suffix in (".tsv.gz", ".tsv.zst"):
-            readings.append((f"decompression alone, {suffix[1:]}", inflate, folder / f"rows{suffix}"))
+            if suffix in formats:
+                readings.append((f"decompression alone, {suffix[1:]}", inflate, folder / f"rows{suffix}"))
+        if options.short:
+            readings = [one for one in readings if one[0] not in LEFT_OUT]
         size = (folder / "rows.tsv").stat().st_size
         width = {
             path: path.stat().st_size / copy(str(path)) for _, _, path in readings if path.suffix != ".gz"

@@ -42,9 +42,20 @@ def machine() -> str:
 
 
 def measured() -> dict[str, Any]:
-    """When, and how busy the machine was: for a line of a file of measurements."""
+    """When, where, and how busy the machine was: for a line of a file of measurements."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M")
-    return {"day": now, "load": round(os.getloadavg()[0], 1)}
+    return {"day": now, "load": round(os.getloadavg()[0], 1), "processor": processor()}
+
+
+def when(*lines: dict[str, Any]) -> str:
+    """`2026-11-23 02:52, load 1.1 to 2.0` of the lines of a cell, and their processor if it is another one.
+
+    Lines of before 2026-11-28 do not name it.
+    """
+    loads = sorted(line["load"] for line in lines)
+    load = f"{loads[0]:.1f}" + (f" to {loads[-1]:.1f}" if len(lines) > 1 else "")
+    others = sorted({line["processor"] for line in lines if "processor" in line} - {processor()})
+    return ", ".join([lines[-1]["day"], f"load {load}", *others])
 
 
 def stamp(*more: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline import Trained
 from processes import Server, server
-from reporting import MISSED, RESULTS, append, header, lines_of, measured, table
+from reporting import MISSED, RESULTS, append, header, lines_of, measured, table, when
 
 TARGET = 1.0  # percent
 CACHED = 0.02  # of the rows
@@ -81,14 +81,13 @@ class Turns:
 
     def __init__(self, trained: Trained, one: Server) -> None:
         from oe_runtime.run.checkpoints import Checkpoints
-        from oe_runtime.run.dense_state import KerasState
         from oe_runtime.run.position import Position
 
         self._position = Position
         self._trained, self._server, self._step, self._pairs = trained, one, 0, 0
         self._batches = trained.batches
         self._batch, self._following = next(self._batches), next(self._batches)
-        self._checkpoints = Checkpoints(trained.options, KerasState(trained.trainee.model), trained.client)
+        self._checkpoints = Checkpoints(trained.options, trained.trainee.state, trained.client)
 
     def next_pair(self) -> tuple[bool, bool]:
         """Whether the next two turns have checkpoints: each kind is first as often."""
@@ -158,11 +157,10 @@ def report(parts: Path) -> int:
             texts[field] = f"{middle:+.2f} % ({low:+.2f} to {high:+.2f})"
             missed |= field != "processor" and middle > TARGET
         steps = [f"{statistics.median(values(kind, 'medians')):.2f}" for kind in kinds]
-        loads = sorted(one["load"] for one in found)
-        when = f"{found[-1]['day']}, load {loads[0]:.1f} to {loads[-1]:.1f}"
+        measured_at = when(*found)
         name = f"{model}, dim {dim}, {26 * cap:,} ids, every {every}"
         rows.append([name, *steps, *(f"**{texts[f]}**" for f in ("medians", "all")), texts["processor"]])
-        rows[-1] += [str(len(found)), when]
+        rows[-1] += [str(len(found)), measured_at]
     columns = [
         "",
         "without, ms",

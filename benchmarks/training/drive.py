@@ -24,7 +24,7 @@ from typing import Any
 from checkpoints import more
 from pipeline import Trained
 from processes import Server, server
-from reporting import RESULTS, append, header, lines_of, measured, table
+from reporting import RESULTS, append, header, lines_of, measured, table, when
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ssd"))
 
@@ -154,7 +154,6 @@ def report(parts: Path) -> int:
             bound(turn["ms"], ours["reads"], one["fio"])
             for turn, ours, one in zip(kinds["dram"], kinds["dram_ssd"], found, strict=True)
         ]
-        loads = sorted(one["load"] for one in found)
         rows.append(
             [
                 f"{model}, dim {dim}, {26 * cap:,} ids, {cached:.0%} cached{', servers apart' * apart}",
@@ -166,7 +165,7 @@ def report(parts: Path) -> int:
                 f"{drive['read_bytes'] / 2**20:.1f}",
                 f"{drive['written_bytes'] / 2**20:.1f}",
                 str(len(found)),
-                f"{found[-1]['day']}, load {loads[0]:.1f} to {loads[-1]:.1f}",
+                when(*found),
             ]
         )
     text = header("What rows on a drive cost training")

@@ -20,7 +20,7 @@ from typing import Any
 
 from checkpoints import more
 from processes import server
-from reporting import MISSED, RESULTS, append, header, lines_of, measured, table
+from reporting import MISSED, RESULTS, append, header, lines_of, measured, table, when
 
 PARTS = RESULTS / "training_job.jsonl"
 TARGET = 2.0  # percent
@@ -103,7 +103,6 @@ def report(parts: Path) -> int:
         spent = [one["processor_s"] for one in found if "processor_s" in one]
         less, least, most = more([one["script"] for one in spent], [one["built-in"] for one in spent])
         missed |= middle > TARGET
-        loads = sorted(one["load"] for one in found)
         rows.append(
             [
                 f"deepfm, dim {dim}, at most {cap:,} ids per category, batch {batch}",
@@ -112,7 +111,7 @@ def report(parts: Path) -> int:
                 str(len(found)),
                 f"{less:+.1f} % ({least:+.1f} to {most:+.1f})",
                 str(len(spent)),
-                f"{found[-1]['day']}, load {loads[0]:.1f} to {loads[-1]:.1f}",
+                when(*found),
             ]
         )
     text = header("A script with JobCallback beside the built-in model")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from processes import server
-from reporting import RESULTS, append, header, lines_of, measured, table
+from reporting import RESULTS, append, header, lines_of, measured, table, when
 
 MODES = {"one after the other": (False, 0), "pulled ahead": (True, 0), "staleness 1": (True, 1)}
 PARTS = ("input", "pull", "compute", "push", "other")
@@ -187,8 +187,8 @@ def report(options: argparse.Namespace) -> int:
         name = f"{model}, dim {dim}, {cap or 'full'}, {mode}"
         hidden = "" if one is base else f"{1 - exposed / all_of_it:.0%}"
         speed = [f"{one['samples_per_s']:,.0f}", f"{one['samples_per_s'] / base['samples_per_s']:.2f}"]
-        when = f"{one['day']}, load {one['load']:.1f}"
-        rows.append([name, *(f"{one[part]:.1f}" for part in (*PARTS, "step")), hidden, *speed, when])
+        measured_at = when(one)
+        rows.append([name, *(f"{one[part]:.1f}" for part in (*PARTS, "step")), hidden, *speed, measured_at])
     columns = [
         "",
         *(f"{part}, ms" for part in (*PARTS, "step")),

@@ -14,13 +14,12 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from processes import run, server
-from reporting import RESULTS, append, gib, header, lines_of, measured, table
-from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, speed
+from reporting import RESULTS, append, gib, header, lines_of, measured, table, when
+from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, samples_per_second, speed
 
 STOCK = "torch.nn, sparse=True"
 KINDS = (STOCK, "in process", "served")
@@ -132,16 +131,16 @@ def worker(layer: str, dim: int, rows: int, batch_size: int, kind: str, seconds:
     for x, y in batches([rows] * FIELDS, batch_size * LAYERS[layer]):
         ids = np.stack(x[1:]).reshape(FIELDS, batch_size, LAYERS[layer])
         data.append([torch.from_numpy(part) for part in (x[0][:batch_size], ids, y[:batch_size])])
-    done, began, number = 0, 0.0, 0
-    while number <= 3 or time.perf_counter() - began < seconds:
-        if number == 3:
-            done, began = 0, time.perf_counter()
-        integers, ids, labels = data[number % len(data)]
+    steps = itertools.cycle(data)
+
+    def step() -> int:
+        integers, ids, labels = next(steps)
         optimizer.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(model(integers, ids), labels).backward()
         optimizer.step()
-        done, number = done + batch_size, number + 1
-    print(json.dumps({"samples_per_s": done / (time.perf_counter() - began)}))
+        return batch_size
+
+    print(json.dumps({"samples_per_s": samples_per_second(step, seconds)}))
     if client is not None:
         client.close()
     return 0
@@ -162,7 +161,7 @@ def report(parts: Path) -> int:
         shown.append(f"{speed(cell) / base:.2f}" if base and cell["speeds"] else "-")
         shown += [gib(cell[what]) if cell[what] else "-" for what in ("worker", "server")]
         name = f"{cell['layer']}, dim {cell['dim']}, {cell['rows']:,} a field, {KINDS[number]}"
-        lines.append([name, *shown, f"{cell['day']}, load {cell['load']:.1f}"])
+        lines.append([name, *shown, when(cell)])
     batch = statistics.mode(cell["batch_size"] for cell in cells.values())
     text = header("PyTorch: sparse layers, and rows in tables")
     text += f"""\

@@ -15,12 +15,12 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from processes import run, server
-from reporting import MISSED, RESULTS, append, header, lines_of, measured, table
+from reporting import MISSED, RESULTS, append, header, lines_of, measured, table, when
+from vocabularies import samples_per_second, zipf
 
 PARTS = RESULTS / "training_schemas.jsonl"
 TARGETS = {9: 1.3, 64: 1.5}  # times stock, by dim
@@ -120,34 +120,30 @@ def worker(
     client = Client([endpoint]) if endpoint else None
     trainee = KerasTrainee(options, client, StopRequest(with_parent=False))
     steps = itertools.pairwise(itertools.cycle(batches(options.schema.limited(cap), batch_size)))
-    done, began, number = 0, 0.0, 0
-    while number <= 3 or time.perf_counter() - began < seconds:
-        if number == 3:
-            done, began = 0, time.perf_counter()
+
+    def step() -> int:
         batch, following = next(steps)
         trainee.train(batch, following)
-        done, number = done + batch.rows, number + 1
-    if client is not None:
-        client.settle()
-    print(json.dumps({"samples_per_s": done / (time.perf_counter() - began)}))
+        return int(batch.rows)
+
+    speed = samples_per_second(step, seconds, None if client is None else client.settle)
+    print(json.dumps({"samples_per_s": speed}))
     if client is not None:
         client.close()
     return 0
 
 
 def batches(schema: Any, batch_size: int) -> list[Any]:
-    """Batches of ids by Zipf's law with the exponent of the generator, scattered over each category."""
+    """Batches of ids of each category as `zipf` draws them."""
     import numpy as np
 
     from oe_runtime.data.batch import Batch
-    from oe_runtime.data.generate import ZIPF_EXPONENT
 
     rng = np.random.default_rng(1)
     sizes = np.concatenate([[one.cardinality] * one.length for one in schema.categories])
-    shrink, found = 1 - ZIPF_EXPONENT, []
+    found = []
     for _ in range(BATCHES):
-        ranks = ((sizes**shrink - 1) * rng.random((batch_size, len(sizes))) + 1) ** (1 / shrink)
-        ids = ranks.astype(np.int64) * 2654435761 % sizes + 1
+        ids = zipf(rng, sizes, (batch_size, len(sizes))) + 1
         dense = rng.standard_normal((batch_size, len(schema.numbers)), np.float32)
         labels = rng.integers(0, 2, batch_size).astype(np.float32)
         found.append(Batch(dense, np.asfortranarray(ids), labels))
@@ -172,7 +168,7 @@ def report(parts: Path) -> int:
                 f"{served:,.0f}",
                 f"{ratio:.2f}",
                 f"{target} {verdict}",
-                f"{one['day']}, load {one['load']:.1f}",
+                when(one),
             ]
         )
     text = header("Training on other columns than Criteo's")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from processes import run, server
-from reporting import RESULTS, append, gib, header, lines_of, measured, table
+from reporting import RESULTS, append, gib, header, lines_of, measured, table, when
 from vocabularies import FIELDS, batches
 
 STOCK, EMBEDDED = "TensorFlow, stock Keras's export", "TensorFlow, save_as_original_model"
@@ -196,7 +196,7 @@ def report(parts: Path) -> int:
         }
         name = f"dim {dim}, {rows:,} a field, {size} examples, {KINDS[number]}"
         shown = [f"{median['p50']:.2f}", f"{median['p99']:.2f}", f"{median['lookups_per_s']:,.0f}"]
-        lines.append([name, *shown, gib(cell["memory"]), f"{cell['day']}, load {cell['load']:.1f}"])
+        lines.append([name, *shown, gib(cell["memory"]), when(cell)])
     text = header("Serving: exports with rows inside, and rows elsewhere")
     text += f"""\
 DeepFM, {FIELDS} fields with ids by Zipf's law; one process with one thread of requests, one after the other,

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 import auc
 import openembedding_build
 from processes import Ended, Missing, run, server
-from reporting import MISSED, RESULTS, append, gib, header, lines_of, measured, table
+from reporting import MISSED, RESULTS, append, gib, header, lines_of, measured, table, when
 
 STOCK, SERVED, PMEM, PEER = "stock", "served", "served pmem_libpmem", "openembedding"
 KINDS = (STOCK, SERVED, PMEM, "stock bfloat16", "served bfloat16", "served bfloat16 rows", PEER)
@@ -194,19 +194,35 @@ def worker(
     trained.compile(optimizer, "binary_crossentropy", jit_compile=False)
     data = batches(sizes, batch_size)
     steps = itertools.pairwise(itertools.cycle(data))
-    done, began, number = 0, 0.0, 0
-    while number <= 3 or time.perf_counter() - began < seconds:
-        if number == 3:
-            done, began = 0, time.perf_counter()
+
+    def step() -> int:
         (x, y), following = next(steps)
         if client is not None:
             trained.prefetch(*following)
         trained.train_on_batch(x, y)
-        done, number = done + len(y), number + 1
-    print(json.dumps({"samples_per_s": done / (time.perf_counter() - began)}))
+        return len(y)
+
+    print(json.dumps({"samples_per_s": samples_per_second(step, seconds)}))
     if client is not None:
         client.close()
     return 0
+
+
+def samples_per_second(
+    step: Callable[[], int], seconds: float, settle: Callable[[], None] | None = None
+) -> float:
+    """Speed of steps, which return their number of samples, for `seconds` after three of warm-up.
+
+    `settle` waits for what the last step has begun.
+    """
+    for _ in range(3):
+        step()
+    done, began = 0, time.perf_counter()
+    while not done or time.perf_counter() - began < seconds:
+        done += step()
+    if settle is not None:
+        settle()
+    return done / (time.perf_counter() - began)
 
 
 def field_sizes(rows: int, criteo: bool = False) -> list[int]:
@@ -217,20 +233,27 @@ def field_sizes(rows: int, criteo: bool = False) -> list[int]:
 
 
 def batches(sizes: Sequence[int], batch_size: int) -> list[tuple[Any, Any]]:
-    """(x, y) of ids by Zipf's law with the exponent of the generator, scattered over each field."""
+    """(x, y) of ids of each field as `zipf` draws them."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(BATCHES):
+        ids = zipf(rng, np.array(sizes)[:, None], (FIELDS, batch_size))
+        x = [rng.standard_normal((batch_size, INTEGERS), np.float32), *(field[:, None] for field in ids)]
+        found.append((x, rng.integers(0, 2, (batch_size, 1)).astype(np.float32)))
+    return found
+
+
+def zipf(rng: Any, sizes: Any, shape: tuple[int, int]) -> Any:
+    """Ids below `sizes` by Zipf's law with the exponent of the generator, scattered over each field."""
     import numpy as np
 
     from oe_runtime.data.generate import ZIPF_EXPONENT
 
-    rng = np.random.default_rng(1)
-    shrink, rows = 1 - ZIPF_EXPONENT, np.array(sizes)[:, None]
-    found = []
-    for _ in range(BATCHES):
-        ranks = ((rows.astype(float) ** shrink - 1) * rng.random((FIELDS, batch_size)) + 1) ** (1 / shrink)
-        ids = ranks.astype(np.int64) * 2654435761 % rows
-        x = [rng.standard_normal((batch_size, INTEGERS), np.float32), *(field[:, None] for field in ids)]
-        found.append((x, rng.integers(0, 2, (batch_size, 1)).astype(np.float32)))
-    return found
+    shrink = 1 - ZIPF_EXPONENT
+    ranks = ((sizes.astype(float) ** shrink - 1) * rng.random(shape) + 1) ** (1 / shrink)
+    return ranks.astype(np.int64) * 2654435761 % sizes
 
 
 def report(parts: Path) -> int:
@@ -249,7 +272,7 @@ def report(parts: Path) -> int:
         shown += [f"{ratio:.2f}" if ratio else "-" for ratio in beside.values()]
         shown += [gib(cell[what]) if cell[what] else "-" for what in ("worker", "server")]
         shown.append(aucs.get((model, dim, rows, kind), "-") if criteo else "-")
-        lines.append([f"{name}, {kind}", *shown, f"{cell['day']}, load {cell['load']:.1f}"])
+        lines.append([f"{name}, {kind}", *shown, when(cell)])
         if kind != SERVED:
             continue
         wanted = {

@@ -27,7 +27,7 @@ from typing import Any
 import networks
 import pipeline
 from processes import Server, server
-from reporting import RESULTS, append, header, lines_of, measured, table
+from reporting import RESULTS, append, header, lines_of, measured, table, when
 
 from provision.jobs.worker_group import free_endpoints
 
@@ -189,8 +189,8 @@ def report(parts: Path) -> int:
     for (model, dim, cap), cell in sorted(cells.items()):
         name = f"{model}, dim {dim}, {cap or 'full'}"
         one, two = (statistics.median(cell["speeds"][count]) for count in ("1", "2"))
-        when = f"{cell['day']}, load {cell['load']:.1f}"
-        rows.append([name, f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}", when])
+        measured_at = when(cell)
+        rows.append([name, f"{one:,.0f}", f"{two:,.0f}", f"{two / one:.2f}", measured_at])
         values = [cell[what] for what in ("compute_s", "pull_push_s", "server_cpu_s")]
         sizes = [f"{cell['keys']:,.0f}", f"{cell['bytes'] / 1e6:.2f}", f"{cell['dense_bytes'] / 1e6:.2f}"]
         a_second = cell["keys"] / cell["server_cpu_s"] / 1e6
@@ -262,13 +262,13 @@ def checked(checks: dict[tuple[Any, ...], dict[str, Any]]) -> str:
     for (model, dim, cap), cell in sorted(checks.items()):
         steps = {int(rate): statistics.median(found) for rate, found in cell["steps"].items()}
         name, base = f"{model}, dim {dim}, {cap or 'full'}", steps.pop(0)
-        when = f"{cell['day']}, load {cell['load']:.1f}"
-        rows.append([f"{name}, unlimited", f"{1000 * base:.0f}", "", "", when])
+        measured_at = when(cell)
+        rows.append([f"{name}, unlimited", f"{1000 * base:.0f}", "", "", measured_at])
         for rate, found in sorted(steps.items(), reverse=True):
             # The cores are shared, so what a step takes without the network is measured, not modelled.
             network = step_seconds(cell, 2, 1, rate / 1000) - step_seconds(cell, 2, 1, math.inf)
             modelled = base + network
-            cells = [f"{1000 * found:.0f}", f"{1000 * modelled:.0f}", f"{found / modelled:.2f}", when]
+            cells = [f"{1000 * found:.0f}", f"{1000 * modelled:.0f}", f"{found / modelled:.2f}", measured_at]
             rows.append([f"{name}, {rate} Mb/s", *cells])
     text = """
 ## The model checked: two workers and a server on hosts of their own

@@ -1,0 +1,70 @@
+"""Each benchmark has a short form that `make bench-quick` runs, and a page."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import quick
+
+    yield quick
+    for name in ("quick", "processes", "reporting"):
+        sys.modules.pop(name)
+
+
+def test_each_benchmark_of_the_page_has_a_short_form(quick) -> None:
+    page = (ROOT / "docs/evidence/benchmarks.md").read_text()
+    named = set(re.findall(r"^\|.*\| `python benchmarks/([^`]*)`", page, re.M))
+    assert len(named) > 15
+    short = [one.command for one in quick.QUICK.values()]
+    assert [name for name in named if not any(one.split(" --")[0] == name for one in short)] == []
+
+
+def test_each_short_form_says_which_rows_have_figures(quick) -> None:
+    for name, one in quick.QUICK.items():
+        assert one.rows or one.needs == ("virtual nodes",), name
+        assert set(one.needs) <= quick.NEEDS.keys(), name
+
+
+@pytest.mark.parametrize(
+    ("line", "is_figure"),
+    [
+        ("| ours, TCP | 3.25 |", True),
+        ("│ loopback │ 9 │ ours, TCP │ 11.51 │", True),
+        ("| ours, TCP | - |", False),
+        ("| ours, TCP 9 | |", False),
+        ("| ours | 3.25 |", False),
+        ("ours, TCP: 3.25", False),
+    ],
+)
+def test_a_figure_stands_in_a_row_of_a_table_beside_its_name(quick, line: str, is_figure: bool) -> None:
+    assert quick.without_figures(f"# A title\n{line}\n", ["ours, TCP"]) == (
+        [] if is_figure else ["ours, TCP"]
+    )
+
+
+def test_a_benchmark_that_fails_is_named_with_what_it_said(quick) -> None:
+    failing = quick.Quick("ssd/memory_drive.py 1 no-such-program", ("dram",))
+    said = quick.run("ssd/memory_drive", failing, fetch=False)
+    assert said.startswith("FAILED   ssd/memory_drive: it ended with status 2")
+    assert "COMMAND: found 'no-such-program'; give a program to run" in said
+
+
+def test_a_benchmark_without_figures_fails(quick) -> None:
+    said = quick.run("transports", quick.Quick("transports.py --help", ("asio",)), fetch=False)
+    assert said.startswith("FAILED   transports: no figures for asio")
+
+
+def test_what_is_missing_is_said(quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(quick.NEEDS, "fio", lambda: "fio is not installed")
+    said = quick.run("ssd/device", quick.QUICK["ssd/device"], fetch=False)
+    assert said == "not run  ssd/device: fio is not installed"
