@@ -136,10 +136,25 @@ def _trainer_defaults(models: Sequence[type[Settings]]) -> dict[str, Any]:
     }
 
 
-def _trainer_optimizers() -> list[str]:
-    from oe_runtime.run.optimizers import LEARNING_RATES
+# Rules of tables under the names that the trainer has for options of them.
+OPTIONS = {"amsgrad": {"name": "adam", "amsgrad": True}, "momentum": {"name": "sgd", "momentum": 0.9}}
 
-    return list(LEARNING_RATES)
+
+def _trainer_optimizers() -> dict[str, list[int]]:
+    """The numbers of each optimizer's state per weight and per row, from tables of dim 1 and 2."""
+    from oe_runtime import Client, TableSpec
+    from oe_runtime.run.optimizers import LEARNING_RATES
+    from oe_runtime.spec import OPTIMIZERS
+
+    client = Client.in_process()
+    rules = {name.replace("_", ""): {"name": name} for name in OPTIMIZERS} | OPTIONS
+
+    def values(name: str, dim: int) -> int:
+        table = client.create_table(TableSpec(f"{name}-{dim}", dim, optimizer=rules[name]))
+        return sum(client.slots(table).values())
+
+    one, two = ({name: values(name, dim) for name in LEARNING_RATES} for dim in (1, 2))
+    return {name: [two[name] - one[name], 2 * one[name] - two[name]] for name in LEARNING_RATES}
 
 
 class _Dumper(yaml.SafeDumper):

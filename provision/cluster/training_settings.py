@@ -29,7 +29,9 @@ OF_THE_SCRIPT = (
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
 TRAINER_OPTIMIZERS = Path(__file__).with_name("trainer_optimizers.json")
-OPTIMIZERS: tuple[str, ...] = tuple(json.loads(TRAINER_OPTIMIZERS.read_text(encoding="utf-8")))
+# Of each optimizer, the numbers of its state per weight and per row.
+OPTIMIZER_STATES: dict[str, list[int]] = json.loads(TRAINER_OPTIMIZERS.read_text(encoding="utf-8"))
+OPTIMIZERS: tuple[str, ...] = tuple(OPTIMIZER_STATES)
 if TYPE_CHECKING:
     Optimizer = str
 else:

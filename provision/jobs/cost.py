@@ -22,16 +22,13 @@ from rich.table import Table
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.setting_types import Size, Text, explain
-from provision.cluster.training_settings import OPTIMIZERS
+from provision.cluster.training_settings import OPTIMIZER_STATES, OPTIMIZERS
 from provision.jobs.screen import make_console, say
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 System = Literal["dram", "pmem_libpmem", "dram_pmem", "dram_ssd"]
 
-# Numbers of optimizer state per weight, where it is not one.
-_STATES = {"sgd": 0, "amsgrad": 3}
-_STATES |= dict.fromkeys(("adadelta", "adam", "adamasync", "adamax", "adamw", "ftrl", "nadam"), 2)
 _LINE = 256
 _INDEX = 21  # bytes of DRAM per row: an index has 18 to 23 (docs/design/decisions/hash-index.md)
 _POOL_INDEX = 18  # the same with rows in a pool, one of them for the slot
@@ -138,9 +135,8 @@ def row_bytes(model: Model) -> int:
 
 def values(model: Model) -> int:
     """Numbers of optimizer state in a row."""
-    if model.optimizer == "adagraddecay":
-        return model.dim + 1
-    return _STATES.get(model.optimizer, 1) * model.dim
+    per_weight, per_row = OPTIMIZER_STATES[model.optimizer]
+    return per_weight * model.dim + per_row
 
 
 def pool_bytes(row: int) -> float:
