@@ -122,15 +122,16 @@ def plan(
     default: Rocky Linux 8 for hosts with persistent memory, Ubuntu for the others. Exit code 0: nothing to
     do; 2: changes are pending; 1: a host could not be observed, or cannot be brought to the wanted state.
     """
+    from provision.cli.views.terminal import Terminal
     from provision.converge import planning
 
     found = open_inventory(inventory, limit, state_dir)
     return planning.plan(
         found,
+        Terminal(as_json=as_json),
         offline=offline,
         systems=system or [],
         commands=commands,
-        as_json=as_json,
         host=host or "",
         state_dir=state_dir,
     )
@@ -171,19 +172,14 @@ def adopt(
     ansible_become_password or OEPROV_BECOME_PASSWORD. Host keys are shown; without --accept-new or
     --known-hosts it asks before it records them. A second run changes nothing.
     """
+    from provision.cli.views.terminal import Terminal
     from provision.converge import adoption
+    from provision.converge.changes import Consent, How
 
     trust = adoption.Trust(accept_new, known_hosts)
     found = open_inventory(inventory, limit, state_dir)
-    return adoption.adopt(
-        found,
-        state_dir=state_dir,
-        trust=trust,
-        bundle=_opened(bundle),
-        yes=yes,
-        check=check,
-        as_json=as_json,
-    )
+    how = How(state_dir, Consent(yes), Terminal(as_json=as_json), check)
+    return adoption.adopt(found, how, trust=trust, bundle=_opened(bundle))
 
 
 @app.command(
@@ -205,7 +201,7 @@ def bootstrap(
     from provision.converge import changes
 
     found = change.open()
-    return changes.bootstrap(found, bundle=_opened(bundle), **change.how)
+    return changes.bootstrap(found, change.how, bundle=_opened(bundle))
 
 
 @app.command(
@@ -260,7 +256,7 @@ def pmem_mode(
     from provision.converge import changes, planning
 
     planning.check_mode(mode)
-    return changes.pmem_mode(change.open(), mode, write_inventory=write_inventory, **change.how)
+    return changes.pmem_mode(change.open(), mode, change.how, write_inventory=write_inventory)
 
 
 class Rollback(str, Enum):
@@ -288,7 +284,7 @@ def rollback(
     from provision.converge import rollback as back
 
     way = back.kernel if what is Rollback.kernel else back.pmem_mode
-    return way(change.open(), **change.how)
+    return way(change.open(), change.how)
 
 
 @app.command(
@@ -309,7 +305,7 @@ def destroy(
     """
     from provision.converge import destroy as removing
 
-    return removing.run(change.open(), **change.how)
+    return removing.run(change.open(), change.how)
 
 
 @app.command(
@@ -326,9 +322,11 @@ def doctor(
 
     Exit code 0: nothing is wrong; 1: something is, or a host could not be observed.
     """
-    from provision.converge import doctor as examining
+    from provision.cli.views import doctor as view
+    from provision.converge.doctor import examine_all
 
-    return examining.run(open_inventory(inventory, limit, state_dir), as_json=as_json)
+    found = open_inventory(inventory, limit, state_dir)
+    return view.show(found.cluster, examine_all(found), as_json=as_json)
 
 
 app.command(rich_help_panel=_TRAIN, epilog=training.LAUNCH_EXAMPLES, cls=WithScriptArguments)(

@@ -105,6 +105,6 @@ def history(
     With RUN, it shows the hosts of one run by outcome, the slowest ones, and what failed. With --host, it
     shows the steps of one host with times and results. It reads the journal in the state directory.
     """
-    from provision.converge import historyview
+    from provision.cli.views import history as view
 
-    return historyview.show(state_dir, run, host, last=last, as_json=as_json)
+    return view.show(state_dir, run, host, last=last, as_json=as_json)

@@ -20,6 +20,7 @@ from provision.cluster.state_directory import (
 
 if TYPE_CHECKING:  # the models are slow to import
     from provision.cluster.inventory import Inventory
+    from provision.converge.changes import How
 
 InventoryPath = Annotated[
     Path,
@@ -192,12 +193,12 @@ class ChangeOptions:
 
     path: Path
     limit: str | None
-    how: dict[str, Any]  # state_dir, consent, as_json and check, as the functions of ``converge`` take them
+    how: How
     retry_trials: bool = False
 
     def open(self) -> Inventory:
         """Load the inventory; OeprovError says what is wrong in it."""
-        found = open_inventory(self.path, self.limit, self.how["state_dir"])
+        found = open_inventory(self.path, self.limit, self.how.state_dir)
         if not self.retry_trials:
             return found
         hosts = {name: replace(host, retry_trials=True) for name, host in found.hosts.items()}
@@ -216,6 +217,7 @@ def _change(
     as_json: Json = False,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> ChangeOptions:
+    from provision.cli.views.terminal import Terminal
     from provision.cluster.host_names import named_objects
     from provision.converge import changes
     from provision.converge.rolling import Failures
@@ -224,7 +226,7 @@ def _change(
         raise OeprovError("--fail-fast and --keep-going exclude each other: give one of them")
     failures = Failures.fail_fast if fail_fast else Failures.keep_going if keep_going else Failures.limited
     agreed = changes.Consent(yes=yes, objects=named_objects(consent or []), failures=failures)
-    how = {"state_dir": state_dir, "consent": agreed, "as_json": as_json, "check": check}
+    how = changes.How(state_dir, agreed, Terminal(as_json=as_json), check)
     return ChangeOptions(inventory, limit, how, retry_trials)
 
 

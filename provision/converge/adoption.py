@@ -7,10 +7,8 @@ password, by Fabric; afterwards OpenSSH must get in.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
-import sys
 import tempfile
 import threading
 import time
@@ -21,20 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Console
 from rich.markup import escape
 
 from provision.artifacts.bundle import Bundle
 from provision.cluster.errors import ConvergeError, HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import Host, Inventory
-from provision.converge import adoption_plan, planview
-from provision.converge.changes import confirm
+from provision.converge import adoption_plan
+from provision.converge.changes import How
 from provision.hosts import carrier, fanout, first_login, host_keys, passwords, remote
 from provision.hosts.first_login import Facts, KeySession, Session
 from provision.hosts.host_keys import Route
 from provision.hosts.journal import Journal, cluster_lock, private_files
 from provision.hosts.passwords import Password, PasswordRefused, no_passwords
-from provision.jobs.screen import say
 from provision.node.ansible_python import CARRIED
 from provision.node.state import State, encode
 from provision.node.step import Plan, Step
@@ -82,31 +78,22 @@ class _Way:
         return self.ssh_host if self.route is not None and self.route.record_in is None else self.host
 
 
-def adopt(
-    inventory: Inventory,
-    *,
-    state_dir: Path,
-    trust: Trust,
-    bundle: Bundle | None = None,
-    yes: bool = False,
-    check: bool = False,
-    as_json: bool = False,
-) -> int:
+def adopt(inventory: Inventory, how: How, *, trust: Trust, bundle: Bundle | None = None) -> int:
     """Set up logins by key and sudo without a password.
 
     With a bundle, packages come from there. Returns 0 if all hosts have them now, 1 if not; with ``check`` 2
     if steps are pending.
     """
     if bundle is not None:
-        inventory = bundle.used_by(inventory, state_dir)
+        inventory = bundle.used_by(inventory, how.state_dir)
     with contextlib.ExitStack() as held:
         place = None
-        if not check:  # what a killed run leaves goes with the next lock
-            held.enter_context(cluster_lock(state_dir, inventory.cluster))
-            place = private_files(state_dir, inventory.cluster)
+        if not how.check:  # what a killed run leaves goes with the next lock
+            held.enter_context(cluster_lock(how.state_dir, inventory.cluster))
+            place = private_files(how.state_dir, inventory.cluster)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="oeprov-", dir=place))
-        return _Adoption(inventory, state_dir, trust, bundle, yes, as_json, Path(scratch)).run(check=check)
+        return _Adoption(inventory, how, trust, bundle, Path(scratch)).run()
 
 
 def _own_identity() -> tuple[str, str, str]:
@@ -125,33 +112,24 @@ class _Adoption:
     """One run of ``oeprov adopt``."""
 
     def __init__(
-        self,
-        inventory: Inventory,
-        state_dir: Path,
-        trust: Trust,
-        bundle: Bundle | None,
-        yes: bool,
-        as_json: bool,
-        scratch: Path,
+        self, inventory: Inventory, how: How, trust: Trust, bundle: Bundle | None, scratch: Path
     ) -> None:
         self.inventory = inventory
-        self.state_dir = state_dir
+        self.how = how
+        self.screen = how.screen
         self.trust = trust
         self.bundle = bundle
-        self.yes = yes
-        self.as_json = as_json
         self.scratch = scratch  # for host keys that are not recorded yet
-        self.console = Console(stderr=as_json)
         self.passwords = passwords.SHARED
-        self.journal = Journal(state_dir / "journal.jsonl", f"adopt-{datetime.now():%Y%m%d-%H%M%S}")
+        self.journal = Journal(how.state_dir / "journal.jsonl", f"adopt-{datetime.now():%Y%m%d-%H%M%S}")
         self.lost: dict[str, HostError] = {}
         self.done: list[dict[str, Any]] = []
 
-    def run(self, *, check: bool) -> int:
+    def run(self) -> int:
         begun = time.monotonic()
         local = [host.name for host in self.inventory.hosts.values() if host.connection == "local"]
         for name in local:
-            say(self.console, f"[dim]note[/]     {name}: is this machine: nothing to set up")
+            self.screen.say(f"[dim]note[/]     {name}: is this machine: nothing to set up")
         hosts = [host for host in self.inventory.hosts.values() if host.name not in local]
         with self._status("logging in"):
             ways = self._see(hosts)
@@ -159,15 +137,15 @@ class _Adoption:
         problems = {name: plan.problems[0] for name, plan in plans.items() if plan.problems}
         self._refuse({name: f"{problem}; nothing was changed" for name, problem in problems.items()})
         plans = {name: plan for name, plan in plans.items() if not plan.problems}
-        planview.show(self.console, plans.values())
+        self.screen.show_plan(plans.values())
         self._show_lost()
         pending = {name: plan for name, plan in plans.items() if plan.steps}
-        if not check and pending:
+        if not self.how.check and pending:
             if not self._has_consent():
-                self.console.print("nothing was changed")
+                self.screen.say("nothing was changed")
                 return 1
             self._apply(pending, ways)
-        return self._report(plans, pending, begun, check=check)
+        return self._report(plans, pending, begun)
 
     # See
 
@@ -209,7 +187,7 @@ class _Adoption:
             for name, way in ways.items():
                 error = self.lost.pop(name)
                 if isinstance(error, PasswordRefused):
-                    say(self.console, f"[red]✗[/] {escape(str(error))}")
+                    self.screen.say(f"[red]✗[/] {escape(str(error))}")
                 self.passwords.forget(way.login)
 
     def _left(self, ways: Mapping[str, _Way]) -> dict[str, _Way]:
@@ -275,13 +253,13 @@ class _Adoption:
         """The hosts whose new keys the user accepts; ssh then knows them for this run."""
         if not ways:
             return {}
-        say(self.console, "Host keys that ssh does not know yet:")
+        self.screen.say("Host keys that ssh does not know yet:")
         for name, way in ways.items():
             if way.route is not None and way.new_key is not None:
                 found = host_keys.fingerprint(way.new_key)
-                say(self.console, f"  {escape(name)} ({way.route.where}): {found}")
+                self.screen.say(f"  {escape(name)} ({way.route.where}): {found}")
         if not self.trust.accept_new and self.trust.file is None:
-            if not sys.stdin.isatty():
+            if not self.screen.can_ask:
                 self._refuse(
                     dict.fromkeys(
                         ways,
@@ -290,7 +268,7 @@ class _Adoption:
                     )
                 )
                 return {}
-            if not self._ask(partial(confirm, self.console, "Are these the keys of your hosts?")):
+            if not self._ask(partial(self.screen.confirm, "Are these the keys of your hosts?")):
                 self._refuse(dict.fromkeys(ways, "its host key was not accepted; nothing was changed there"))
                 return {}
         for number, way in enumerate(ways.values()):
@@ -349,11 +327,11 @@ class _Adoption:
         return found
 
     def _has_consent(self) -> bool:
-        if self.yes:
+        if self.how.consent.yes:
             return True
-        if not sys.stdin.isatty():
+        if not self.screen.can_ask:
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return confirm(self.console, "Apply these steps?")
+        return self.screen.confirm("Apply these steps?")
 
     # Apply
 
@@ -366,7 +344,7 @@ class _Adoption:
         failed = sorted(name for name in plans if name in self.lost)
         self.journal.write("finished", outcome="failed" if failed else "ok", failed=failed)
         for name in failed:
-            say(self.console, f"[red]✗[/] {escape(str(self.lost[name]))}")
+            self.screen.say(f"[red]✗[/] {escape(str(self.lost[name]))}")
 
     def _carry_out(self, way: _Way, plans: Mapping[str, Plan]) -> None:
         with self._session(way) as session:
@@ -391,7 +369,7 @@ class _Adoption:
         self.journal.end(host, step.id, ok=ok, message=message)
         self.done.append({"host": host, "id": step.id, "what": step.what, "ok": ok, "seconds": seconds})
         if ok:
-            say(self.console, f"[green]✓[/] {host}: {escape(step.what)} ({seconds:.1f} s)")
+            self.screen.say(f"[green]✓[/] {host}: {escape(step.what)} ({seconds:.1f} s)")
 
     def _carry_out_step(self, way: _Way, session: Session, step: Step) -> None:
         assert way.facts is not None  # noqa: S101 - it was seen
@@ -421,7 +399,7 @@ class _Adoption:
             self.lost[error.host] = error
             left.pop(error.host)
         where = f"{platform.node()} (pid {os.getpid()})"
-        owner = f"{platform.node()}:{self.state_dir.absolute()}:{self.inventory.cluster}"
+        owner = f"{platform.node()}:{self.how.state_dir.absolute()}:{self.inventory.cluster}"
         run = {"id": self.journal.run, "owner": owner, "where": where}
         while first := {name: steps.pop(0) for name, steps in left.items() if steps}:
             for item in carrier.carry_out(
@@ -453,24 +431,23 @@ class _Adoption:
 
     # Report
 
-    def _report(
-        self, plans: Mapping[str, Plan], pending: Mapping[str, Plan], begun: float, *, check: bool
-    ) -> int:
+    def _report(self, plans: Mapping[str, Plan], pending: Mapping[str, Plan], begun: float) -> int:
+        check = self.how.check
         good = [name for name in plans if name not in self.lost]
         if not check and good:
             changed = bool(self.done)
             hosts = f"{len(good)} host" + ("" if len(good) == 1 else "s")
             words = "adopted" if changed else "adopted already: nothing to do"
-            self.console.print(f"[green]✓[/] {hosts} {words} ({time.monotonic() - begun:.1f} s)")
-        if self.as_json:
-            report = {
+            self.screen.say(f"[green]✓[/] {hosts} {words} ({time.monotonic() - begun:.1f} s)")
+        self.screen.report(
+            {
                 "adopted": [name for name in good if not check or name not in pending],
                 "changed": [item for item in self.done if item["ok"]],
                 "failed": [item for item in self.done if not item["ok"]],
                 "pending": [encode(plan) for plan in pending.values()] if check else [],
                 "unreachable": {name: error.reason for name, error in self.lost.items()},
             }
-            print(json.dumps(report))
+        )
         if self.lost:
             return 1
         return 2 if check and pending else 0
@@ -490,11 +467,11 @@ class _Adoption:
     def _show_lost(self) -> None:
         for name in self.inventory.hosts:
             if name in self.lost:
-                say(self.console, f"[red]✗[/] {escape(str(self.lost[name]))}")
+                self.screen.say(f"[red]✗[/] {escape(str(self.lost[name]))}")
 
     @contextlib.contextmanager
     def _status(self, words: str) -> Iterator[None]:
-        with self.console.status(words) as self._spinner:
+        with self.screen.status(words) as self._spinner:
             yield
 
     def _ask(self, question: Callable[[], _Result]) -> _Result:

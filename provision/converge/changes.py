@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import platform
 import shlex
@@ -15,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from provision.artifacts.bundle import Bundle
@@ -24,9 +22,9 @@ from provision.cluster.host_names import alike, fold
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.settings import GpuSettings, KernelSettings, SsdSettings
 from provision.cluster.state_directory import state_flag
-from provision.converge import outlook, planning, planview, rolling
+from provision.converge import outlook, planning, rolling
 from provision.converge.rolling import Failures, Rollout, some
-from provision.converge.stepview import StepView
+from provision.converge.screen import Progress, Screen
 from provision.hosts import carrier, history, playbook, runs
 from provision.hosts.journal import Journal, cluster_lock
 from provision.hosts.playbook import TaskResult
@@ -35,7 +33,6 @@ from provision.hosts.survey import ClusterSurvey, interpreter, survey
 from provision.inventory import edit as inventory_edit
 from provision.inventory.loader import load
 from provision.jobs import store
-from provision.jobs.screen import make_console, say
 from provision.jobs.store import ACTIVE
 from provision.monitoring import stack
 from provision.node.ansible_python import CARRIED
@@ -61,49 +58,43 @@ class Consent:
     failures: Failures = Failures.limited
 
 
-def bootstrap(
-    inventory: Inventory,
-    *,
-    state_dir: Path,
-    consent: Consent,
-    as_json: bool = False,
-    check: bool = False,
-    bundle: Bundle | None = None,
-) -> int:
+@dataclass(frozen=True)
+class How:
+    """How hosts are changed: where oeprov's state is, what the user agreed to, and where it is shown.
+
+    ``check``: only show what would be changed.
+    """
+
+    state_dir: Path
+    consent: Consent
+    screen: Screen
+    check: bool = False
+
+
+def bootstrap(inventory: Inventory, how: How, *, bundle: Bundle | None = None) -> int:
     """Converge every host to the inventory; 0: converged, 1: not; with ``check`` 2: changes are pending.
 
     With a bundle, hosts download nothing.
     """
     if bundle is not None:
-        inventory = bundle.used_by(inventory, state_dir)
-    code = _Change(inventory, "bootstrap", state_dir, consent, as_json, bundle=bundle).run(check=check)
-    if code == 0 and not check and stack.has_metrics(inventory):
+        inventory = bundle.used_by(inventory, how.state_dir)
+    code = _Change(inventory, "bootstrap", how, bundle=bundle).run()
+    if code == 0 and not how.check and stack.has_metrics(inventory):
         # Without this run's --limit: Prometheus scrapes the whole cluster.
-        stack.write(load(inventory.path, state_dir=state_dir), state_dir / "monitoring")
+        stack.write(load(inventory.path, state_dir=how.state_dir), how.state_dir / "monitoring")
     return code
 
 
-def pmem_mode(
-    inventory: Inventory,
-    mode: str,
-    *,
-    state_dir: Path,
-    consent: Consent,
-    as_json: bool = False,
-    check: bool = False,
-    write_inventory: bool = False,
-) -> int:
+def pmem_mode(inventory: Inventory, mode: str, how: How, *, write_inventory: bool = False) -> int:
     """Switch the persistent memory of every host to ``mode``; exit codes as for ``bootstrap``.
 
     Skips hosts without any (``pmem_mode: none``, of a kind that cannot do ``mode``). ``write_inventory``
     writes ``mode`` into the inventory afterwards; without it, the user at a terminal is asked.
     """
     inventory = replace(inventory, hosts=_hosts_with_mode(inventory, mode))
-    changed = with_mode(inventory, mode, state_dir)
-    change = _Change(changed, "pmem_mode", state_dir, consent, as_json)
-    code = change.run(check=check)
-    if code == 0 or (check and code == 2):
-        return _offer_mode(inventory, mode, change, check=check, wanted=write_inventory) or code
+    code = _Change(with_mode(inventory, mode, how.state_dir), "pmem_mode", how).run()
+    if code == 0 or (how.check and code == 2):
+        return _offer_mode(inventory, mode, how, wanted=write_inventory) or code
     return code
 
 
@@ -116,33 +107,33 @@ def _hosts_with_mode(inventory: Inventory, mode: str) -> dict[str, Host]:
     return able
 
 
-def _offer_mode(inventory: Inventory, mode: str, change: _Change, *, check: bool, wanted: bool) -> int:
+def _offer_mode(inventory: Inventory, mode: str, how: How, *, wanted: bool) -> int:
     """Write the new mode into the inventory if the user agrees; 1 when writing failed."""
-    console = change.console
+    screen = how.screen
     hosts = [host.name for host in inventory.hosts.values() if host.pmem.mode != mode]
-    if not hosts or (check and not wanted):
+    if not hosts or (how.check and not wanted):
         return 0
     path = inventory.path
     if not wanted:
         said = f"note: {escape(str(path))} still has another pmem_mode for {', '.join(hosts)}"
-        say(console, f"{said}: the next bootstrap would plan to undo this change")
+        screen.say(f"{said}: the next bootstrap would plan to undo this change")
     try:
         edits = inventory_edit.edits_for(path, hosts, "pmem_mode", mode, alike=inventory.hosts)
         for line in [line for edit in edits for line in edit.diff()]:
-            say(console, f"  {escape(line)}")
-        if check:
+            screen.say(f"  {escape(line)}")
+        if how.check:
             return 0
-        ask = not wanted and not change.as_json and not change.consent.yes and sys.stdin.isatty()
-        if wanted or (ask and confirm(console, "Write this into the inventory?")):
+        ask = not wanted and not screen.as_json and not how.consent.yes and screen.can_ask
+        if wanted or (ask and screen.confirm("Write this into the inventory?")):
             for edit in edits:
                 edit.write()
-                say(console, f"[green]✓[/] wrote {escape(str(edit.path))}")
+                screen.say(f"[green]✓[/] wrote {escape(str(edit.path))}")
         elif not ask:
-            flags = f"-i {shlex.quote(str(path))}{_limit_flag(inventory, mode, change.state_dir)}"
-            flags += state_flag(change.state_dir)
-            say(console, f"to write it: oeprov pmem-mode {mode} {flags} --write-inventory")
+            flags = f"-i {shlex.quote(str(path))}{_limit_flag(inventory, mode, how.state_dir)}"
+            flags += state_flag(how.state_dir)
+            screen.say(f"to write it: oeprov pmem-mode {mode} {flags} --write-inventory")
     except InventoryError as error:
-        say(console, f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
+        screen.say(f"[{'red' if wanted else 'yellow'}]{'✗' if wanted else '!'}[/] {escape(str(error))}")
         return 1 if wanted else 0
     return 0
 
@@ -170,23 +161,9 @@ def _limit_flag(inventory: Inventory, mode: str, state_dir: Path) -> str:
     return f" --limit {shlex.quote(','.join(inventory.hosts))}"
 
 
-def confirm(console: Console, question: str) -> bool:
-    """The answer at the terminal; no unless it is yes."""
-    answer = console.input(f"{question} [y/N] ", markup=False)  # markup would take [y/N] for a style
-    return answer.strip().lower() in ("y", "yes")
-
-
-def kernel_only(
-    inventory: Inventory,
-    *,
-    state_dir: Path,
-    consent: Consent,
-    as_json: bool = False,
-    check: bool = False,
-) -> int:
+def kernel_only(inventory: Inventory, how: How) -> int:
     """Converge only the kernel of every host."""
-    change = _Change(inventory, "bootstrap", state_dir, consent, as_json, roles=("kernel",))
-    return change.run(check=check)
+    return _Change(inventory, "bootstrap", how, roles=("kernel",)).run()
 
 
 def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
@@ -203,30 +180,15 @@ def with_mode(inventory: Inventory, mode: str, state_dir: Path) -> Inventory:
 
 
 def remove(
-    inventory: Inventory,
-    *,
-    state_dir: Path,
-    consent: Consent,
-    as_json: bool = False,
-    check: bool = False,
-    remarks: Callable[[ClusterSurvey], list[str]],
+    inventory: Inventory, how: How, remarks: Callable[[ClusterSurvey], list[str]]
 ) -> tuple[int, ClusterSurvey]:
     """Carry out the plans of hosts with ``removal``; returns the exit code and the last survey.
 
     ``remarks`` makes lines from the first survey, which are printed before the user is asked.
     """
     # The playbook pmem_mode does the steps of all roles in the plan's order.
-    change = _Change(
-        inventory,
-        "destroy",
-        state_dir,
-        consent,
-        as_json,
-        playbook="pmem_mode",
-        remarks=remarks,
-    )
-    code = change.run(check=check)
-    return code, change.found
+    change = _Change(inventory, "destroy", how, playbook="pmem_mode", remarks=remarks)
+    return change.run(), change.found
 
 
 def _phases(rollout: Rollout, book: str) -> Iterator[tuple[str, list[str]]]:
@@ -245,7 +207,7 @@ def _phases(rollout: Rollout, book: str) -> Iterator[tuple[str, list[str]]]:
         yield ("turn" if apart else "all"), turn
 
 
-def _fail(names: Collection[str], rollout: Rollout, view: StepView) -> None:
+def _fail(names: Collection[str], rollout: Rollout, view: Progress) -> None:
     """Leave hosts that failed before their turn out of the rest of the run."""
     rollout.fail(names)
     view.fail(names)
@@ -258,9 +220,7 @@ class _Change:
         self,
         inventory: Inventory,
         name: str,
-        state_dir: Path,
-        consent: Consent,
-        as_json: bool,
+        how: How,
         *,
         bundle: Bundle | None = None,
         playbook: str = "",
@@ -278,28 +238,28 @@ class _Change:
         self.roles = roles
         self.remarks = remarks or self._unused_consent
         self.name = name
-        self.state_dir = state_dir
-        self.consent = consent
-        self.as_json = as_json
-        self.console = make_console(as_json=as_json)
+        self.how = how
+        self.state_dir = how.state_dir
+        self.consent = how.consent
+        self.screen = how.screen
         self.id = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        self.journal = Journal(state_dir / "journal.jsonl", self.id)
+        self.journal = Journal(how.state_dir / "journal.jsonl", self.id)
         self.done: list[dict[str, Any]] = []
         self.applied = False
-        self.failures = consent.failures
+        self.failures = how.consent.failures
         self.failed: set[str] = set()  # hosts where a role failed
         self.fallen: set[str] = set()  # hosts that failed in this run, in whichever phase
         self.out: set[str] = set()  # these and hosts with problems: later rounds leave them out
         self.stopped = ""  # why the hosts that are left were not changed
 
-    def run(self, *, check: bool) -> int:
+    def run(self) -> int:
         """Survey, ask, change, report. ConvergeError for a consent that names no object of a host."""
         begun = time.monotonic()
         _check_consent(self.inventory, self.consent)
-        if check:
+        if self.how.check:
             found = self._survey()
             self._remark(found)
-            return self._report(found, begun, check=True)
+            return self._report(found, begun)
         with cluster_lock(self.state_dir, self.inventory.cluster):
             self._show_interrupted_steps()
             found = self._survey()
@@ -316,7 +276,7 @@ class _Change:
                 if not pending:
                     break
                 if not self._has_consent(pending):
-                    self.console.print("nothing more was changed" if number else "nothing was changed")
+                    self.screen.say("nothing more was changed" if number else "nothing was changed")
                     return 1
                 if not number:
                     self._begin(found, pending)
@@ -328,13 +288,13 @@ class _Change:
                     is_stuck = True
                     break
                 if self._changeable(found) and number + 1 < ROUNDS:
-                    self.console.print("Steps that only became visible now:")
+                    self.screen.say("Steps that only became visible now:")
                     self._show(found)
             if log is not None and (is_stuck or outcome == "failed"):
-                say(self.console, f"Ansible's log: {log}")
+                self.screen.say(f"Ansible's log: {log}")
             self._report_left(found)
             if outcome == "canceled":
-                self.console.print("[yellow]![/] stopped halfway; run the command again to continue")
+                self.screen.say("[yellow]![/] stopped halfway; run the command again to continue")
                 return 130
             self.journal.write("finished", outcome=outcome, failed=sorted(self.failed), stopped=self.stopped)
             code = self._report(found, begun)
@@ -366,7 +326,7 @@ class _Change:
     def _report_left(self, found: ClusterSurvey) -> None:
         """Say why the run stopped, and write the hosts that are not converged to a file for --limit."""
         if self.stopped:
-            say(self.console, f"[red]✗[/] the change stopped: {escape(self.stopped)}")
+            self.screen.say(f"[red]✗[/] the change stopped: {escape(self.stopped)}")
         left = [
             *(plan.host for plan in found.plans.values() if not plan.converged),
             *(error.host for error in found.lost),
@@ -377,7 +337,7 @@ class _Change:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{name}\n" for name in left))
         flag = f"--limit {shlex.quote(f'@{path}')}"
-        say(self.console, f"{len(left)} hosts are left; to go on with these alone, add: {escape(flag)}")
+        self.screen.say(f"{len(left)} hosts are left; to go on with these alone, add: {escape(flag)}")
 
     def _unused_consent(self, found: ClusterSurvey) -> list[str]:
         lost = {f"{plan.host}:{item}" for plan in found.plans.values() for item in plan.destroys}
@@ -389,7 +349,7 @@ class _Change:
 
     def _remark(self, found: ClusterSurvey) -> None:
         for line in self.remarks(found):
-            say(self.console, f"[yellow]![/] {escape(line)}")
+            self.screen.say(f"[yellow]![/] {escape(line)}")
 
     def _show_interrupted_steps(self) -> None:
         steps = runs.interrupted(self.journal, self.inventory.cluster)
@@ -401,10 +361,10 @@ class _Change:
             )
             for host, (run, step) in {host: (run, step) for run, host, step in reversed(steps)}.items()
         )
-        planview.show_lines(self.console, "[yellow]![/] ", lines)
+        self.screen.show_lines("[yellow]![/] ", lines)
 
     def _survey(self, quiet: bool = False) -> ClusterSurvey:
-        with self.console.status("observing the hosts"):
+        with self.screen.status("observing the hosts"):
             found = survey(self.inventory)
         found.plans = {
             name: plan._replace(steps=self._wanted_steps(plan))
@@ -413,7 +373,7 @@ class _Change:
         self.found = found
         if not quiet:
             self._show(found)
-        planview.show_lost(self.console, found.lost)
+        self.screen.show_lost(found.lost)
         return found
 
     def _wanted_steps(self, plan: Plan) -> list[Step]:
@@ -431,7 +391,7 @@ class _Change:
     def _show(self, found: ClusterSurvey) -> None:
         turns = self._turns(found)
         view = outlook.look(found.pending, turns, self.journal)
-        planview.show(self.console, found.plans.values(), rolling.describe(found.pending, turns), view)
+        self.screen.show_plan(found.plans.values(), rolling.describe(found.pending, turns), view)
 
     def _turns(self, found: ClusterSurvey) -> list[list[str]]:
         return rolling.turns(self.inventory, found.pending, [error.host for error in found.lost])
@@ -463,10 +423,9 @@ class _Change:
             raise ConvergeError(f"{lost} cannot be reached; nothing was changed (--fail-fast)")
         if bad:
             self.out.update(bad)
-            say(
-                self.console,
+            self.screen.say(
                 f"[yellow]![/] {len(bad)} host{'s are' if len(bad) > 1 else ' is'} left out for problems: "
-                f"{escape(some(list(bad)))}",
+                f"{escape(some(list(bad)))}"
             )
         for job in store.all_jobs(self.state_dir):
             if job.state().phase in ACTIVE:
@@ -487,9 +446,9 @@ class _Change:
             raise ConvergeError(f"data would be lost; to agree, add: {flags}")
         if self.consent.yes:
             return True
-        if not sys.stdin.isatty():
+        if not self.screen.can_ask:
             raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return confirm(self.console, "Apply these steps?")
+        return self.screen.confirm("Apply these steps?")
 
     def _apply(self, found: ClusterSurvey, pending: list[Plan], number: int) -> tuple[str, Path | None]:
         """Change the hosts in turns; returns the outcome and Ansible's log of the last run."""
@@ -508,16 +467,16 @@ class _Change:
             self.inventory, pending, lost, failures=self.failures, down=self.failed, earlier=len(self.fallen)
         )
         turns = rolling.turns(self.inventory, pending, lost)
-        view = StepView(self.console, self.journal, plans, turns, outlook.pace(pending, self.journal))
+        view = self.screen.follow(self.journal, plans, turns, outlook.pace(pending, self.journal))
         if self.bundle:
-            with self.console.status("sending the bundle"):
+            with self.screen.status("sending the bundle"):
                 unsent = self.bundle.send_all(hosts, found.states)
-            planview.show_lost(self.console, unsent)
+            self.screen.show_lost(unsent)
             _fail([error.host for error in unsent], rollout, view)
         stop = StopRequest()
         with (
             stop.on_signals(),
-            self.console.status("starting Ansible") as spinner,
+            self.screen.status("starting Ansible") as spinner,
             view.show_by(spinner.update),
         ):
             plans = self._prepare_python(plans, found, rollout, view)
@@ -542,7 +501,7 @@ class _Change:
         return outcome, log
 
     def _prepare_python(
-        self, plans: Mapping[str, Plan], found: ClusterSurvey, rollout: Rollout, view: StepView
+        self, plans: Mapping[str, Plan], found: ClusterSurvey, rollout: Rollout, view: Progress
     ) -> dict[str, Plan]:
         """Give hosts the Python for Ansible that their plans begin with; returns what is left for it."""
         if rollout.stopped:
@@ -559,7 +518,7 @@ class _Change:
         plans: Mapping[str, Plan],
         found: ClusterSurvey,
         rollout: Rollout,
-        view: StepView,
+        view: Progress,
         stop: StopRequest,
         number: int,
     ) -> tuple[str, Path | None]:
@@ -597,7 +556,7 @@ class _Change:
         found: ClusterSurvey,
         number: str,
         stop: StopRequest,
-        view: StepView,
+        view: Progress,
     ) -> playbook.PlaybookRun:
         """Run the plays of one phase on the hosts of these plans."""
         first = number == "1.1"
@@ -624,7 +583,7 @@ class _Change:
             on_result=view.result,
         )
 
-    def _carry(self, steps: Mapping[str, Step], view: StepView) -> list[str]:
+    def _carry(self, steps: Mapping[str, Step], view: Progress) -> list[str]:
         """Carry out those of these steps that are not Ansible's, one per host; returns where one failed."""
         wanted = {name: step for name, step in steps.items() if step.role == CARRIED}
         failed = []
@@ -677,27 +636,28 @@ class _Change:
             if isinstance(moved, dict) and before is not None:
                 words += [f"    {line}" for line in difference(before, decode(State, moved))]
             lines.append((failure.host, "\n".join(words)))
-        planview.show_lines(self.console, "[red]✗[/] ", lines)
+        self.screen.show_lines("[red]✗[/] ", lines)
 
-    def _report(self, found: ClusterSurvey, begun: float, *, check: bool = False) -> int:
+    def _report(self, found: ClusterSurvey, begun: float) -> int:
         changed = self.applied
         seconds = time.monotonic() - begun
         hosts = f"{len(found.plans)} host" + ("" if len(found.plans) == 1 else "s")
         if found.converged:
             words = "converged" if changed else "converged already: nothing to do"
-            self.console.print(f"[green]✓[/] {hosts} {words} ({seconds:.1f} s)")
+            self.screen.say(f"[green]✓[/] {hosts} {words} ({seconds:.1f} s)")
         elif changed or not found.pending:
             left = (
                 (plan.host, line)
                 for plan in found.plans.values()
                 for line in plan.problems + [f"still to do: {step.what}" for step in plan.steps]
             )
-            planview.show_lines(self.console, "[red]✗[/] ", left)
+            self.screen.show_lines("[red]✗[/] ", left)
         code = 0 if found.converged else 1
-        if check and found.pending and not found.lost and not any(p.problems for p in found.plans.values()):
+        broken = found.lost or any(plan.problems for plan in found.plans.values())
+        if self.how.check and found.pending and not broken:
             code = 2
-        if self.as_json:
-            report = {
+        self.screen.report(
+            {
                 "converged": found.converged,
                 "changed": [item for item in self.done if item["ok"]],
                 "failed": [item for item in self.done if not item["ok"]],
@@ -711,7 +671,7 @@ class _Change:
                 "unreachable": {error.host: error.reason for error in found.lost},
                 "seconds": round(seconds, 2),
             }
-            print(json.dumps(report))
+        )
         return code
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-
-from rich.console import Console
 
 from provision.cluster.inventory import Host, Inventory, Removal
-from provision.converge import changes, planview
-from provision.converge.changes import Consent
+from provision.converge import changes
+from provision.converge.changes import How
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
@@ -18,45 +15,32 @@ from provision.jobs.backends import units
 from provision.jobs.store import jobs_dir
 
 
-def run(
-    inventory: Inventory,
-    *,
-    state_dir: Path,
-    consent: Consent,
-    as_json: bool = False,
-    check: bool = False,
-) -> int:
+def run(inventory: Inventory, how: How) -> int:
     """Show the plan, ask, remove, observe again, and report what is left per host; exit codes of bootstrap.
 
     A named object that does not exist is only reported.
     """
-    before = history.first(Journal(state_dir / "journal.jsonl", "destroy"), inventory.cluster)
+    before = history.first(Journal(how.state_dir / "journal.jsonl", "destroy"), inventory.cluster)
     hosts = {}
     for name, host in inventory.hosts.items():
         named = tuple(
-            item.removeprefix(f"{name}:") for item in consent.objects if item.startswith(f"{name}:")
+            item.removeprefix(f"{name}:") for item in how.consent.objects if item.startswith(f"{name}:")
         )
         local = host.connection == "local"
-        place = str(jobs_dir(state_dir).absolute() if local else units.JOBS)
+        place = str(jobs_dir(how.state_dir).absolute() if local else units.JOBS)
         hosts[name] = replace(host, removal=Removal(named, place, *before.get(name, ())))
     code, found = changes.remove(
-        replace(inventory, hosts=hosts),
-        state_dir=state_dir,
-        consent=consent,
-        as_json=as_json,
-        check=check,
-        remarks=lambda seen: _missing_objects(seen, hosts),
+        replace(inventory, hosts=hosts), how, lambda seen: _missing_objects(seen, hosts)
     )
-    console = Console(stderr=as_json)
     left: dict[str, list[tuple[str, str]]] = {}  # by the mark before the line
-    for plan in [] if check else found.plans.values():
+    for plan in [] if how.check else found.plans.values():
         clean = "[green]✓[/] " if plan.converged else "[red]✗[/] "
         words = [f"{len(plan.steps)} step(s) not done"] * bool(plan.steps) + plan.problems
         words += [line.split("; to lose")[0] for line in plan.notes]
         text = "; ".join(words) or "nothing that oeprov made is left, except system packages and kernels"
         left.setdefault(clean, []).append((plan.host, text))
     for mark, lines in left.items():
-        planview.show_lines(console, mark, lines)
+        how.screen.show_lines(mark, lines)
     return code
 
 

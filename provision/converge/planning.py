@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -12,11 +11,11 @@ from pathlib import Path
 from provision.cluster.errors import OeprovError, did_you_mean
 from provision.cluster.inventory import Inventory
 from provision.cluster.systems import assigned
-from provision.converge import assumed_state, outlook, planview, rolling
+from provision.converge import assumed_state, outlook, rolling
+from provision.converge.screen import Screen
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey, plan_host, survey
 from provision.jobs import store
-from provision.jobs.screen import make_console, say
 from provision.node import platforms
 from provision.node.state import OsInfo, encode
 from provision.node.step import Plan
@@ -43,11 +42,11 @@ def assume(inventory: Inventory, systems: Mapping[str, OsInfo]) -> ClusterSurvey
 
 def plan(
     inventory: Inventory,
+    screen: Screen,
     *,
     offline: bool = False,
     systems: Iterable[str] = (),
     commands: bool = False,
-    as_json: bool = False,
     host: str = "",
     state_dir: Path | None = None,
 ) -> int:
@@ -68,30 +67,28 @@ def plan(
     broken = bool(found.lost) or any(item.problems for item in plans)
     code = 1 if broken else 2 if found.pending else 0
     turns = rolling.turns(inventory, found.pending, [error.host for error in found.lost])
-    if as_json:
+    if screen.as_json:
         hosts: dict[str, object] = {item.host: encode(item) for item in plans}
         hosts.update({error.host: {"host": error.host, "unreachable": error.reason} for error in found.lost})
         changes = bool(found.pending)
-        print(json.dumps({"cluster": inventory.cluster, "changes": changes, "turns": turns, "hosts": hosts}))
+        screen.report({"cluster": inventory.cluster, "changes": changes, "turns": turns, "hosts": hosts})
         return code
-    console = make_console()
     journal = Journal(state_dir / "journal.jsonl", "plan") if state_dir else None
     view = outlook.look(found.pending, turns, journal)
-    planview.show(console, plans, rolling.describe(found.pending, turns), view)
+    screen.show_plan(plans, rolling.describe(found.pending, turns), view)
     if commands:
-        planview.show_commands(console, plans)
-    planview.show_lost(console, found.lost)
+        screen.show_commands(plans)
+    screen.show_lost(found.lost)
     steps = sum(len(item.steps) for item in plans)
     reboots = sum(any(step.reboots for step in item.steps) for item in plans)
     if steps:
-        say(
-            console,
+        screen.say(
             f"{steps:,} step(s) on {len(found.pending):,} of {len(inventory.hosts):,} host(s), "
             f"{reboots:,} of which reboot; to do them: oeprov bootstrap -i "
-            f"{shlex.quote(str(inventory.path))}",
+            f"{shlex.quote(str(inventory.path))}"
         )
     elif not broken:
-        say(console, f"[green]✓[/] {len(plans):,} host(s): nothing to do")
+        screen.say(f"[green]✓[/] {len(plans):,} host(s): nothing to do")
     return code
 
 

@@ -5,7 +5,6 @@ The journal has the earlier values. The way back is a plan like any other: conse
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,25 +12,18 @@ from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import Inventory
 from provision.cluster.settings import GpuSettings, SsdSettings
 from provision.converge import changes
-from provision.converge.changes import Consent
+from provision.converge.changes import How
 from provision.hosts import history
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey, survey
 
 
-def kernel(
-    inventory: Inventory,
-    *,
-    state_dir: Path,
-    consent: Consent,
-    as_json: bool = False,
-    check: bool = False,
-) -> int:
+def kernel(inventory: Inventory, how: How) -> int:
     """Boot the kernel that ran before, on trial, and make it the default; exit codes of bootstrap."""
     found = _survey(inventory)
     now = {name: state.kernel.running for name, state in found.states.items()}
     hosts = {}
-    for name, release in history.last(_journal(state_dir), inventory.cluster, "kernel", now).items():
+    for name, release in history.last(_journal(how.state_dir), inventory.cluster, "kernel", now).items():
         installed = found.states[name].kernel.installed
         if release not in installed:
             raise ConvergeError(
@@ -42,46 +34,27 @@ def kernel(
         settings = host.kernel.model_copy(update={"version": release, "source": "distribution"})
         hosts[name] = replace(host, kernel=settings, ssd=SsdSettings(), gpu=GpuSettings())
     if not hosts:
-        return _report_nothing(state_dir, "kernel", as_json)
-    code = changes.kernel_only(
-        replace(inventory, hosts=hosts),
-        state_dir=state_dir,
-        consent=consent,
-        as_json=as_json,
-        check=check,
-    )
-    if code == 0 and not as_json:
+        return _report_nothing(how, "kernel")
+    code = changes.kernel_only(replace(inventory, hosts=hosts), how)
+    if code == 0 and not how.screen.as_json:
         print(f"note: set kernel_version in {inventory.path}, or the next bootstrap plans to undo this")
     return code
 
 
-def pmem_mode(
-    inventory: Inventory,
-    *,
-    state_dir: Path,
-    consent: Consent,
-    as_json: bool = False,
-    check: bool = False,
-) -> int:
+def pmem_mode(inventory: Inventory, how: How) -> int:
     """Restore the earlier mode of persistent memory; exit codes of bootstrap."""
     found = _survey(inventory)
     now = {name: inventory.hosts[name].platform.find_mode(state) for name, state in found.states.items()}
-    modes = history.last(_journal(state_dir), inventory.cluster, "mode", now)
+    modes = history.last(_journal(how.state_dir), inventory.cluster, "mode", now)
     if not modes:
-        return _report_nothing(state_dir, "mode of persistent memory", as_json)
+        return _report_nothing(how, "mode of persistent memory")
     if len(set(modes.values())) > 1:
         said = ", ".join(f"{name}: {mode}" for name, mode in modes.items())
         raise ConvergeError(
             f"these hosts had different modes ({said}); select hosts of one mode with --limit"
         )
-    return changes.pmem_mode(
-        replace(inventory, hosts={name: inventory.hosts[name] for name in modes}),
-        next(iter(modes.values())),
-        state_dir=state_dir,
-        consent=consent,
-        as_json=as_json,
-        check=check,
-    )
+    chosen = replace(inventory, hosts={name: inventory.hosts[name] for name in modes})
+    return changes.pmem_mode(chosen, next(iter(modes.values())), how)
 
 
 def _survey(inventory: Inventory) -> ClusterSurvey:
@@ -95,9 +68,8 @@ def _journal(state_dir: Path) -> Journal:
     return Journal(state_dir / "journal.jsonl", "rollback")
 
 
-def _report_nothing(state_dir: Path, what: str, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"converged": True, "changed": []}))
-    else:
-        print(f"{state_dir / 'journal.jsonl'} has no other {what} of these hosts: nothing to do")
+def _report_nothing(how: How, what: str) -> int:
+    how.screen.report({"converged": True, "changed": []})
+    if not how.screen.as_json:
+        print(f"{how.state_dir / 'journal.jsonl'} has no other {what} of these hosts: nothing to do")
     return 0

@@ -16,6 +16,7 @@ import pytest
 from converged import entry, inventory, layer
 from ssh_hosts import SshHost, SshHosts, why_not
 
+from provision.cli.views.terminal import Terminal
 from provision.cluster.errors import HostError
 from provision.cluster.inventory import Host
 from provision.converge import planning
@@ -127,7 +128,7 @@ def test_lost_hosts_are_named_with_their_reasons_and_the_others_planned(
         lines = hosts.known_hosts.read_text().splitlines()
         lines[5] = f"{changed.address} {lines[4].split(' ', 1)[1]}"
         hosts.known_hosts.write_text("\n".join(lines[:6] + lines[7:]) + "\n")
-        code = planning.plan(load(path), as_json=True)
+        code = planning.plan(load(path), Terminal(as_json=True))
         said = json.loads(capsys.readouterr().out)["hosts"]
         expected = [*spoil, "has another host key", "has a host key that is not in known_hosts"]
         for host, words in zip(hosts, expected, strict=False):
@@ -162,7 +163,7 @@ def test_hosts_that_hang_at_different_points_are_named_and_the_others_planned(
         hung = [hosts[place] for place in (0, 7, 13, 19)]
         for host, (hang, _) in zip(hung, hangs, strict=True):
             hang(host)
-        code = planning.plan(load(inventory(tmp_path / "inventory.yml", hosts)), as_json=True)
+        code = planning.plan(load(inventory(tmp_path / "inventory.yml", hosts)), Terminal(as_json=True))
         said = json.loads(capsys.readouterr().out)["hosts"]
     assert code == 1
     assert [name for name, item in said.items() if "unreachable" in item] == [host.name for host in hung]

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from provision.cli.views.terminal import Terminal
 from provision.cluster.inventory import Inventory
+from provision.converge.changes import Consent, How
 from provision.inventory.loader import load
 
 _TEXT = """\
@@ -21,3 +23,10 @@ def inventory(directory: Path, kind: str) -> Inventory:
     path = directory / "inventory.yml"
     path.write_text(_TEXT.replace("KIND", kind))
     return load(path, state_dir=directory)
+
+
+def how(
+    state_dir: Path, consent: Consent | None = None, *, as_json: bool = False, check: bool = False
+) -> How:
+    """How `changes` and others are told to change hosts, on this terminal."""
+    return How(state_dir, consent or Consent(), Terminal(as_json=as_json), check)

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 from fake_processes import make_job
+from one_host import how
 from rich.console import Console
 
 from provision.cli import main as cli
+from provision.cli.views.steps import StepView
 from provision.cluster.errors import ConvergeError, HostError, OeprovError
 from provision.cluster.host_names import named_objects
 from provision.cluster.inventory import Inventory
 from provision.converge import assumed_state, changes
 from provision.converge.changes import Consent
-from provision.converge.stepview import StepView
 from provision.hosts import playbook
 from provision.hosts.journal import Journal, cluster_lock
 from provision.hosts.playbook import TaskResult
@@ -78,8 +79,9 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
 
 
 def bootstrap(state_dir: Path, host: str = LOCAL, **arguments: Any) -> int:
+    bundle = arguments.pop("bundle", None)
     arguments.setdefault("consent", Consent(yes=True))
-    return changes.bootstrap(inventory(state_dir, host), state_dir=state_dir, **arguments)
+    return changes.bootstrap(inventory(state_dir, host), how(state_dir, **arguments), bundle=bundle)
 
 
 def test_converged_host_needs_no_ansible(
@@ -252,7 +254,7 @@ def test_many_hosts_are_shown_on_one_screen_before_the_prompt(
     monkeypatch.setattr("sys.argv", ["/usr/bin/oeprov", "bootstrap", "--limit", ",".join(names)])
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    assert changes.bootstrap(load(path, state_dir=state_dir), state_dir=state_dir, consent=Consent()) == 1
+    assert changes.bootstrap(load(path, state_dir=state_dir), how(state_dir)) == 1
     before, after = capsys.readouterr().out.split("Apply these steps? [y/N] ")
     shown = before.splitlines()
     assert len(shown) <= 15
@@ -348,15 +350,15 @@ def test_a_host_lost_during_its_change_keeps_the_others_unchanged(
 
     monkeypatch.setattr(changes, "survey", lambda _: seen)
     monkeypatch.setattr(playbook, "run", run)
-    arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(yes=True)}
-    assert changes.bootstrap(load(path, state_dir=state_dir), **arguments) == 1
+    agreed = how(state_dir, Consent(yes=True))
+    assert changes.bootstrap(load(path, state_dir=state_dir), agreed) == 1
     with pytest.raises(
         ConvergeError, match=r"host one became unreachable while bootstrap-.* leave it out with"
     ):
-        changes.bootstrap(load(path, state_dir=state_dir), **arguments)
+        changes.bootstrap(load(path, state_dir=state_dir), agreed)
     assert len(runs) == 1
     seen = ClusterSurvey({"two": State()}, {"two": plans["two"]})
-    assert changes.bootstrap(load(path, "two", state_dir=state_dir), **arguments) == 1
+    assert changes.bootstrap(load(path, "two", state_dir=state_dir), agreed) == 1
     assert runs == [["one", "two"], ["two"]]
 
 
@@ -369,7 +371,7 @@ def test_second_run_is_refused(state_dir: Path, see: Any) -> None:
 def test_pmem_mode_that_a_kind_cannot_do(state_dir: Path, see: Any) -> None:
     runs = see(Plan("one"))
     with pytest.raises(ConvergeError, match="host one: mode fsdax: kind local is this machine"):
-        changes.pmem_mode(inventory(state_dir), "fsdax", state_dir=state_dir, consent=Consent(True))
+        changes.pmem_mode(inventory(state_dir), "fsdax", how(state_dir, Consent(True)))
     assert runs == []
 
 
@@ -386,11 +388,11 @@ def test_pmem_mode_leaves_out_hosts_without_persistent_memory(
         "    workers: {hosts: {w: {oeprov_kind: cpu}}}\n"
     )
     found = load(path, state_dir=state_dir)
-    arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "as_json": True, "check": True}
-    assert changes.pmem_mode(found, "system-ram", **arguments) == 1, "too much movable memory for its DRAM"
+    checked = how(state_dir, as_json=True, check=True)
+    assert changes.pmem_mode(found, "system-ram", checked) == 1, "too much movable memory for its DRAM"
     assert [plan["host"] for plan in json.loads(capsys.readouterr().out)["pending"]] == ["ps"]
     with pytest.raises(ConvergeError, match="host w: mode system-ram: kind cpu has no persistent memory"):
-        changes.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", **arguments)
+        changes.pmem_mode(load(path, "w", state_dir=state_dir), "system-ram", checked)
 
 
 def test_retry_trials_repeats_failed_trials_on_all_hosts(
@@ -425,7 +427,7 @@ def test_pmem_mode_does_its_own_part_only(
     packages = Step("packages", "install libpmem1", "missing", role="runtime", scope="training")
     runs = see(Plan("one", [packages, MAKE]), then=Plan("one", [packages]))
     found = inventory(state_dir, LOCAL + ", pmem_mode: none")
-    code = changes.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent(True))
+    code = changes.pmem_mode(found, "directory", how(state_dir, Consent(True)))
     assert code == 0
     assert runs[0]["name"] == "pmem_mode"
     approved = runs[0]["host_variables"]["one"]["oeprov_plan"]
@@ -459,7 +461,7 @@ def test_the_advice_of_pmem_mode_names_the_same_hosts(
     ):
         see(Plan("one"))
         found = load(path, limit, state_dir=state_dir)
-        assert changes.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
+        assert changes.pmem_mode(found, "directory", how(state_dir)) == 0
         words = f"oeprov pmem-mode directory -i {path}{flag} --state-dir {state_dir} --write-inventory"
         assert f"to write it: {words}\n" in capsys.readouterr().out
 
@@ -471,8 +473,8 @@ def to_directory(state_dir: Path, see: Any, **arguments: Any) -> tuple[int, str]
     """Exit code, and what the inventory says then."""
     found = inventory(state_dir, NONE)
     see(Plan("one"))
-    given = {"consent": Consent(), **arguments}
-    code = changes.pmem_mode(found, "directory", state_dir=state_dir, **given)
+    write = arguments.pop("write_inventory", False)
+    code = changes.pmem_mode(found, "directory", how(state_dir, **arguments), write_inventory=write)
     return code, load(found.path, state_dir=state_dir).hosts["one"].pmem.mode
 
 
@@ -492,7 +494,7 @@ def test_pmem_mode_writes_the_inventory(
     assert json.loads(capsys.readouterr().out)["converged"] is True
     found = load(state_dir.parent / "inventory.yml", state_dir=state_dir)
     see(Plan("one"))
-    assert changes.pmem_mode(found, "directory", state_dir=state_dir, consent=Consent()) == 0
+    assert changes.pmem_mode(found, "directory", how(state_dir)) == 0
     assert "still says" not in capsys.readouterr().out
 
 
@@ -531,8 +533,8 @@ def test_an_inventory_that_cannot_be_edited(
     see(Plan("one"))
     found = load(path, state_dir=state_dir)
     for write, code in ((False, 0), (True, 1)):
-        arguments: dict[str, Any] = {"state_dir": state_dir, "consent": Consent(), "write_inventory": write}
-        assert changes.pmem_mode(found, "directory", **arguments) == code, "the flag asks for it"
+        found_code = changes.pmem_mode(found, "directory", how(state_dir), write_inventory=write)
+        assert found_code == code, "the flag asks for it"
         assert "inventory.yml was not edited: " in capsys.readouterr().out
 
 
@@ -544,14 +546,7 @@ def test_pmem_mode_plans_arguments_and_reboot_but_no_upgrade(
         lambda found: {name: assumed_state.state(host.desired()) for name, host in found.hosts.items()},
     )
     host = "ansible_host: 192.0.2.7, oeprov_kind: re7p, kernel_version: newest, kernel_arguments: [quiet]"
-    code = changes.pmem_mode(
-        inventory(state_dir, host),
-        "fsdax",
-        state_dir=state_dir,
-        consent=Consent(),
-        as_json=True,
-        check=True,
-    )
+    code = changes.pmem_mode(inventory(state_dir, host), "fsdax", how(state_dir, as_json=True, check=True))
     assert code == 2
     [plan] = json.loads(capsys.readouterr().out)["pending"]
     words = " ".join(step["what"] for step in plan["steps"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_host import how
 
 from provision.cluster.errors import ConvergeError, HostError
 from provision.cluster.inventory import Host, Inventory
@@ -85,7 +86,7 @@ class Fleet:
 
     def bootstrap(self, failures: Failures = Failures.limited) -> int:
         consent = Consent(yes=True, failures=failures)
-        return changes.bootstrap(self.inventory, state_dir=self.state_dir, consent=consent)
+        return changes.bootstrap(self.inventory, how(self.state_dir, consent))
 
     @property
     def turned(self) -> set[str]:

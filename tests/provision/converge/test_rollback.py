@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_host import inventory
+from one_host import how, inventory
 
 from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import Inventory
@@ -62,10 +62,10 @@ def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = inventory(tmp_path, "cpu")
-    options: dict[str, Any] = {"state_dir": tmp_path, "consent": Consent(), "check": True}
+    checked = how(tmp_path, check=True)
     now = KernelState(NEW, [OLD, NEW], "", NEW, ["quiet"])
     state = seen(monkeypatch, found, kernel=now)
-    assert rollback.kernel(found, **options) == 0
+    assert rollback.kernel(found, checked) == 0
     assert "has no other kernel of these hosts" in capsys.readouterr().out
     history.write(
         Journal(tmp_path / "journal.jsonl", "run"),
@@ -73,13 +73,13 @@ def test_the_old_kernel_boots_on_trial_and_nothing_else_is_done(
         {"one": state._replace(kernel=now._replace(running=OLD))},
         {"one": Kind.cpu},
     )
-    assert rollback.kernel(found, **options, as_json=True) == 2
+    assert rollback.kernel(found, how(tmp_path, as_json=True, check=True)) == 2
     [plan] = json.loads(capsys.readouterr().out)["pending"]
     assert [step["id"] for step in plan["steps"]] == ["reboot", "kernel-default"]
     assert plan["steps"][0]["what"] == f"boot {OLD} once on trial"
     seen(monkeypatch, found, kernel=now._replace(installed=[NEW]))
     with pytest.raises(ConvergeError, match=f"its earlier kernel {OLD} is not installed any more"):
-        rollback.kernel(found, **options)
+        rollback.kernel(found, checked)
 
 
 def test_the_old_mode_needs_consent_that_names_the_namespace(
@@ -101,8 +101,8 @@ def test_the_old_mode_needs_consent_that_names_the_namespace(
         packages=dict.fromkeys(["ndctl", "daxctl", "numactl", "libpmem"], "1"),
     )
     with pytest.raises(ConvergeError, match=r"data would be lost; .*--consent one:\S*namespace0.0"):
-        rollback.pmem_mode(found, state_dir=tmp_path, consent=Consent(yes=True))
-    code = rollback.pmem_mode(found, state_dir=tmp_path, consent=Consent(), check=True, as_json=True)
+        rollback.pmem_mode(found, how(tmp_path, Consent(yes=True)))
+    code = rollback.pmem_mode(found, how(tmp_path, check=True, as_json=True))
     assert code == 2
     [plan] = json.loads(capsys.readouterr().out.splitlines()[-1])["pending"]
     assert any("namespace0.0" in step["what"] and step["destroys"] for step in plan["steps"])
@@ -117,6 +117,6 @@ def test_a_change_writes_down_what_was_before(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(changes.playbook, "run", stop)
     with pytest.raises(KeyboardInterrupt):
-        changes.bootstrap(found, state_dir=tmp_path, consent=Consent(yes=True))
+        changes.bootstrap(found, how(tmp_path, Consent(yes=True)))
     journal = Journal(tmp_path / "journal.jsonl", "x")
     assert history.last(journal, "c", "kernel", {"one": "another"}) == {"one": NEW}

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from rich.console import Console
 
+from provision.cli.views import steps as stepview
+from provision.cli.views.steps import StepView
 from provision.cluster import share
-from provision.converge import stepview
 from provision.converge.outlook import Pace
-from provision.converge.stepview import StepView
 from provision.hosts.journal import Journal
 from provision.hosts.playbook import TaskResult
 from provision.node.step import Plan, Step

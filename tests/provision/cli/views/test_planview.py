@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from provision.cli.views import plan as planview
 from provision.cluster.errors import HostError
-from provision.converge import planview
 from provision.converge.outlook import Outlook
 from provision.node.step import Desired, Plan, Step, note_left
 

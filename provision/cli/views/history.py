@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from provision.cli.views.plan import show_lines
 from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.host_names import fold
-from provision.converge.planview import show_lines
 from provision.hosts import runs
 from provision.hosts.runs import HostOutcome, Run, StepRun
 from provision.jobs.progress import duration
