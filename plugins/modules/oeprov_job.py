@@ -118,10 +118,6 @@ def start(module, system):
     params = module.params
     if module.check_mode:
         return {"changed": True}
-    if not params["units"]:
-        jobfiles.check_ours(system, params["directory"], params["token"], [])
-        jobfiles.prepare(system, params["directory"], params["user"], params["token"], [])
-        return {"changed": True}
     args = {key: params[key] for key in ("directory", "user", "token", "units")}
     args["seconds"] = params["timeout"]
     return dict(job.start(system, args), changed=True)

@@ -1,4 +1,4 @@
-"""``launch-training`` and ``resume``: check, prepare through Ansible, supervise."""
+"""``launch-training`` and ``resume``: check, prepare the hosts, supervise."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from provision.cluster import flavor_facts
 from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
-from provision.hosts import playbook
 from provision.hosts.journal import cluster_lock
-from provision.hosts.playbook import TaskResult
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.hosts.survey import interpreter, survey
+from provision.hosts.survey import survey
 from provision.jobs import (
     cleanup,
     data,
@@ -39,6 +37,7 @@ from provision.jobs import (
 )
 from provision.jobs.backends import containers, ssh
 from provision.jobs.backends.ssh import Fleet
+from provision.jobs.backends.units import on_host
 from provision.jobs.background import start_detached
 from provision.jobs.ending import last_screen, result
 from provision.jobs.metrics import MetricsTail
@@ -69,7 +68,6 @@ class Launch:
         self.inventory, self.options, self.state_dir = inventory, options, state_dir
         self.console = Console(stderr=options.as_json)
         self.stop_request = StopRequest()
-        self.interpreters: dict[str, dict[str, str]] = {}  # by host: Ansible's variable
 
     def run(self) -> int:
         """The whole launch; the exit code."""
@@ -267,9 +265,6 @@ class Launch:
         if inventory.flavor == flavor_facts.DEFAULT:  # the others have one server per host
             for line in readiness.idle(needed, found.states, wanted):
                 say(self.console, f"[yellow]![/] {escape(line)}")
-        self.interpreters = {
-            name: interpreter(inventory.hosts[name], state) for name, state in found.states.items()
-        }
         return found.states
 
     def _place(
@@ -287,63 +282,45 @@ class Launch:
 
     def prepare(self, job: Job, placed: Placement) -> None:
         """Make directories and the token on the hosts and start servers; undone after a failure."""
-        inventory, fresh = self.inventory, self.options.resume is None
+        fresh, known = self.options.resume is None, Fleet(job, job.spec())
         # Written before the units start: `oeprov stop` must find them even if this process is killed now.
         servers = [item for item in placed.processes if item.unit and item.role != "worker"]
-        units = {item.name: item.state(pid=0, started=0) for item in servers}
+        states = {item.name: item.state(pid=0, started=0) for item in servers}
         events_from = MetricsTail(job.metrics_file).offset
-        _write(job, "prepared", units, events_from)
+        _write(job, "prepared", states, events_from)
         begun = time.monotonic()
-        ours: set[str] = set()  # hosts that have taken this job's token
-
-        def take(done: TaskResult) -> None:
-            if done.status == "ok":
-                ours.add(done.host)
-            for ready in done.result.get("servers") or []:
-                host = inventory.hosts[done.host]
-                where = placement.endpoint(host.address, str(ready["host"]), int(ready["port"]))
-                update = {"pid": int(ready["pid"]), "started": int(ready["started"]), "endpoint": where}
-                boot = {"boot": str(done.result.get("boot", ""))}
-                units[ready["name"]] = units[ready["name"]].model_copy(update={**update, **boot})
-
+        hosts = {name: self.inventory.hosts[name] for name in placed.hosts}
         with self.console.status("preparing hosts"):
-            run = playbook.run(
-                "launch_training",
-                inventory,
-                state_dir=self.state_dir,
-                run_id=job.id,
-                variables={"training_job_directory": str(job.directory)},
-                host_variables={
-                    name: {"oeprov_job": values, **self.interpreters.get(name, {})}
-                    for name, values in placed.hosts.items()
-                },
-                stop=self.stop_request,
-                on_result=take,
-            )
-        if run.outcome == "ok" and all(item.endpoint for item in units.values()):
-            _write(job, "prepared", units, events_from)
+            refused = placement.unwritable(hosts, placed)
+            far = {name: host for name, host in hosts.items() if on_host(host)}
+            answers = {} if refused else known.prepare(far, placed.hosts, self.stop_request)
+        for name, answer in answers.items():
+            if isinstance(answer, HostError):
+                refused.append(answer)
+                continue
+            for ready in answer["servers"]:
+                where = placement.endpoint(hosts[name].address, str(ready["host"]), int(ready["port"]))
+                update = {"pid": int(ready["pid"]), "started": int(ready["started"]), "endpoint": where}
+                boot = {"boot": str(answer["boot"])}
+                states[ready["name"]] = states[ready["name"]].model_copy(update={**update, **boot})
+        if not (refused or self.stop_request.count):
+            _write(job, "prepared", states, events_from)
             try:
-                names = ", ".join(inventory.hosts)
-                self.console.print(
-                    f"[green]✓[/] job {job.id}: {names} prepared ({time.monotonic() - begun:.1f} s)"
-                )
-                for item in units.values():
+                took = time.monotonic() - begun
+                self.console.print(f"[green]✓[/] job {job.id}: {', '.join(hosts)} prepared ({took:.1f} s)")
+                for item in states.values():
                     where = f"{item.name} on {item.host} listens on {item.endpoint} (pid {item.pid})"
                     say(self.console, f"[green]✓[/] {where}")
             except OSError:  # the reader of our output is gone, and nothing would supervise the servers
                 _undo(job, self.console, (), fresh=fresh)
                 raise
-            run.log.unlink(missing_ok=True)
             return
-        words = "; ".join(f"host {item.host}: {item.message}" for item in run.failures) or "Ansible failed"
-        foreign = {item.host for item in run.failures if jobfiles.TAKEN in item.message}
-        if foreign and fresh:
-            # Also hosts that were not asked any more; what failed with another reason may be this job's.
-            foreign = set(placed.hosts) - ours - {item.host for item in run.failures} | foreign
+        foreign = {item.host for item in refused if jobfiles.TAKEN in item.reason}
         left = _undo(job, self.console, foreign, fresh=fresh)
-        if run.outcome == "canceled":
+        if self.stop_request.count:
             raise Interrupted(f"stopped before training began; nothing was started{left}")
-        raise TrainingError(f"the hosts could not be prepared: {words} (log: {run.log}){left}")
+        words = "; ".join(f"host {item.host}: {item.reason}" for item in refused)
+        raise TrainingError(f"the hosts could not be prepared: {words}{left}")
 
     def _detached(self, job: Job) -> int:
         """Wait until the supervisor in the background has started the workers, or failed."""

@@ -1,8 +1,9 @@
-"""Which process of a job runs where: command lines, units, and what Ansible must prepare on each host."""
+"""Which process of a job runs where: command lines, units, and what must be prepared on each host."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.cluster import settings, share
-from provision.cluster.errors import TrainingError
+from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.settings import Kind
@@ -103,7 +104,7 @@ def restored(values: Mapping[str, Any]) -> Host:
 
 @dataclass(frozen=True)
 class Placement:
-    """Every process with its command line, and each host's ``oeprov_job``: what Ansible gives its module."""
+    """Every process with its command line, and what each host needs before they start; see node/job.py."""
 
     processes: list[ProcessSpec]
     hosts: dict[str, dict[str, Any]]
@@ -164,9 +165,19 @@ def directory_of(job: Job, host: Host) -> Path:
 
 
 def prepared_for(job: Job, host: Host) -> dict[str, Any]:
-    """A host's ``oeprov_job`` before any unit was added."""
+    """What a host needs, before any unit was added."""
     user = units.USER if on_host(host) else ""
     return {"directory": str(directory_of(job, host)), "user": user, "units": [], "storage_directory": ""}
+
+
+def unwritable(hosts: Mapping[str, Host], placed: Placement) -> list[HostError]:
+    """The hosts that are this machine and whose directory for rows this user cannot write to."""
+    return [
+        HostError(name, f"{path} is not a directory that this user can write to")
+        for name, values in placed.hosts.items()
+        if not on_host(hosts[name]) and (path := values["storage_directory"])
+        if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK))
+    ]
 
 
 def _server(

@@ -1,7 +1,7 @@
 """The parameter servers of one run: start, wait until they listen, restart, stop.
 
-Servers of this machine are children. Those of other hosts are systemd units: Ansible starts them before the
-run, systemd restarts them.
+Servers of this machine are children. Those of other hosts are systemd units: the launch starts them before
+the run, systemd restarts them.
 """
 
 from __future__ import annotations

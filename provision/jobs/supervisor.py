@@ -45,7 +45,7 @@ class Supervisor:
         self.job, self.stop, self.limits = job, stop, limits or Limits()
         self.job_run = JobRun(job, on_event, stop, self.limits, lambda: self._write(self.phase))
         self.last = self.job_run.last
-        # Ansible has started the units and state.json has their endpoints; from now on it is written here.
+        # The launch has started the units and state.json has their endpoints; from now on it is written here.
         prepared = job.state()
         self.servers = ServerGroup(self.job_run, [item for item in prepared.processes if item.unit])
         self.workers = WorkerGroup(self.job_run)

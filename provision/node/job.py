@@ -1,6 +1,6 @@
 """Processes of a training job on one host, as systemd units: start, observe and stop them.
 
-The Ansible module ``oeprov_job`` runs ``start`` and ``stop``; the other errands come over SSH alone.
+They come over SSH as errands; the Ansible module ``oeprov_job`` runs ``start`` and ``stop`` too.
 """
 
 import contextlib
@@ -27,8 +27,9 @@ _WORD = re.compile(r"[A-Za-z0-9.:%_-]+")  # a host or a storage
 def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """Start units, after ending those of an earlier run, and wait until each server listens.
 
-    ``args``: ``directory`` of the job; ``user`` that its processes run as; ``token``, or empty to leave it;
-    ``seconds`` that a server may take; ``units``, each with name, unit, text, directories, mount, needs
+    Without units, only prepare the job's directory and token. ``args``: ``directory`` of the job; ``user``
+    that its processes run as; ``token``, or empty to leave it; ``seconds`` that a server may take;
+    ``units``, each with name, unit, text, directories, mount, needs
     (files that must be there), files (to write: name in the job's directory -> text), script
     (digest of its directory; empty: none), address and port (of a server; port 0: any, which it keeps when
     systemd starts it again), fresh (of a new job: rows in its directories are another's, and refused),
@@ -42,6 +43,10 @@ def start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
 
 def _start(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     directory = args["directory"]
+    if not args["units"]:
+        jobfiles.check_ours(system, directory, args["token"], [])
+        jobfiles.prepare(system, directory, args["user"], args["token"], [])
+        return {"servers": [], "workers": {}, "boot": boot_id(system)}
     units = environments.pin(system, os.path.basename(directory), args["units"])
     args = dict(args, units=units)
     _check_place(system, args)

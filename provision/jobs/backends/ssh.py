@@ -15,6 +15,7 @@ from typing import Any
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
 from provision.hosts import errands, fanout, remote
+from provision.hosts.stop_request import StopRequest
 from provision.jobs.backends import units
 from provision.jobs.metrics import last_end
 from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
@@ -140,6 +141,25 @@ class Fleet:
         unit = {**worker_start(self.job.id, spec, argv), "forget_events": fresh}
         args = self.args(user=units.USER, token="", seconds=START_SECONDS, units=[unit])
         return errands.run(self.hosts[spec.host], "start", args, START_SECONDS + 30)
+
+    def prepare(
+        self, hosts: Mapping[str, Host], wanted: Mapping[str, Mapping[str, Any]], stop: StopRequest
+    ) -> dict[str, Answer | HostError]:
+        """Give hosts the job's directory and token, and start their servers; each one's answer.
+
+        ``wanted``: what ``placement`` says of each host. A stop request ends the wait.
+        """
+        token = self.job.token_file.read_text(encoding="utf-8").strip()
+        limits = {item.name: item.start_timeout for item in self.processes.values()}
+
+        def prepare(host: Host, cut: fanout.Cut) -> Answer:
+            items = wanted[host.name]["units"]
+            seconds = max((limits[item["name"]] for item in items), default=0)
+            args = self.args(user=wanted[host.name]["user"], token=token, seconds=seconds, units=items)
+            longest = seconds + STOP_SECONDS["parameter_server"]  # it removes what it could not start
+            return errands.run(host, "start", args, longest, stop, cut)
+
+        return fanout.on_hosts(hosts, prepare, cut_off=False)
 
     def stop(self, role: Role, *, keep_pools: bool = False) -> dict[str, Answer | HostError]:
         """Stop and remove the units of one role on every host; their logs and last counters are kept here.
