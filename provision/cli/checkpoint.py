@@ -34,6 +34,7 @@ def _resolve(name: str, state_dir: Path) -> str:
     """Return a path, a URL, or the named job's checkpoints. TrainingError when it is none of these."""
     from provision.cluster.errors import TrainingError
     from provision.jobs import store
+    from provision.jobs.backends import registry
 
     path = Path(name)
     if "://" in name or os.path.lexists(path) or len(path.parts) != 1:
@@ -45,14 +46,8 @@ def _resolve(name: str, state_dir: Path) -> str:
     found = job.run_dir / "checkpoints"
     if found.is_dir():
         return str(found)
-    if job.on_kubernetes:
-        raise TrainingError(f"job {job.id} ran on Kubernetes: its checkpoints are in its claim there")
-    worker = next((item for item in job.spec().processes if item.role == "worker"), None)
-    if worker is not None and worker.unit:
-        from provision.jobs.backends import units
-
-        place = f"{units.job_directory(job.id)}/run/checkpoints"
-        raise TrainingError(f"job {job.id} has its checkpoints on host {worker.host}: {place} there")
+    if place := registry.backend_of(job).results(job):
+        raise TrainingError(f"the checkpoints of job {job.id} are not here, but on {place}/checkpoints")
     raise TrainingError(f"job {job.id} has no checkpoint yet in {found}")
 
 

@@ -54,19 +54,22 @@ def up(
     until `oeprov servers down`. Checkpoints are the client's to write: rows in pools and logs that have one
     stay, and --resume starts the servers with them.
     """
+    from provision.cli.views.servers import show
     from provision.jobs import servers
     from provision.jobs.request import LaunchOptions
 
     options = LaunchOptions(given, run_name=name, resume=resume, as_json=as_json)
-    return servers.up(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
+    job = servers.up(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
+    return show(job, state_dir, as_json=as_json)
 
 
 @app.command()
 def status(name: Servers = None, as_json: Json = False, state_dir: StateDir = DEFAULT_STATE_DIR) -> int:
     """Show what the servers do, their endpoints and where their token lies."""
+    from provision.cli.views.servers import show
     from provision.jobs import servers
 
-    return servers.status(state_dir, name, as_json=as_json)
+    return show(servers.find(state_dir, name), state_dir, as_json=as_json)
 
 
 @app.command()

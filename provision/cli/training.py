@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from provision.cli.options import (
     script_words,
     takes_settings,
 )
+
+if TYPE_CHECKING:
+    from provision.cluster.inventory import Inventory
 
 LAUNCH_EXAMPLES = (
     "Examples:  oeprov launch-training -i inventory/local.yml  |  oeprov launch-training --data criteo.tsv "
@@ -76,12 +79,12 @@ def launch_training(
     Ctrl-C stops the job: the worker finishes its step and writes a checkpoint, and `oeprov resume` continues
     from there. No process stays behind, however the command ends.
     """
-    from provision.jobs import launching, store
-    from provision.jobs.backends import containers
+    from provision.jobs import store
+    from provision.jobs.backends import containers, registry
     from provision.jobs.request import LaunchOptions
 
-    if on not in ("hosts", "kubernetes", *containers.ENGINES):
-        raise typer.BadParameter(f"--on: found {on!r}; allowed: hosts, kubernetes, docker, podman")
+    if on not in registry.PLACES:
+        raise typer.BadParameter(f"--on: found {on!r}; allowed: {', '.join(registry.PLACES)}")
     if job is not None and not resume:
         raise typer.BadParameter(f"{job!r} is for --resume only; to name a new job: --name {job}")
     if consent and not resume:
@@ -97,12 +100,7 @@ def launch_training(
         detach=detach,
         as_json=as_json,
     )
-    found = open_inventory(inventory, limit, state_dir)
-    if on == "kubernetes":
-        from provision.jobs.backends.kubernetes import run
-
-        return run.launch(found, options, state_dir=state_dir)
-    return launching.launch(found, options, state_dir=state_dir)
+    return registry.named(on).start(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
 
 
 @takes_settings(
@@ -138,7 +136,8 @@ def resume(
     --consent JOB, rows in persistent memory are removed first, and checkpoints in files remain. The same as
     launch-training --resume.
     """
-    from provision.jobs import launching, store
+    from provision.jobs import store
+    from provision.jobs.backends import registry
     from provision.jobs.request import LaunchOptions
 
     found = store.find(state_dir, job)
@@ -150,12 +149,11 @@ def resume(
         detach=detach,
         as_json=as_json,
     )
-    if found.on_kubernetes:
-        from provision.jobs.backends.kubernetes import run
 
-        return run.resume(found, options, state_dir=state_dir)
-    path = inventory or Path(found.spec().inventory)
-    return launching.launch(open_inventory(path, limit, state_dir), options, state_dir=state_dir)
+    def today() -> Inventory:
+        return open_inventory(inventory or Path(found.spec().inventory), limit, state_dir)
+
+    return registry.backend_of(found).resume(found, today, options, state_dir=state_dir)
 
 
 def status(
@@ -176,10 +174,10 @@ def status(
 
     Asks all hosts of the job at once. A host that does not answer is shown as such.
     """
-    from provision.jobs import jobview
+    from provision.cli.views import jobs
 
     cluster = open_inventory(inventory, None, state_dir).cluster if inventory else None
-    return jobview.status(state_dir, job, cluster=cluster, as_json=as_json)
+    return jobs.status(state_dir, job, cluster=cluster, as_json=as_json)
 
 
 def logs(
@@ -193,14 +191,11 @@ def logs(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> int:
     """Print the logs of a job's processes."""
-    from provision.jobs import logview, store
+    from provision.jobs import store
+    from provision.jobs.backends import registry
 
     found = store.find(state_dir, job)
-    if found.on_kubernetes:
-        from provision.jobs.backends.kubernetes import view
-
-        return view.logs(found, process=process, follow=follow, lines=lines)
-    return logview.logs(state_dir, found.id, process_name=process, follow=follow, lines=lines)
+    return registry.backend_of(found).logs(found, process=process, follow=follow, lines=lines)
 
 
 def stop(
@@ -212,14 +207,10 @@ def stop(
 
     Works for a job whose launcher was killed too. Stopping a job twice does no harm.
     """
-    from provision.jobs import stopping
+    from provision.jobs.backends import registry
 
-    found = stopping.find(state_dir, job)
-    if found.on_kubernetes:
-        from provision.jobs.backends.kubernetes import run
-
-        return run.stop(found, state_dir=state_dir, as_json=as_json)
-    return stopping.stop(state_dir, found.id, as_json=as_json)
+    found = registry.find_running(state_dir, job)
+    return registry.backend_of(found).stop(found, state_dir=state_dir, as_json=as_json)
 
 
 def fetch(
@@ -237,13 +228,11 @@ def fetch(
     The export and the report are copied completely or not at all. Existing copies stay unless you add
     --replace. If the worker ran on this machine, its files are here already.
     """
-    from provision.cluster.errors import TrainingError
-    from provision.jobs import fetching, store
+    from provision.jobs import store
+    from provision.jobs.backends import registry
 
     found = store.find(state_dir, job)
-    if found.on_kubernetes:
-        raise TrainingError(f"job {found.id} is on Kubernetes: its results are on its volume there")
-    return fetching.fetch(state_dir, found.id, checkpoints=checkpoints, replace=replace)
+    return registry.backend_of(found).fetch(found, checkpoints=checkpoints, replace=replace)
 
 
 @takes_settings(

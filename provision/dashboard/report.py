@@ -23,8 +23,8 @@ from provision.cluster.inventory import Inventory
 from provision.dashboard import hostview
 from provision.hosts.survey import survey
 from provision.inventory import vault
-from provision.jobs import jobview, store
-from provision.jobs.backends.kubernetes import record, view
+from provision.jobs import observing, store
+from provision.jobs.backends import registry
 from provision.jobs.progress import number
 from provision.jobs.screen import say
 from provision.jobs.store import Job
@@ -64,8 +64,9 @@ def run(inventory: Inventory, *, state_dir: Path, output: Path | None, runs: int
 def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: int) -> str:
     """The page. ``hosts`` come from ``hostview``; ``runs``: number of jobs with curves."""
     there = store.all_jobs(state_dir)[-_MOST_JOBS:]
-    listed = [jobview.readable_report(job) for job in reversed(there)]
+    listed = [observing.readable_report(job) for job in reversed(there)]
     shown = list(islice((page for job in reversed(there) if (page := run_page(job))), runs))
+    asked = registry.asked(state_dir, _MOST_JOBS)
     environment = Environment(
         loader=PackageLoader("provision.dashboard", "."),
         autoescape=True,
@@ -80,7 +81,7 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
         oeprov=__version__,
         hosts=hosts,
         jobs=listed,
-        clusters=[view.report(job) for job in reversed(record.all_jobs(state_dir)[-_MOST_JOBS:])],
+        clusters=[registry.backend_of(job).observe(job) for job in reversed(asked)],
         run_style=shown[0][0] if shown else "",
         runs=[content for _, content in shown],
         versions={

@@ -16,8 +16,8 @@ from provision.cluster.inventory import Inventory
 from provision.dashboard import hostview
 from provision.hosts.survey import survey
 from provision.inventory import vault
-from provision.jobs import jobview, store
-from provision.jobs.backends.kubernetes import record, view
+from provision.jobs import observing, store
+from provision.jobs.backends import registry
 from provision.jobs.metrics import course
 from provision.jobs.store import ACTIVE, Job
 
@@ -102,11 +102,12 @@ class Watch:
     def jobs(self) -> list[Document]:
         """The last jobs, newest first; ``detailed``: the page shows processes and curves."""
         found = [self._job(job) for job in store.all_jobs(self.state_dir)[-MOST_JOBS:]]
-        names = [item["job"] for item in jobview.detailed(found)]
+        names = [item["job"] for item in observing.detailed(found)]
         for item in found:
             item["detailed"] = item["job"] in names
         there = [
-            {**view.report(job), "detailed": True} for job in record.all_jobs(self.state_dir)[-MOST_JOBS:]
+            {**registry.backend_of(job).observe(job), "detailed": True}
+            for job in registry.asked(self.state_dir, MOST_JOBS)
         ]
         return [*reversed(there), *reversed(found)]
 
@@ -117,7 +118,7 @@ class Watch:
         known = self._ended.get(job.id)
         if known and known[0] == times:
             return dict(known[1])
-        found = {**jobview.readable_report(job), "active": False}
+        found = {**observing.readable_report(job), "active": False}
         if found["state"] == "unreadable":
             return found
         found.update(active=found["state"] in ACTIVE, course=asdict(course(job.metrics_file)))

@@ -10,30 +10,23 @@ import json
 import os
 import shlex
 import shutil
-import stat
 import sys
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from provision.cluster.errors import OeprovError, TrainingError, did_you_mean
+from provision.cluster.errors import OeprovError, TrainingError
 from provision.cluster.state_directory import state_flag
-from provision.hosts.journal import cluster_lock
-from provision.jobs import environments, store
-from provision.jobs.backends import units
-from provision.jobs.backends.kubernetes import record
-from provision.jobs.backends.ssh import Fleet
-from provision.jobs.metrics import summary
+from provision.jobs import environments, request, store
+from provision.jobs.backends import registry
+from provision.jobs.holding import Holding, disk_bytes, local_time
 from provision.jobs.screen import STYLE, make_console, say
-from provision.jobs.stopping import is_running
-from provision.jobs.store import Job, JobSpec
+from provision.jobs.store import Job
 from provision.node.directory import human
 
 INCOMPLETE = "incomplete"  # a directory without job.json
@@ -41,138 +34,19 @@ ENDED = ("done", "failed", "interrupted", "unreadable", INCOMPLETE)
 _LAUNCH_SECONDS = 3600.0  # a younger directory without job.json may be a launch in progress
 
 
-@dataclass
-class Holding:
-    """One job with the space it takes and what would be lost with it."""
-
-    job: Job
-    state: str
-    running: bool = False  # it runs, or may still run
-    problem: str = ""  # why its files cannot be read
-    denied: bool = False  # it is another user's
-    bytes: int = 0  # of its directory here
-    spec: JobSpec | None = None
-    pools: list[tuple[Path, int]] = field(default_factory=list)  # of servers here, with their bytes
-    step: int | None = None
-    steps: int | None = None
-    checkpoint: int | None = None
-    claims: list[str] = field(default_factory=list)  # volumes on Kubernetes of a job that can resume
-    left: list[str] = field(default_factory=list)  # where servers left rows that no checkpoint tells of
-
-    @property
-    def changed(self) -> float:
-        """When it was last started or ended, in seconds since 1970."""
-        files = (self.job.job_file, self.job.state_file, self.job.cluster_file, self.job.directory)
-        return max(map(store.modified, files)) / 1e9
-
-    @property
-    def total(self) -> int:
-        """Bytes on this machine."""
-        return self.bytes + sum(size for _, size in self.pools)
-
-    @property
-    def on_hosts(self) -> dict[str, list[str]]:
-        """Its directories by host; those of pools may no longer exist."""
-        found: dict[str, list[str]] = {}
-        for item in self.spec.units if self.spec else []:
-            places = [str(units.job_directory(self.job.id))] if item.role == "worker" else []
-            places += [item.pools] if item.pools else []
-            known = found.setdefault(item.host, [])
-            known += [place for place in places if place not in known]
-        return {host: places for host, places in found.items() if places}
-
-    @property
-    def only_rows(self) -> str:
-        """Where the rows of its newest checkpoint are, if in no file; else empty."""
-        if self.claims:
-            return f"volumes of its cluster ({', '.join(self.claims)})"
-        if self.state == "unreadable" and not self.denied and self.job.pool_servers() is not None:
-            return "persistent memory, of which its job.json would say where"
-        if self.left:
-            return ", ".join(self.left)
-        if self.state == "done" or self.checkpoint is None or self.spec is None:
-            return ""
-        if self.job.checkpoint() is not None and self.job.pool_servers() is None:
-            return ""
-        places = [f"{path} here" for path, _ in self.pools]
-        places += [f"{item.pools} on {item.host}" for item in self.spec.units if item.pools]
-        return ", ".join(places)
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``--json`` prints of it."""
-        return {
-            "job": self.job.id,
-            "name": self.job.name,
-            **{name: getattr(self, name) for name in ("state", "problem", "step", "steps", "bytes")},
-            "on": "kubernetes" if self.job.on_kubernetes else "hosts",
-            "started": _time(self.job.started).isoformat() if self.job.started else None,
-            "checkpoint_step": self.checkpoint,
-            "pools": [{"path": str(path), "bytes": size} for path, size in self.pools],
-            "on_hosts": self.on_hosts,
-            "only_rows": self.only_rows,
-            "directory": str(self.job.directory),
-        }
-
-
 def holding(job: Job) -> Holding:
     """What a job holds, from its files; never raises for what is in them."""
     size = disk_bytes(job.directory)
     if job.broken:
         denied = not os.access(job.directory, os.R_OK | os.X_OK)
-        return Holding(
-            job, "unreadable" if denied else INCOMPLETE, bytes=size, problem=job.broken, denied=denied
-        )
-    running = False
+        state = "unreadable" if denied else INCOMPLETE
+        return Holding(job, state, bytes=size, problem=job.broken, denied=denied)
+    backend, running = registry.backend_of(job), False
     try:
-        running = is_running(job)
-        if job.on_kubernetes:
-            phase = record.read(job).phase
-            claims = [] if phase == "done" else _claims(job)
-            return Holding(job, phase, running=running, bytes=size, claims=claims)
-        state, spec = job.state(), job.spec()
-        job.read_state()  # raises if it is unknown whether the job runs
+        running = backend.is_running(job)
+        return replace(backend.holding(job, size), running=running)
     except TrainingError as error:
         return Holding(job, "unreadable", running=running, problem=str(error), bytes=size)
-    facts = summary(job.metrics_file)
-    newest = job.checkpoint()
-    here = [Path(item.pools) for item in spec.processes if item.pools and not item.unit]
-    return Holding(
-        job,
-        state.phase,
-        running=running,
-        bytes=size,
-        spec=spec,
-        pools=[(path, disk_bytes(path)) for path in here if path.is_dir()],
-        step=facts.step,
-        steps=facts.steps,
-        checkpoint=facts.checkpoint_step if newest is None else newest[0],
-        left=job.rows_left()
-        if spec.is_servers_alone or not (state.phase == "done" or job.has_checkpoint())
-        else [],
-    )
-
-
-def disk_bytes(directory: Path) -> int:
-    """Bytes of a directory on disk; hard links count once, unreadable files not at all."""
-    total, seen, todo = 0, set(), [str(directory)]
-    while todo:
-        try:
-            entries = list(os.scandir(todo.pop()))
-        except OSError:
-            continue
-        for entry in entries:
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            if stat.S_ISDIR(found.st_mode):
-                todo.append(entry.path)
-            if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-                if (found.st_dev, found.st_ino) in seen:
-                    continue
-                seen.add((found.st_dev, found.st_ino))
-            total += found.st_blocks * 512
-    return total
 
 
 def show(state_dir: Path, *, as_json: bool) -> int:
@@ -229,7 +103,7 @@ def _table(found: list[Holding]) -> Table:
         table.add_row(
             f"[bold]{escape(name)}[/]{escape(item.job.id.removeprefix(name))}",
             f"[{STYLE.get(item.state, 'cyan')}]{item.state}[/]",
-            f"{_time(item.job.started):%Y-%m-%d %H:%M}" if item.job.started else "–",
+            f"{local_time(item.job.started):%Y-%m-%d %H:%M}" if item.job.started else "–",
             step,
             "–" if item.checkpoint is None else str(item.checkpoint),
             human(item.total),
@@ -239,10 +113,6 @@ def _table(found: list[Holding]) -> Table:
 
 def _count(found: Collection[object]) -> str:
     return f"{len(found)} job" + ("" if len(found) == 1 else "s")
-
-
-def _time(nanoseconds: int) -> datetime:
-    return datetime.fromtimestamp(nanoseconds / 1e9).astimezone().replace(microsecond=0)
 
 
 def select(
@@ -280,7 +150,7 @@ def prune(
     TrainingError for a consent that names no job.
     """
     found = [holding(job) for job in store.directories(state_dir)]
-    check_consent(consent, [item.job.id for item in found], store.jobs_dir(state_dir))
+    request.check_consent(consent, [item.job.id for item in found], store.jobs_dir(state_dir))
     chosen = select(found, states=states, older_than=older_than, keep=keep)
     kept = [item for item in chosen if item.only_rows and item.job.id not in consent]
     removable = [item for item in chosen if item not in kept]
@@ -293,7 +163,7 @@ def remove(
     """Remove the named jobs. TrainingError, and nothing is removed, if one of them must stay."""
     known, place = store.directories(state_dir), store.jobs_dir(state_dir)
     chosen = [holding(job) for job in dict.fromkeys(store.choose(known, name, place) for name in names)]
-    check_consent(consent, [item.job.id for item in chosen], place)
+    request.check_consent(consent, [item.job.id for item in chosen], place)
     for item in chosen:
         if item.denied:
             raise TrainingError(item.problem)
@@ -308,17 +178,6 @@ def remove(
             f"{doomed[0].only_rows}; to lose them, add: {flags}"
         )
     return _remove(chosen, [], state_dir, yes=yes, here_only=here_only, as_json=as_json)
-
-
-def check_consent(consent: Collection[str], ids: Collection[str], place: Path) -> None:
-    """Refuse a consent that names none of the jobs ``ids`` of the directory ``place``."""
-    for name in consent:
-        if name not in ids:
-            hint = did_you_mean(name, ids)
-            raise TrainingError(
-                f"--consent {name}: it is none of these jobs of {place}: {', '.join(ids) or 'none'}{hint}; "
-                "nothing was removed"
-            )
 
 
 def _remove(
@@ -370,21 +229,8 @@ def _beyond(item: Holding, *, here_only: bool) -> list[str]:
     what = "stays" if here_only else "is removed too, if it is there"
     for host, places in item.on_hosts.items():
         lines.append(f"  {item.job.id} on host {host}: {', '.join(places)} {what}")
-    if item.job.on_kubernetes and item.state != "unreadable":
-        found = record.read(item.job)
-        lines.append(f"  {item.job.id}: its run stays in claim {found.claim}: {found.run}")
-        if found.phase != "done" and (claims := _claims(item.job)):
-            lines.append(
-                f"  {item.job.id}: its volumes stay in namespace {found.namespace}: {', '.join(claims)}"
-            )
+    lines += [f"  {item.job.id}: {line}" for line in item.stays]
     return [escape(line) for line in lines]
-
-
-def _claims(job: Job) -> list[str]:
-    try:
-        return [str(item["metadata"]["name"]) for item in record.volume_claims(record.documents(job))]
-    except (TrainingError, KeyError, TypeError):
-        return []
 
 
 def _agreed(console: Console, chosen: list[Holding]) -> bool:
@@ -396,25 +242,9 @@ def _agreed(console: Console, chosen: list[Holding]) -> bool:
 
 def _remove_job(item: Holding, state_dir: Path, *, here_only: bool) -> None:
     """Remove a job, on its hosts first: if one does not answer, the job stays and can be removed later."""
-    if item.spec is None:
-        _remove_directory(item.job)
-        return
-    with cluster_lock(state_dir, item.spec.cluster):  # nobody may resume it now
-        if is_running(item.job):
-            raise TrainingError(f"it was started meanwhile; stop it first: oeprov stop {item.job.id}")
-        if not here_only:
-            for error in Fleet(item.job, item.spec).remove():
-                raise TrainingError(
-                    f"{error.host}: {error.reason}; the job stays; try again, or remove only what is here: "
-                    f"oeprov jobs rm {item.job.id} --here-only"
-                )
-        for process in item.spec.processes:
-            item.job.remove_pools(process)
-        if left := [path for path, _ in item.pools if path.exists()]:
-            raise TrainingError(
-                f"{left[0]} could not be removed; check whether a server uses it, and who may write there"
-            )
-        _remove_directory(item.job)
+    if not item.job.broken:
+        registry.backend_of(item.job).remove(item, state_dir, here_only=here_only)
+    _remove_directory(item.job)
 
 
 def _remove_directory(job: Job) -> None:

@@ -33,14 +33,13 @@ _PIECE = 1 << 20
 _SHOWN = 5  # names in a message
 
 
-def fetch(state_dir: Path, name: str | None, *, checkpoints: bool = False, replace: bool = False) -> int:
+def fetch(job: Job, *, checkpoints: bool = False, replace: bool = False) -> int:
     """Copy a job's export and report to its directory here, and ``checkpoints`` if asked; returns 0.
 
     Each of them appears whole or not at all. TrainingError if one is here already, unless ``replace``;
     HostError if the host does not answer.
     """
     console = Console()
-    job = store.find(state_dir, name)
     fleet = Fleet(job, job.spec())
     if fleet.worker is None:
         say(console, f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}")

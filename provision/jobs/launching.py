@@ -22,7 +22,6 @@ from provision.hosts.journal import cluster_lock
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.hosts.survey import survey
 from provision.jobs import (
-    cleanup,
     data,
     flavors,
     gpus,
@@ -127,7 +126,7 @@ class Launch:
             job = store.find(self.state_dir, options.resume)
         else:  # the last on hosts
             job = store.choose(store.all_jobs(self.state_dir), None, store.jobs_dir(self.state_dir))
-        cleanup.check_consent(options.consent, [job.id], job.directory.parent)
+        request.check_consent(options.consent, [job.id], job.directory.parent)
         spec, state = job.spec(), job.state()
         if spec.is_servers_alone:
             raise TrainingError(

@@ -15,7 +15,6 @@ from queue import SimpleQueue
 
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts import remote
-from provision.jobs import store
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.metrics import LineTail
 from provision.jobs.store import ACTIVE, Job, ProcessSpec
@@ -28,15 +27,13 @@ SECONDS = 60  # a host may take to show its last lines
 
 
 def logs(
-    state_dir: Path,
-    name: str | None = None,
+    job: Job,
     *,
     process_name: str | None = None,
     follow: bool = False,
     lines: int = 20,
 ) -> int:
     """Print the last lines of a job's logs, and with ``follow`` new ones until the job ends; returns 0."""
-    job = store.find(state_dir, name)
     view = _Logs(job, process_name, lines)
     view.last_lines()
     if follow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision.cluster.errors import TrainingError
+from provision.cluster.errors import TrainingError, did_you_mean
 from provision.cluster.inventory import Host
 from provision.cluster.setting_types import explain
 from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
@@ -176,4 +176,15 @@ def check_path(workers: Sequence[Host], data: str) -> None:
         if units.on_host(worker) and not (is_url(data) or Path(data).is_absolute()):
             raise TrainingError(
                 f"--data: {data}: the worker reads it on host {worker.name}: give its whole path there"
+            )
+
+
+def check_consent(consent: Collection[str], ids: Collection[str], place: Path) -> None:
+    """Refuse a consent that names none of the jobs ``ids`` of the directory ``place``."""
+    for name in consent:
+        if name not in ids:
+            hint = did_you_mean(name, ids)
+            raise TrainingError(
+                f"--consent {name}: it is none of these jobs of {place}: {', '.join(ids) or 'none'}{hint}; "
+                "nothing was removed"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from dataclasses import replace
@@ -10,29 +9,26 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import cluster_lock
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.jobs import jobspec, jobview, launching, placement, readiness, stopping, store
+from provision.jobs import jobspec, launching, placement, readiness, stopping, store
 from provision.jobs.backends import units
 from provision.jobs.background import start_detached
 from provision.jobs.request import LaunchOptions, Request, flag
-from provision.jobs.screen import say
-from provision.jobs.store import ACTIVE, Job, JobSpec, JobState
+from provision.jobs.store import Job, JobSpec, JobState
 
 NAME = "servers"
 _SETTINGS = ("tls", "server_wait", "storage", "storage_cache", "servers")  # that job.json keeps
 _GRACE = 30.0  # seconds beyond those that servers of this machine may take to listen, for their supervisor
 
 
-def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
-    """Start the inventory's servers, or those of ``options.resume`` again with the rows that they left, and
-    print where they listen; 0. TrainingError: nothing was started.
+def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> Job:
+    """Start the inventory's servers, or those of ``options.resume`` again with the rows that they left.
+
+    Returns them once they listen. TrainingError: nothing was started.
     """
     if inventory.flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"runtime_flavor: {inventory.flavor} has no servers that others could use")
@@ -75,7 +71,7 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
         _wait(job, _GRACE + max(item.start_timeout for item in spec.processes), launch.stop_request)
     else:
         job.write_state(JobState(phase="running", processes=job.state().processes))  # systemd supervises
-    return _show(job, state_dir, as_json=options.as_json)
+    return job
 
 
 def _ended(state_dir: Path, options: LaunchOptions, cluster: str) -> Job:
@@ -131,11 +127,6 @@ def _wait(job: Job, seconds: float, stop_request: StopRequest) -> None:
         state = job.state()
 
 
-def status(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
-    """Show servers that run, or the named ones: processes, endpoints, and where the token lies; returns 0."""
-    return _show(find(state_dir, name), state_dir, as_json=as_json)
-
-
 def down(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
     """Stop servers; rows that have a checkpoint stay. 0, or 1 when a host could not be reached."""
     return stopping.stop(state_dir, find(state_dir, name).id, as_json=as_json)
@@ -153,33 +144,9 @@ def find(state_dir: Path, name: str | None) -> Job:
     return store.choose(found, name, store.jobs_dir(state_dir))
 
 
-def _show(job: Job, state_dir: Path, *, as_json: bool) -> int:
-    report, spec = jobview.report(job), job.spec()
-    facts = {**report, **_access(job, spec, report)}
-    if as_json:
-        print(json.dumps(facts))
-        return 0
-    console = Console()
-    console.print(f"{job.id}: {report['state']}" + (f": {report['message']}" if report["message"] else ""))
-    if report["state"] not in ACTIVE:
-        for line in jobview.advice(report, state_flag(state_dir)):
-            say(console, line)
-        return 0
-    for line in jobview.process_lines(report):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"endpoints   {','.join(facts['endpoints'])}", highlight=False, soft_wrap=True)
-    console.print(f"token file  {facts['token_file']}", highlight=False, soft_wrap=True)
-    for host, path in facts["token_files"].items():
-        console.print(f"            {host}:{path}", highlight=False, soft_wrap=True)
-    console.print(f"tls         {facts['tls']}", highlight=False, soft_wrap=True)
-    console.print("In Python:", highlight=False)
-    console.print(f"  {_example(facts)}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"To stop them: oeprov servers down {job.id}{state_flag(state_dir)}", highlight=False)
-    return 0
-
-
-def _access(job: Job, spec: JobSpec, report: dict[str, Any]) -> dict[str, Any]:
-    """What a client needs."""
+def access(job: Job, report: dict[str, Any]) -> dict[str, Any]:
+    """What a client needs; ``report``: what was observed of the servers."""
+    spec = job.spec()
     argv = spec.processes[0].argv
     directory = units.job_directory(job.id)
     return {
@@ -188,10 +155,3 @@ def _access(job: Job, spec: JobSpec, report: dict[str, Any]) -> dict[str, Any]:
         "token_files": {item.host: str(directory / "token") for item in spec.processes if item.unit},
         "tls": argv[argv.index("--tls") + 1],
     }
-
-
-def _example(facts: dict[str, Any]) -> str:
-    return (
-        f"oe_runtime.client.Client({facts['endpoints']!r}, tls={facts['tls']!r}, "
-        f"token=open({facts['token_file']!r}).read().strip())"
-    )

@@ -19,8 +19,8 @@ from rich.markup import escape
 
 from provision.cluster.errors import TrainingError
 from provision.jobs import store
+from provision.jobs.backends import registry
 from provision.jobs.backends.containers import last_line
-from provision.jobs.backends.kubernetes import record
 from provision.jobs.metrics import summary
 from provision.jobs.screen import say
 from provision.jobs.store import Job
@@ -67,16 +67,13 @@ def find(state_dir: Path, name: str | None, **more: Any) -> Serving:
     """The serving of a job's export, by default of the last; TrainingError when there is none here."""
     done = [job for job in store.all_jobs(state_dir) if name is None and summary(job.metrics_file).export]
     job = done[-1] if done else store.find(state_dir, name)
-    if job.on_kubernetes:
-        raise TrainingError(
-            f"job {job.id} ran on Kubernetes: its export is in the claim, in {record.read(job).run}/export; "
-            "serve it there"
-        )
     export = summary(job.metrics_file).export
     if not export:
+        place = registry.backend_of(job).results(job)
         raise TrainingError(
-            f"job {job.id} has no export; jobs export at their end, with --export (OpenEmbedding with "
-            "runtime_variant standalone, mirrored and mpi)"
+            f"job {job.id} has no export{' here' if place else ''}; jobs export at their end, with --export "
+            "(OpenEmbedding with runtime_variant standalone, mirrored and mpi)"
+            + (f"; its run is in {place}" if place else "")
         )
     here = job.here(export)
     if here.exists() and job.is_old("export"):

@@ -17,7 +17,6 @@ from provision.hosts.journal import remove_private_files
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import store
 from provision.jobs.backends import ssh
-from provision.jobs.backends.kubernetes import record
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.ending import last_screen, result
 from provision.jobs.screen import say
@@ -26,23 +25,18 @@ from provision.node import process
 
 
 def find(state_dir: Path, name: str | None) -> Job:
-    """The job to stop: the named one, or the last of those that run."""
+    """The job on hosts to stop: the named one, or the last of those that run."""
     if name is not None:
         return store.find(state_dir, name)
-    known = store.directories(state_dir)
-    for job in reversed(known):
+    for job in reversed(store.all_jobs(state_dir)):
         with contextlib.suppress(TrainingError):  # `status` says what is wrong with it
             if is_running(job):
                 return job
-    if known and known[-1].on_kubernetes:
-        return known[-1]  # something of it may be left on the cluster
     raise TrainingError(f"no job is running in {store.jobs_dir(state_dir)}")
 
 
 def is_running(job: Job) -> bool:
-    """Whether anything of the job runs, or may still run on a host or a cluster."""
-    if job.on_kubernetes:
-        return record.read(job).phase == "running"
+    """Whether anything of a job on hosts runs, or may still run."""
     state = job.state()
     return state.phase in ACTIVE or any(item.alive for item in state.processes)
 

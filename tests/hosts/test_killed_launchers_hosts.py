@@ -124,7 +124,8 @@ def test_resume(cluster: Cluster) -> None:
 
 def test_stop_of_servers_whose_launcher_was_killed(cluster: Cluster) -> None:
     def up() -> int:
-        return servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir)
+        servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir)
+        return 0
 
     def stop() -> int:
         return stopping.stop(cluster.state_dir, cluster.job().id)
@@ -134,7 +135,8 @@ def test_stop_of_servers_whose_launcher_was_killed(cluster: Cluster) -> None:
 
 def test_servers_up(cluster: Cluster) -> None:
     def up() -> int:
-        return servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir)
+        servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir)
+        return 0
 
     def again() -> None:
         follow(cluster, up)

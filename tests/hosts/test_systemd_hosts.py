@@ -322,6 +322,6 @@ def test_real_workers_on_hosts_stop_resume_and_are_fetched(
         assert "resumed from step" in shown
         assert f"oeprov fetch {job.id}" in shown
         assert [cluster.tell(host, pools).strip() for host in cluster.servers] == ["", ""]
-        assert fetching.fetch(cluster.state_dir, job.id) == 0
+        assert fetching.fetch(job) == 0
         assert "held-out" in (job.run_dir / "report.html").read_text()
         assert (job.run_dir / "export" / "saved_model.pb").stat().st_size > 0

@@ -26,6 +26,8 @@ from sample_wheel import wheel
 from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
+from provision.cli.views import jobs as views
+from provision.cli.views.servers import show as show_servers
 from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Inventory
 from provision.hosts import errands
@@ -33,8 +35,8 @@ from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
 from provision.jobs import (
     fetching,
-    jobview,
     launching,
+    observing,
     placement,
     script_files,
     script_packages,
@@ -219,7 +221,7 @@ class Cluster:
         return store.all_jobs(self.state_dir)[-1]
 
     def report(self) -> dict[str, Any]:
-        return jobview.report(self.job())
+        return observing.report(self.job())
 
     def assert_clean(self) -> None:
         """No unit, directory or process of a job is left on any host."""
@@ -277,7 +279,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     assert (server["state"], server["endpoint"]) == ("runs", endpoints[0])
     assert (server["pulled_keys_per_s"], server["pushed_keys_per_s"]) == (2345.0, 1234.0)
     assert (server["dram_bytes"], server["pmem_bytes"]) == (4 << 20, 5 << 20)
-    assert jobview.status(cluster.state_dir) == 0
+    assert views.status(cluster.state_dir) == 0
     shown = capsys.readouterr().out
     for words in ("server-2", two.name, "2,345", "1,234", "4 MiB", "5 MiB", "1,002"):
         assert words in shown
@@ -442,7 +444,7 @@ def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
         report = cluster.report()
         states = {item["name"]: item["state"] for item in report["processes"]}
         assert states == {"server-0": "runs", "server-1": "does not answer", "worker-0": "runs"}
-        assert jobview.status(cluster.state_dir) == 0
+        assert views.status(cluster.state_dir) == 0
         shown = capsys.readouterr().out
         assert f"{two.name}: {two.address} port 22 refuses connections" in shown
         assert stopping.stop(cluster.state_dir, None) == 1
@@ -502,7 +504,7 @@ def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -
     report = cluster.report()
     assert (report["state"], report["message"]) == ("interrupted", "its launcher was killed")
     assert [item["state"] for item in report["processes"]] == ["runs", "runs", "ended"]
-    jobview.status(cluster.state_dir)
+    views.status(cluster.state_dir)
     assert f"its servers still run; stop them with: oeprov stop {job.id}" in capsys.readouterr().out
     assert stopping.stop(cluster.state_dir, None) == 0
     shown = capsys.readouterr().out
@@ -690,7 +692,7 @@ def test_jobs_of_several_workers_share_a_host(cluster: Cluster, capsys: pytest.C
     cluster.worker = workers.format(more="")
     jobs = [launched_with_two_workers(cluster, two) for _ in range(2)]
     for job in jobs:
-        states = {item["name"]: item["state"] for item in jobview.report(job)["processes"]}
+        states = {item["name"]: item["state"] for item in observing.report(job)["processes"]}
         assert states == dict.fromkeys(("server-0", "worker-0", "worker-1"), "runs")
         assert stopping.stop(cluster.state_dir, job.id) == 0
         assert job.state().message == "stopped at step 3, which is saved"
@@ -856,9 +858,10 @@ def test_a_running_job_keeps_its_environment_when_another_controller_installs_on
 
 def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     options = LaunchOptions(as_json=True)
-    assert servers.up(cluster.inventory(), options, state_dir=cluster.state_dir) == 0
+    job = servers.up(cluster.inventory(), options, state_dir=cluster.state_dir)
+    assert show_servers(job, cluster.state_dir, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
-    job = cluster.job()
+    assert job.id == cluster.job().id
     assert found["state"] == "running"
     for endpoint, host in zip(found["endpoints"], cluster.hosts, strict=True):
         assert endpoint.startswith(f"{host.address}:")
@@ -873,7 +876,7 @@ def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> 
     assert job.state().phase == "running"
     # As a launcher that is killed before its last word leaves it.
     job.write_state(job.state().model_copy(update={"phase": "prepared", "supervisor_pid": 0}))
-    assert servers.status(cluster.state_dir, None) == 0
+    assert show_servers(servers.find(cluster.state_dir, None), cluster.state_dir, as_json=False) == 0
     assert f"its servers still run; stop them with: oeprov stop {job.id}" in capsys.readouterr().out
     assert servers.down(cluster.state_dir, None) == 0
     assert job.state().phase == "done"
@@ -922,7 +925,7 @@ def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.Capt
     assert f"oeprov fetch {job.id}" in shown
     with pytest.raises(TrainingError, match=f"has it: oeprov fetch {job.id}"):
         serving.find(cluster.state_dir, job.id)
-    assert fetching.fetch(cluster.state_dir, job.id) == 0
+    assert fetching.fetch(job) == 0
     results = ["export/saved_model.pb", "export/variables/v", "report.html"]
     assert files_of(job) == ["export/saved_model.pb", "export/variables/v", "metrics.jsonl", "report.html"]
     for name in results:
@@ -935,11 +938,11 @@ def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.Capt
 
     before = (job.run_dir / "report.html").read_bytes()
     with pytest.raises(TrainingError, match=f"export exists already.*: oeprov fetch {job.id} --replace"):
-        fetching.fetch(cluster.state_dir, job.id)
+        fetching.fetch(job)
     cluster.tell(two, f"echo new >/var/lib/oeprov/jobs/{job.id}/run/report.html")
     cluster.tell(two, f"ln -s /etc/passwd /var/lib/oeprov/jobs/{job.id}/run/export/passwd")
     assert (job.run_dir / "report.html").read_bytes() == before
-    assert fetching.fetch(cluster.state_dir, job.id, replace=True, checkpoints=True) == 0
+    assert fetching.fetch(job, replace=True, checkpoints=True) == 0
     assert "only plain files of the job's user are fetched: export/passwd\n" in capsys.readouterr().out
     assert (job.run_dir / "report.html").read_bytes() == b"new\n"
     assert "checkpoints/step-0000000002/manifest.json" in files_of(job)
@@ -960,7 +963,7 @@ def test_results_are_fetched(cluster: Cluster, far_job: Job, capsys: pytest.Capt
         TrainingError, match=f"exported again; fetch the new one: oeprov fetch {job.id} --rep"
     ):
         serving.find(cluster.state_dir, job.id)
-    assert fetching.fetch(cluster.state_dir, job.id, replace=True) == 0
+    assert fetching.fetch(job, replace=True) == 0
     last_screen(job, cluster.state_dir, Console(width=300))
     shown = capsys.readouterr().out
     assert "is old" not in shown
@@ -982,13 +985,13 @@ def test_a_fetch_that_is_cut_leaves_nothing(
     cluster.tell(two, f"head -c 20000000 /dev/zero >/var/lib/oeprov/jobs/{job.id}/run/export/variables/v")
     monkeypatch.setattr(fetching, "_extract", cut)
     with pytest.raises(HostError, match=two.name):
-        fetching.fetch(cluster.state_dir, job.id)
+        fetching.fetch(job)
     assert files_of(job) == ["metrics.jsonl"]
     monkeypatch.setattr(fetching, "_extract", extract)
     two.stop()
     try:
         with pytest.raises(HostError, match="refuses connections"):
-            fetching.fetch(cluster.state_dir, job.id)
+            fetching.fetch(job)
     finally:
         two.start()
     assert [path.name for path in job.run_dir.iterdir()] == ["metrics.jsonl"]

@@ -10,8 +10,9 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
+from provision.cli.views import jobs as views
 from provision.cluster.errors import TrainingError
-from provision.jobs import fetching, jobview, logview, store
+from provision.jobs import fetching, logview, observing, store
 from provision.jobs.metrics import MetricsTail, summary
 from provision.jobs.progress import TrainingView, describe
 from provision.jobs.store import JobState, ProcessState
@@ -99,7 +100,7 @@ def test_fetch_has_nothing_to_do_where_the_worker_was_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = make_job(tmp_path)
-    assert fetching.fetch(tmp_path, job.id) == 0
+    assert fetching.fetch(job) == 0
     words = f"the worker of job {job.id} is on this machine: all it has written is in {job.run_dir}\n"
     assert capsys.readouterr().out == words, "in one line, however narrow the terminal"
 
@@ -135,12 +136,12 @@ def test_one_hostile_job_does_not_hide_the_others(
     odd.job_file.write_bytes(b"\xff\xfe{")
     odd.state_file.write_text(odd.state_file.read_text().replace('"pid": ', '"pid": -'))
     half.job_file.unlink()
-    assert jobview.status(tmp_path) == 0
+    assert views.status(tmp_path) == 0
     shown = capsys.readouterr().out
     assert re.search(rf"{good.id} +interrupted +7/", shown)
     assert f"{odd.id}: {odd.job_file}: is not JSON" in shown
     assert f"{half.id}: it has no job.json: its launch is not that far yet, or was killed" in shown
-    assert jobview.status(tmp_path, as_json=True) == 0
+    assert views.status(tmp_path, as_json=True) == 0
     found = {item["job"]: item for item in json.loads(capsys.readouterr().out)["jobs"]}
     assert [found[job.id]["state"] for job in (good, odd, half)] == [
         "interrupted",
@@ -150,7 +151,7 @@ def test_one_hostile_job_does_not_hide_the_others(
     with pytest.raises(TrainingError, match=f"job {half.id}: it has no job.json"):
         store.find(tmp_path, "half")
     odd.job_file.write_text(good.job_file.read_text())
-    assert jobview.report(odd)["step"] is None
+    assert observing.report(odd)["step"] is None
     odd.state_file.write_text("[")
     assert odd.state().message.startswith(f"{odd.state_file}: is not JSON")
 
@@ -240,7 +241,7 @@ def test_summary_of_a_resumed_run_forgets_the_earlier_end(tmp_path: Path) -> Non
 
 def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
-    assert jobview.status(tmp_path) == 0
+    assert views.status(tmp_path) == 0
     assert "no jobs in" in capsys.readouterr().out
     job = make_job(tmp_path)
     running(job)
@@ -249,11 +250,11 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     write(
         job.server_metrics("server-0"), {"tables": [{"name": "C1", "rows": 1000}, {"name": "C2", "rows": 24}]}
     )
-    assert jobview.status(tmp_path) == 0
+    assert views.status(tmp_path) == 0
     shown = capsys.readouterr().out
     for words in (job.id, "running", "3/8", "0.5100", "0.7100", "91,234", "1:01", "127.0.0.1:7001", "1,024"):
         assert words in shown
-    assert jobview.status(tmp_path, as_json=True) == 0
+    assert views.status(tmp_path, as_json=True) == 0
     (report,) = json.loads(capsys.readouterr().out)["jobs"]
     assert report["rows"] == {"C1": 1000, "C2": 24}
     assert report["processes"][0]["memory_bytes"] > 1 << 20
@@ -262,17 +263,17 @@ def test_status(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(tmp_path)
     with pytest.raises(TrainingError, match="has no logs yet"):
-        logview.logs(tmp_path)
+        logview.logs(store.find(tmp_path, None))
     job.log("server-0").write_text("ready\n")
     job.log("worker-0").write_text("".join(f"line {number}\n" for number in range(5000)))
-    logview.logs(tmp_path, lines=2)
+    logview.logs(store.find(tmp_path, None), lines=2)
     assert capsys.readouterr().out == "server-0 | ready\nworker-0 | line 4998\nworker-0 | line 4999\n"
-    logview.logs(tmp_path, process_name="worker-0", lines=1)
+    logview.logs(store.find(tmp_path, None), process_name="worker-0", lines=1)
     assert capsys.readouterr().out == "line 4999\n"
-    logview.logs(tmp_path, process_name="worker-0", lines=0)
+    logview.logs(store.find(tmp_path, None), process_name="worker-0", lines=0)
     assert capsys.readouterr().out == ""
     with pytest.raises(TrainingError, match="no log of process 'worker'; there are: server-0, worker-0"):
-        logview.logs(tmp_path, process_name="worker")
+        logview.logs(store.find(tmp_path, None), process_name="worker")
 
 
 def test_logs_do_not_garble_a_terminal(
@@ -280,10 +281,10 @@ def test_logs_do_not_garble_a_terminal(
 ) -> None:
     text = "a\x00\x1b]0;title\x07b \x1b[1m8/8\x1b[0m"
     make_job(tmp_path).log("worker-0").write_text(text + "\n")
-    logview.logs(tmp_path)
+    logview.logs(store.find(tmp_path, None))
     assert capsys.readouterr().out == text + "\n"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    logview.logs(tmp_path)
+    logview.logs(store.find(tmp_path, None))
     assert capsys.readouterr().out == "a\ufffd\ufffd]0;title\ufffdb \x1b[1m8/8\x1b[0m\n"
 
 
@@ -291,7 +292,7 @@ def test_follow_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[
     job = make_job(tmp_path)
     running(job, phase="done")
     job.log("worker-0").write_text("first\nlast line without an end")
-    logview.logs(tmp_path, follow=True)
+    logview.logs(store.find(tmp_path, None), follow=True)
     assert capsys.readouterr().out == "first\nlast line without an end\n"
 
 

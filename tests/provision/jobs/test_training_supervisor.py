@@ -14,6 +14,7 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
+from provision.cli.views.jobs import status
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import cleanup, server_group, worker_group
@@ -22,7 +23,6 @@ from provision.jobs.backends.ssh import Fleet, HostServer, HostWorker
 from provision.jobs.background import start_detached
 from provision.jobs.ending import last_screen
 from provision.jobs.job_run import Limits
-from provision.jobs.jobview import status
 from provision.jobs.metrics import Event
 from provision.jobs.progress import describe
 from provision.jobs.store import Job, JobState, ProcessSpec

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+from provision.cli.views import pods
 from provision.cluster.errors import TrainingError
 from provision.cluster.state_directory import state_flag
-from provision.jobs import processview, store
-from provision.jobs.backends.kubernetes import view
-from provision.jobs.ending import newest_checkpoint
-from provision.jobs.metrics import Summary, summary
+from provision.jobs import observing, store
+from provision.jobs.backends import registry
 from provision.jobs.progress import duration, number
 from provision.jobs.screen import STYLE, make_console, say
 from provision.jobs.store import ACTIVE, Job
 
-# The report of a job whose files cannot be read, without ``job``, ``directory`` and ``message``.
-UNREADABLE: dict[str, Any] = {
-    "state": "unreadable",
-    "lost_workers": [],
-    **asdict(Summary()),
-    "processes": [],
-    "rows": {},
-}
+_MOST_JOBS = 20  # in a table, and asked about on a cluster
 
 
 def status(
@@ -35,38 +26,38 @@ def status(
 ) -> int:
     """Show all jobs and the processes of the running (or named, or last) one; returns 0.
 
-    With ``cluster`` only jobs of that one, and those that cannot be read; TrainingError for a named job of
+    With ``cluster`` only jobs of that one, and those that name none; TrainingError for a named job of
     another.
     """
-    known = store.directories(state_dir)
-    here = [job for job in known if not job.on_kubernetes]
-    there = [job for job in known if job.on_kubernetes]
-    if name is not None:
+    if name is None:
+        there = registry.asked(state_dir, _MOST_JOBS)
+        here = [job for job in store.directories(state_dir) if not registry.backend_of(job).STAYS]
+    else:
         named = store.find(state_dir, name)
-        here, there = ([], [named]) if named.on_kubernetes else ([named], [])
+        here, there = ([], [named]) if registry.backend_of(named).STAYS else ([named], [])
     if cluster is not None:
         here = [job for job in here if _belongs(job, cluster, named=name is not None)]
     console = make_console(as_json=as_json)
     with console.status("asking the hosts"):
-        reports = [report(job) if name else readable_report(job) for job in here]
-        clusters = [view.report(job) for job in there[-20:]]
+        reports = [observing.report(job) if name else observing.readable_report(job) for job in here]
+        clusters = [registry.backend_of(job).observe(job) for job in there]
     if as_json:
         print(json.dumps({"jobs": [*reports, *clusters]}))
         return 0
-    view.show(clusters, console, state_flag(state_dir))
+    pods.show(clusters, console, state_flag(state_dir))
     if clusters and not reports:
         return 0
     if not reports:
         of = f" of cluster {cluster}" if cluster is not None else ""
         console.print(f"no jobs{of} in {store.jobs_dir(state_dir)}; start one with: oeprov launch-training")
         return 0
-    console.print(_job_table(reports[-20:]))
-    for item in detailed(reports):
+    console.print(_job_table(reports[-_MOST_JOBS:]))
+    for item in observing.detailed(reports):
         if item["message"] and (item["state"] != "done" or item["lost_workers"]):
             say(console, f"{item['job']}: {escape(item['message'])}")
         if item["waiting"] and item["state"] in ACTIVE:
             say(console, f"training waits for a server: {escape(item['waiting'])}")
-        if item["state"] in ACTIVE or _may_be_on_hosts(item):
+        if item["state"] in ACTIVE or observing.may_be_on_hosts(item):
             console.print(_process_table(item))
             for line in _troubles(item):
                 say(console, line)
@@ -88,48 +79,13 @@ def _belongs(job: Job, cluster: str, *, named: bool) -> bool:
     return mine == cluster
 
 
-def report(job: Job) -> dict[str, Any]:
-    """Everything `status` knows of one job, ready for JSON."""
-    state = job.state()
-    processes = processview.processes(job, state.processes)  # this also brings what a worker far away wrote
-    facts = summary(job.metrics_file)
-    return {
-        "job": job.id,
-        "state": state.phase,
-        "message": state.message,
-        "lost_workers": state.lost,
-        **asdict(facts),
-        "checkpoint_step": newest_checkpoint(job, facts)[0],
-        "directory": str(job.directory),
-        "processes": processes,
-        "rows": processview.rows(processes),
-    }
-
-
-def readable_report(job: Job) -> dict[str, Any]:
-    """``report``, or why the job's files cannot be read: one such job must not hide the others."""
-    why = job.broken
-    try:
-        if not why:
-            return report(job)
-    except (TrainingError, OSError) as error:
-        why = str(error)
-    return {**UNREADABLE, "job": job.id, "directory": str(job.directory), "message": why}
-
-
-def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The jobs shown in detail: those that run, may be on hosts or are unreadable; if none, the last job."""
-    shown = {*ACTIVE, "unreadable"}
-    return [item for item in reports if item["state"] in shown or _may_be_on_hosts(item)] or reports[-1:]
-
-
 def advice(item: dict[str, Any], flag: str) -> list[str]:
     """The next commands for a job that failed or was stopped."""
     if item["state"] not in ("failed", "interrupted"):
         return []
     lines = []
-    if _may_be_on_hosts(item):
-        there = [entry for entry in item["processes"] if _may_be_on_host(entry)]
+    if observing.may_be_on_hosts(item):
+        there = [entry for entry in item["processes"] if observing.may_be_on_host(entry)]
         what = "servers" if all(entry["role"] == "parameter_server" for entry in there) else "processes"
         silent = any(entry["state"] == "does not answer" for entry in there)
         up = "may still run; once their host answers, stop" if silent else "still run; stop"
@@ -137,15 +93,6 @@ def advice(item: dict[str, Any], flag: str) -> list[str]:
     if item["checkpoint_step"] is not None:
         lines.append(f"resume from step {item['checkpoint_step']} with: oeprov resume {item['job']}{flag}")
     return lines
-
-
-def _may_be_on_hosts(item: dict[str, Any]) -> bool:
-    """Whether units of the job are on hosts, or may be."""
-    return any(map(_may_be_on_host, item["processes"]))
-
-
-def _may_be_on_host(entry: dict[str, Any]) -> bool:
-    return bool(entry["unit"]) and entry["state"] not in ("ended", "gone")
 
 
 def _job_table(reports: list[dict[str, Any]]) -> Table:

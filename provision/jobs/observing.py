@@ -1,16 +1,19 @@
-"""What the processes of a job do now, here and on its hosts: one round trip per host, all at once."""
+"""What a job and its processes do now, here and on its hosts: one round trip per host, all at once."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from provision.cluster.errors import HostError
+from provision.cluster.errors import HostError, TrainingError
 from provision.jobs.backends.ssh import Answer, Fleet
-from provision.jobs.store import Job, ProcessState
+from provision.jobs.ending import newest_checkpoint
+from provision.jobs.metrics import Summary, summary
+from provision.jobs.store import ACTIVE, Job, ProcessState
 from provision.node import numa, process
 from provision.node.command import System
 
@@ -133,3 +136,58 @@ def rows(found: list[dict[str, Any]]) -> dict[str, int]:
     for item in found:
         total.update(item["tables"])
     return dict(total)
+
+
+# The report of a job whose files cannot be read, without ``job``, ``directory`` and ``message``.
+UNREADABLE: dict[str, Any] = {
+    "state": "unreadable",
+    "lost_workers": [],
+    **asdict(Summary()),
+    "processes": [],
+    "rows": {},
+}
+
+
+def report(job: Job) -> dict[str, Any]:
+    """Everything `status` knows of one job, ready for JSON."""
+    state = job.state()
+    listed = processes(job, state.processes)  # this also brings what a worker far away wrote
+    facts = summary(job.metrics_file)
+    return {
+        "job": job.id,
+        "state": state.phase,
+        "message": state.message,
+        "lost_workers": state.lost,
+        **asdict(facts),
+        "checkpoint_step": newest_checkpoint(job, facts)[0],
+        "directory": str(job.directory),
+        "processes": listed,
+        "rows": rows(listed),
+    }
+
+
+def readable_report(job: Job) -> dict[str, Any]:
+    """``report``, or why the job's files cannot be read: one such job must not hide the others."""
+    why = job.broken
+    try:
+        if not why:
+            return report(job)
+    except (TrainingError, OSError) as error:
+        why = str(error)
+    return {**UNREADABLE, "job": job.id, "directory": str(job.directory), "message": why}
+
+
+def detailed(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The jobs shown in detail: those that run, may be on hosts or are unreadable; if none, the last job."""
+    shown = {*ACTIVE, "unreadable"}
+    return [item for item in reports if item["state"] in shown or may_be_on_hosts(item)] or reports[-1:]
+
+
+def may_be_on_hosts(item: dict[str, Any]) -> bool:
+    """Whether units of the job are on hosts, or may be."""
+    return any(map(may_be_on_host, item["processes"]))
+
+
+def may_be_on_host(entry: dict[str, Any]) -> bool:
+    """Whether a process, as ``report`` tells of it, is a unit that may still be on its host."""
+    return bool(entry["unit"]) and entry["state"] not in ("ended", "gone")

@@ -1,0 +1,93 @@
+"""Jobs on hosts of the inventory: this machine, hosts over SSH, and containers on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Inventory
+from provision.hosts.journal import cluster_lock
+from provision.jobs import fetching, launching, logview, observing, stopping
+from provision.jobs.backends import units
+from provision.jobs.backends.ssh import Fleet
+from provision.jobs.holding import Holding, disk_bytes
+from provision.jobs.metrics import summary
+from provision.jobs.request import LaunchOptions
+from provision.jobs.store import Job
+
+NAME = "hosts"
+STAYS = False
+is_running = stopping.is_running
+observe = observing.readable_report
+
+
+def start(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
+    """See ``Backend``."""
+    return launching.launch(inventory, options, state_dir=state_dir)
+
+
+def resume(_: Job, inventory: Callable[[], Inventory], options: LaunchOptions, *, state_dir: Path) -> int:
+    """See ``Backend``; ``options.resume`` names the job."""
+    return launching.launch(inventory(), options, state_dir=state_dir)
+
+
+def stop(job: Job, *, state_dir: Path, as_json: bool) -> int:
+    """See ``Backend``."""
+    return stopping.stop(state_dir, job.id, as_json=as_json)
+
+
+def logs(job: Job, *, process: str | None, follow: bool, lines: int) -> int:
+    """See ``Backend``."""
+    return logview.logs(job, process_name=process, follow=follow, lines=lines)
+
+
+def fetch(job: Job, *, checkpoints: bool, replace: bool) -> int:
+    """See ``Backend``."""
+    return fetching.fetch(job, checkpoints=checkpoints, replace=replace)
+
+
+def results(job: Job) -> str:
+    """See ``Backend``."""
+    worker = next((item for item in job.spec().processes if item.role == "worker" and item.unit), None)
+    return "" if worker is None else f"host {worker.host}: {units.job_directory(job.id)}/run"
+
+
+def holding(job: Job, size: int) -> Holding:
+    """See ``Backend``."""
+    state, spec = job.state(), job.spec()
+    job.read_state()  # raises if it is unknown whether the job runs
+    facts, newest = summary(job.metrics_file), job.checkpoint()
+    pools = [Path(item.pools) for item in spec.processes if item.pools and not item.unit]
+    known = state.phase == "done" or job.has_checkpoint()
+    return Holding(
+        job,
+        state.phase,
+        bytes=size,
+        spec=spec,
+        pools=[(path, disk_bytes(path)) for path in pools if path.is_dir()],
+        step=facts.step,
+        steps=facts.steps,
+        checkpoint=facts.checkpoint_step if newest is None else newest[0],
+        left=job.rows_left() if spec.is_servers_alone or not known else [],
+    )
+
+
+def remove(item: Holding, state_dir: Path, *, here_only: bool) -> None:
+    """See ``Backend``; on its hosts first: if one does not answer, the job stays and can be removed later."""
+    if item.spec is None:  # nobody knows where it was
+        return
+    with cluster_lock(state_dir, item.spec.cluster):  # nobody may resume it now
+        if is_running(item.job):
+            raise TrainingError(f"it was started meanwhile; stop it first: oeprov stop {item.job.id}")
+        for error in [] if here_only else Fleet(item.job, item.spec).remove():
+            raise TrainingError(
+                f"{error.host}: {error.reason}; the job stays; try again, or remove only what is here: "
+                f"oeprov jobs rm {item.job.id} --here-only"
+            )
+        for process in item.spec.processes:
+            item.job.remove_pools(process)
+        if left := [path for path, _ in item.pools if path.exists()]:
+            raise TrainingError(
+                f"{left[0]} could not be removed; check whether a server uses it, and who may write there"
+            )

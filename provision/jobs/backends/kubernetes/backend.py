@@ -1,0 +1,66 @@
+"""Jobs on Kubernetes, as ``provision.jobs.backends.Backend`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Inventory
+from provision.jobs.backends.kubernetes import record, run, view
+from provision.jobs.holding import Holding
+from provision.jobs.request import LaunchOptions
+from provision.jobs.store import Job
+
+NAME = "kubernetes"
+STAYS = True  # volumes and objects, until `oeprov stop` has deleted them
+start = run.launch
+stop = run.stop
+observe = view.report
+logs = view.logs
+
+
+def resume(job: Job, _: Callable[[], Inventory], options: LaunchOptions, *, state_dir: Path) -> int:
+    """See ``Backend``: from the manifests of then, not from an inventory."""
+    return run.resume(job, options, state_dir=state_dir)
+
+
+def is_running(job: Job) -> bool:
+    """See ``Backend``, as far as is known here: no cluster is asked."""
+    return record.read(job).phase == "running"
+
+
+def fetch(job: Job, *, checkpoints: bool, replace: bool) -> int:
+    """See ``Backend``: nothing here reads a claim."""
+    del checkpoints, replace
+    raise TrainingError(
+        f"job {job.id} has its results in {results(job)}: a claim is read by pods, or where its volume is "
+        "mounted"
+    )
+
+
+def results(job: Job) -> str:
+    """See ``Backend``."""
+    found = record.read(job)
+    return f"claim {found.claim}: {found.run}"
+
+
+def holding(job: Job, size: int) -> Holding:
+    """See ``Backend``."""
+    found = record.read(job)
+    claims = [] if found.phase == "done" else _claims(job)
+    stays = [f"its run stays in {results(job)}"]
+    if claims:
+        stays.append(f"its volumes stay in namespace {found.namespace}: {', '.join(claims)}")
+    return Holding(job, found.phase, bytes=size, claims=claims, stays=stays)
+
+
+def remove(item: Holding, state_dir: Path, *, here_only: bool) -> None:
+    """See ``Backend``: claims stay, as ``holding`` says; nothing else is left of a job that has ended."""
+
+
+def _claims(job: Job) -> list[str]:
+    try:
+        return [str(item["metadata"]["name"]) for item in record.volume_claims(record.documents(job))]
+    except (TrainingError, KeyError, TypeError):
+        return []
