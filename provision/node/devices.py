@@ -153,10 +153,15 @@ class MemoryBlock(NamedTuple):
     zone: str
 
 
+def block_size(system: System) -> int:
+    """Bytes of a block of hot-added memory; 0 if the kernel has none."""
+    return int(system.read(MEMORY + "/block_size_bytes").strip() or "0", 16)
+
+
 def memory_blocks(system: System, chardev: str) -> List[MemoryBlock]:
     """The memory blocks of a dax device in mode system-ram."""
     base = f"{DAX}/{chardev}/"
-    block = int(system.read(MEMORY + "/block_size_bytes").strip() or "0", 16)
+    block = block_size(system)
     start, size = number(system.read(base + "resource")), number(system.read(base + "size"))
     if block and start:
         paths = [

@@ -11,8 +11,6 @@ from .observe import observe
 from .state import State, decode, encode
 from .step import Desired
 
-_BUS = "/sys/bus/nd/devices"
-
 
 class Health(NamedTuple):
     """Sizes in bytes; ``time`` in seconds since 1970 by the host's clock."""
@@ -39,10 +37,10 @@ def observe_health(system: System, ports: List[int], services: List[str], places
     """Observe the host's health; ``places``: directories that oeprov uses."""
     meminfo = dict(re.findall(r"^(\w+):\s+(\d+)", system.read("/proc/meminfo"), re.MULTILINE))
     chosen = re.search(r"\[(\w+)\]", system.read("/sys/kernel/mm/transparent_hugepage/enabled"))
-    names = system.list(_BUS)
+    names = system.list(devices.ND)
     found = modules.observe(system)
     regions = [name for name in names if re.match(r"region\d+$", name)]
-    bad = {name: devices.bad_blocks(system.read(f"{_BUS}/{name}/badblocks")) for name in regions}
+    bad = {name: devices.bad_blocks(system.read(f"{devices.ND}/{name}/badblocks")) for name in regions}
     taken = {str(number): port.holder(system, number) for number in ports}
     on, lets_in = observe_firewall(system, ports)
     return Health(

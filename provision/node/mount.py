@@ -348,4 +348,3 @@ ACTIONS: Dict[str, Action] = {
     "mount": _mount,
     "edit_fstab": _edit_fstab,
 }
-ACTIONS.update(filesystem.ACTIONS)

@@ -5,13 +5,12 @@ import re
 from typing import Any, Dict, List, Tuple
 
 from .command import CommandError, System
-from .devices import DAX, DAX_CLASS, dax_devices
+from .devices import DAX, DAX_CLASS, MEMORY, block_size, dax_devices
 from .state import MemoryPolicy, MemoryRange, NumaNode, State
 from .step import Action, Applied, Step
 
 _NODES = "/sys/devices/system/node"
-_MEMORY = "/sys/devices/system/memory"
-AUTO_ONLINE = _MEMORY + "/auto_online_blocks"
+AUTO_ONLINE = MEMORY + "/auto_online_blocks"
 _PAGES = re.compile(r"\bN(\d+)=(\d+)")
 _PAGE_SIZE = re.compile(r"\bkernelpagesize_kB=(\d+)")
 _SRAT = re.compile(r"SRAT: Node (\d+) PXM \d+ \[mem (0x[0-9a-f]+)-(0x[0-9a-f]+)\]")
@@ -104,15 +103,13 @@ def tell_apart(system: System, nodes: List[NumaNode]) -> List[NumaNode]:
     if not without_cpus(nodes):
         return nodes
     ram = _firmware_ranges(system)
-    block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
+    size = block_size(system)
     found = []
     for node in nodes:
         base = f"{_NODES}/node{node.id}"
         names = system.list(base)
-        starts = [int(name[6:]) * block_size for name in names if re.fullmatch(r"memory\d+", name)]
-        inside = [
-            any(item.start < start + block_size and start < item.end for item in ram) for start in starts
-        ]
+        starts = [int(name[6:]) * size for name in names if re.fullmatch(r"memory\d+", name)]
+        inside = [any(item.start < start + size and start < item.end for item in ram) for start in starts]
         bandwidth = system.read(base + "/access0/initiators/read_bandwidth").strip()
         found.append(
             node._replace(
@@ -128,12 +125,12 @@ def observe_ranges(system: System, boot_log: str) -> List[MemoryRange]:
     """Firmware's RAM, SRAT's nodes and the memory blocks that are online, in that order."""
     ranges = _firmware_ranges(system)
     blocks = []
-    block_size = int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16)
+    size = block_size(system)
     for node in observe_nodes(system):
         for name in system.list(f"{_NODES}/node{node.id}"):
             if re.fullmatch(r"memory\d+", name):
-                start = int(name[6:]) * block_size
-                blocks.append(MemoryRange(start, start + block_size, node.id, "blocks"))
+                start = int(name[6:]) * size
+                blocks.append(MemoryRange(start, start + size, node.id, "blocks"))
     return ranges + coalesce(parse_srat(boot_log)) + coalesce(blocks)
 
 
@@ -142,7 +139,7 @@ def observe_policy(system: System) -> MemoryPolicy:
     dax_model = "class" if system.list(DAX_CLASS) and not system.list(DAX) else "bus"
     return MemoryPolicy(
         auto_online=system.read(AUTO_ONLINE).strip(),
-        block_size=int(system.read(_MEMORY + "/block_size_bytes").strip() or "0", 16),
+        block_size=block_size(system),
         page_size=os.sysconf("SC_PAGE_SIZE"),
         dax_model=dax_model,
     )

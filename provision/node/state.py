@@ -266,8 +266,6 @@ class Tools(NamedTuple):
     ndctl: str = ""
     daxctl: str = ""
     cxl: str = ""
-    grubby: str = ""
-    pip: str = ""
 
 
 class OldEnvironment(NamedTuple):
