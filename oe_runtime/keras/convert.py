@@ -301,17 +301,7 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
         if value is not None:
             raise ValueError(f"layer '{layer.name}': {option} is not supported for rows on parameter servers")
     check_class(layer, kind._library.layers.Embedding)
-    new = kind(
-        layer.input_dim,
-        layer.output_dim,
-        layer.embeddings_initializer,
-        embeddings_regularizer=layer.embeddings_regularizer,
-        activity_regularizer=layer.activity_regularizer,
-        mask_zero=layer.mask_zero,
-        name=layer.name,
-        dtype=layer.dtype_policy,
-        trainable=layer.trainable,
-    )
+    new = _embedding_like(layer, kind)
     written = written_rows(layer)
     if written is not None:
         new.set_weights([written])
@@ -320,7 +310,13 @@ def server_embedding(kind: type[TableLayer], layer: Any, *, explicit: bool) -> A
 
 def worker_embedding(library: Any, layer: TableLayer) -> Any:
     """Return the library's own Embedding for a layer with sparse_as_dense."""
-    new = library.layers.Embedding(
+    new = _embedding_like(layer, library.layers.Embedding)
+    new.sparse_as_dense = True
+    return new
+
+
+def _embedding_like(layer: Any, kind: Any) -> Any:
+    return kind(
         layer.input_dim,
         layer.output_dim,
         layer.embeddings_initializer,
@@ -331,8 +327,6 @@ def worker_embedding(library: Any, layer: TableLayer) -> Any:
         dtype=layer.dtype_policy,
         trainable=layer.trainable,
     )
-    new.sparse_as_dense = True
-    return new
 
 
 def warn_of_regularizers(served: Served) -> None:
