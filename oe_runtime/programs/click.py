@@ -3,135 +3,72 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from oe_runtime.client import Client
 from oe_runtime.data import Source, Stream, make_split, open_source
-from oe_runtime.errors import ServerLost, WorkerLost
+from oe_runtime.errors import ServerLost
 from oe_runtime.programs.click_model import KerasTrainee, check_backend, prepare
 from oe_runtime.programs.loop import Loop
 from oe_runtime.programs.queue_loop import QueueCheckpoints, QueueFollower, QueueLoop
 from oe_runtime.programs.stream_loop import StreamLoop
 from oe_runtime.run.charts import duration
-from oe_runtime.run.checkpoints import Checkpoints, check_resume
-from oe_runtime.run.connection import connect, connect_values, leave, refuse_trained
-from oe_runtime.run.course import Interrupted
+from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.connection import connect, connect_values, refuse_trained
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
+from oe_runtime.run.lifecycle import carry_out
 from oe_runtime.run.lost_server import ServerRecovery
 from oe_runtime.run.options import Options
-from oe_runtime.run.outcome import (
-    INTERRUPTED,
-    STOP_SECONDS,
-    WORKER_LOST,
-    end_at_limit,
-    explain,
-)
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View, view
 from oe_runtime.run.ranks import Stopped, check_agreement, check_input, translating_worker_losses
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.server_figures import ServerFigures
+from oe_runtime.run.session import Session
 from oe_runtime.run.shared_input import HoldingClient, SharedInput
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.run.uploads import Uploads
-from oe_runtime.run.uploads import prepare as prepare_uploads
 from oe_runtime.run.worker_input import WorkerInput
 from oe_runtime.spec import TableSpec
-from oe_runtime.support import horovod
 
 
 def run(options: Options) -> int:
     """Train as the options say; return the exit status. Errors are one line on stderr and an event."""
     with StopRequest(with_parent=options.exit_with_parent) as stop:
-        return _run(options, stop)
+        session = Session(options, stop, view(), launched=True)
+        return carry_out(session, partial(_run, session, options))
 
 
-def _run(options: Options, stop: StopRequest) -> int:
-    directory: RunDirectory | FollowingDirectory | None = None
-    first = options.rank == 0
-    client: Client | None = None
-    uploads: Uploads | None = None
-    ended = False  # by its end or a stop request, not by an error
-    try:
-        # Check everything before TensorFlow is imported and before anything is written.
-        check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-        source = open_source(
-            options.data,
-            options.max_cardinality,
-            options.max_bad_rows,
-            options.schema,
-            options.eval_data,
-            follow=options.follow,
+def _run(session: Session, options: Options) -> None:
+    # Check everything before TensorFlow is imported and before anything is written.
+    check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
+    source = open_source(
+        options.data,
+        options.max_cardinality,
+        options.max_bad_rows,
+        options.schema,
+        options.eval_data,
+        follow=options.follow,
+    )
+    if options.device != "auto" or options.inter_threads or options.intra_threads:
+        prepare(options)  # before a TFRecord file uses it
+    source.check()
+    if options.rank == 0:
+        _check_export(options)
+    _check_tables(options)
+    session.prepare()
+    options = cast(Options, session.options)
+    client = session.connect()
+    mine = WorkerInput.of(options.rank, source) if options.size > 1 else None
+    session.open_directory()
+    assert session.directory is not None  # noqa: S101 - open
+    with translating_worker_losses(options):
+        _train(
+            options, source, mine, client, session.directory, session.screen, session.stop, session.uploads
         )
-        if options.device != "auto" or options.inter_threads or options.intra_threads:
-            prepare(options)  # before a TFRecord file uses it
-        source.check()
-        if first:
-            _check_export(options)
-        _check_tables(options)
-        fetched = prepare_uploads(options) if options.upload_to and first else ""
-        if options.resume and first:
-            check_resume(options)
-        if options.rendezvous:
-            place = horovod.Started(options.rank, options.size, options.rendezvous)
-            options = replace(options, workers=horovod.exchange(place, options.worker_wait, stop))
-        client = connect(options)
-        if client is not None and first and not options.resume:
-            refuse_trained(client)
-        mine = WorkerInput.of(options.rank, source) if options.size > 1 else None
-        directory = RunDirectory(options) if first else FollowingDirectory(options)
-        if options.size > 1:
-            stop.limit(STOP_SECONDS, partial(end_at_limit, options, directory, stop))
-        with view() as screen:
-            if fetched:
-                screen.say(fetched)
-            if options.upload_to and isinstance(directory, RunDirectory):
-                uploads = Uploads(options, directory, screen.say)
-            try:
-                with translating_worker_losses(options):
-                    _train(options, source, mine, client, directory, screen, stop, uploads)
-            except Stopped:
-                directory.event("interrupted", step=0, path=None)
-                screen.say(f"stopped ({stop.reason}) before all workers had started")
-                return INTERRUPTED
-            except Interrupted as interrupted:
-                stop.limit(0, None)
-                path = interrupted.path
-                directory.event(
-                    "interrupted", step=interrupted.position.step, path=None if path is None else str(path)
-                )
-                screen.say(_interrupted(options, stop, interrupted))
-                leave(client)
-                if uploads is not None:
-                    try:
-                        uploads.finish()
-                    except RunError as error:
-                        screen.say(f"warning: {error}")
-                    ended = True
-                return INTERRUPTED
-        leave(client)
-        ended = True
-        return 0
-    except Exception as error:
-        message = explain(error, options)
-        if directory is not None:
-            directory.event("error", message=message or f"{type(error).__name__}: {error}")
-        if not message:
-            raise  # a bug: show the traceback
-        print(f"error: {message}", file=sys.stderr)
-        return WORKER_LOST if isinstance(error, WorkerLost) else 1
-    finally:
-        if uploads is not None:
-            uploads.close()
-        if directory is not None:
-            directory.close()
-        if uploads is not None and ended:
-            uploads.upload_reports()
-        if client is not None:
-            client.close()
 
 
 def _train(
@@ -326,15 +263,4 @@ def _opening(options: Options) -> str:
         f"{options.model}, dim {options.dim}, {options.optimizer}: {ids} in {len(categories)} fields, "
         f"embeddings {_where(options)}\n"
         f"data {options.data}, run directory {options.run_dir}; starting TensorFlow"
-    )
-
-
-def _interrupted(options: Options, stop: StopRequest, interrupted: Interrupted) -> str:
-    if options.rank:
-        return f"stopped ({stop.reason}); worker 0 says after which step"
-    if interrupted.path is None:
-        return f"stopped ({stop.reason}) before the first step; there is nothing to resume"
-    return (
-        f"stopped ({stop.reason}) after step {interrupted.position.step}, checkpoint {interrupted.path}; "
-        f"go on with --run-dir {options.run_dir} --resume"
     )

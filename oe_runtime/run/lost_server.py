@@ -7,6 +7,8 @@ queue, the queue goes back too (run.shared_input).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,6 +23,8 @@ from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks, deferring_losses
 from oe_runtime.run.run_directory import RunDirectory
 from oe_runtime.run.stopping import StopRequest
+
+_Found = TypeVar("_Found")
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 MOST_LOSSES = 5  # consecutive losses without a new checkpoint
@@ -55,32 +59,26 @@ class ServerRecovery:
         Raises ServerLost when the server does not return in time or is lost too often, Interrupted after a
         stop request, and the error of a server that returns as another one.
         """
-        seconds = self._options.server_wait
-        if not seconds or self._client is None or (loop.saved is None and not self._ranks.rank):
+        known = loop.saved is not None or self._ranks.rank > 0
+        if not self._options.server_wait or self._client is None or not known:
             raise lost
         lost = self._agree(lost)
         self._count(lost, loop.saved)
         started = time.monotonic()
-        name = self._name(lost.endpoint)
-        reason = str(lost).partition(";")[0]
-        self._directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
-        self._view.say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
-        while True:
+
+        def go_back() -> tuple[RunCheckpoint, str]:
+            assert self._client is not None  # noqa: S101 - else raised above
             if self._ranks.stop_requested(self._stop):
                 raise loop.interrupted()
-            try:
-                with deferring_losses(self._ranks):
-                    self._client.reconnect()
-                self._ranks.barrier()  # all are connected
-                with self._stop.without_time_limit():
-                    saved, words = self._checkpoints.roll_back()
-                break
-            except ServerLost as again:
-                if time.monotonic() - started > seconds:
-                    raise ServerLost(
-                        again.endpoint, f"{self._name(again.endpoint)} did not come back within {seconds} s"
-                    ) from lost
-                self._stop.wait(_PAUSE)
+            with deferring_losses(self._ranks):
+                self._client.reconnect()
+            self._ranks.barrier()  # all are connected
+            with self._stop.without_time_limit():
+                return self._checkpoints.roll_back()
+
+        saved, words = wait_for_server(
+            lost, go_back, self._options, self._directory, self._view.say, self._stop
+        )
         waited = time.monotonic() - started
         self._last = saved
         loop.rolled_back(saved, waited)
@@ -88,6 +86,7 @@ class ServerRecovery:
             self._view.say(words)
         step = saved.position.step
         self._directory.event("server_back", endpoint=lost.endpoint, step=step, seconds=round(waited, 1))
+        name = server_name(lost.endpoint, self._options)
         self._view.say(f"{name} is back after {waited:.1f} s; going on from step {step}, {saved.path}")
         return saved.position
 
@@ -98,23 +97,55 @@ class ServerRecovery:
         if lost.endpoint in servers or not seen.any():
             return lost
         endpoint = servers[int(np.argmax(seen))]
-        return ServerLost(endpoint, f"{self._name(endpoint)} was lost by another worker")
+        return ServerLost(endpoint, f"{server_name(endpoint, self._options)} was lost by another worker")
 
     def _count(self, lost: ServerLost, saved: RunCheckpoint | None) -> None:
-        """Give up when servers are lost repeatedly without progress."""
+        """Count losses since the last progress."""
         if saved is None or self._last is None or saved.position.step > self._last.position.step:
             self._losses = 0
         self._losses += 1
-        if self._losses > MOST_LOSSES:
-            raise ServerLost(
-                lost.endpoint,
-                f"{str(lost).partition(';')[0]}; that was loss {self._losses} of a server without a new "
-                "checkpoint in between: look at its log",
-            )
+        refuse_many(lost, self._losses)
 
-    def _name(self, endpoint: str) -> str:
-        if not endpoint:
-            return "a server"
-        if endpoint not in self._options.servers:
-            return f"server {endpoint}"
-        return f"server {self._options.servers.index(endpoint)} at {endpoint}"
+
+def wait_for_server(
+    lost: ServerLost,
+    go_on: Callable[[], _Found],
+    options: RunOptions,
+    directory: RunDirectory | FollowingDirectory,
+    say: Callable[[str], None],
+    stop: StopRequest,
+) -> _Found:
+    """Call `go_on` until it does not raise ServerLost any more; return its result.
+
+    Raises ServerLost when the server has not come back within --server-wait, and what else `go_on` raises.
+    """
+    name, seconds = server_name(lost.endpoint, options), options.server_wait
+    reason = str(lost).partition(";")[0]
+    directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
+    say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
+    started = time.monotonic()
+    while True:
+        try:
+            return go_on()
+        except ServerLost as again:
+            if time.monotonic() - started > seconds:
+                missing = server_name(again.endpoint, options)
+                raise ServerLost(again.endpoint, f"{missing} did not come back within {seconds} s") from lost
+            stop.wait(_PAUSE)
+
+
+def refuse_many(lost: ServerLost, losses: int) -> None:
+    """Raise ServerLost when servers are lost repeatedly without a new checkpoint."""
+    if losses > MOST_LOSSES:
+        raise ServerLost(
+            lost.endpoint,
+            f"{str(lost).partition(';')[0]}; that was loss {losses} of a server without a new checkpoint in "
+            "between: look at its log",
+        )
+
+
+def server_name(endpoint: str, options: RunOptions) -> str:
+    """Return how messages name a server."""
+    if endpoint not in options.servers:
+        return f"server {endpoint}" if endpoint else "a server"
+    return f"server {options.servers.index(endpoint)} at {endpoint}"

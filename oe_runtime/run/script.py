@@ -18,37 +18,29 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from oe_runtime.errors import OeError, ServerLost, WorkerLost
 from oe_runtime.run import processes
-from oe_runtime.run.checkpoints import check_resume, newest
+from oe_runtime.run.checkpoints import newest
 from oe_runtime.run.connection import leave
 from oe_runtime.run.course import Interrupted
-from oe_runtime.run.lost_server import MOST_LOSSES
+from oe_runtime.run.lifecycle import carry_out
+from oe_runtime.run.lost_server import refuse_many, server_name, wait_for_server
 from oe_runtime.run.options import ScriptOptions
 from oe_runtime.run.outcome import (
-    INTERRUPTED,
-    STOP_SECONDS,
-    WORKER_LOST,
     disk_error,
-    end_at_limit,
     explain,
     memory_error,
 )
 from oe_runtime.run.position import Position
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Stopped, translating_worker_losses
-from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.session import OF_SCRIPT, Session
 from oe_runtime.run.stopping import StopRequest
-from oe_runtime.run.uploads import Uploads
-from oe_runtime.run.uploads import prepare as prepare_uploads
-from oe_runtime.support import horovod
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 _EXIT_SECONDS = 20.0  # that a program may take to end after its last line
@@ -74,64 +66,26 @@ class _Run:
         self._session = Session(options, stop, View(), launched=True)
         self._process = os.getpid()
         self._cwd = os.getcwd()
-        self._ended = False  # by its end or a stop request, not by an error
 
     def run(self) -> int:
-        session, options, stop = self._session, self._options, self._stop
-        os.register_at_fork(after_in_child=partial(_in_child, stop))
-        Session.install(session)
+        os.register_at_fork(after_in_child=partial(_in_child, self._stop))
+        Session.install(self._session)
         try:
-            fetched = ""
-            if options.upload_to and options.rank == 0 and _LOSS not in os.environ:
-                fetched = prepare_uploads(options)
-            if options.resume and options.rank == 0:
-                check_resume(options)
-            if options.rendezvous:
-                place = horovod.Started(options.rank, options.size, options.rendezvous)
-                options = replace(options, workers=horovod.exchange(place, options.worker_wait, stop))
-                self._options = session.options = options
-            session.open_directory()
-            if fetched:
-                session.screen.say(fetched)
-            if options.upload_to and isinstance(session.directory, RunDirectory):
-                session.uploads = Uploads(options, session.directory, session.screen.say)
-            self._note_loss()
-            stop.at_signal = self._at_signal
-            session.screen.say(f"{options.script.name}, run directory {options.run_dir}")
-            self._execute()
-            self._finished()
-            leave(session.connected)
-            self._ended = True
-            return 0
-        except Interrupted as interrupted:
-            return self._interrupted(interrupted)
-        except Stopped:
-            return self._interrupted(Interrupted(Position(), None))
-        except ServerLost as lost:
-            try:
-                self._start_anew(lost)
-            except Interrupted as interrupted:
-                return self._interrupted(interrupted)
-            except OeError as error:
-                code = WORKER_LOST if isinstance(error, WorkerLost) else 1
-                return self._failed(explain(error, self._options), error, code)
-        except OeError as error:
-            code = WORKER_LOST if isinstance(error, WorkerLost) else 1
-            return self._failed(explain(error, self._options), error, code)
-        except _ScriptError as error:
-            return self._failed(str(error))
+            return carry_out(self._session, self._train, self._start_anew)
         finally:
             if os.getpid() == self._process:
-                stop.at_signal = lambda: None
-                if session.uploads is not None:
-                    session.uploads.close()
-                if session.directory is not None:
-                    session.directory.close()
-                if session.uploads is not None and self._ended:
-                    session.uploads.upload_reports()
-                if session.connected is not None:
-                    session.connected.close()
                 Session.install(None)
+
+    def _train(self) -> None:
+        session = self._session
+        session.prepare(anew=_LOSS in os.environ)
+        session.open_directory()
+        session.say_start()
+        self._note_loss()
+        self._stop.at_signal = self._at_signal
+        session.screen.say(f"{self._options.script.name}, run directory {self._options.run_dir}")
+        self._execute()
+        self._finished()
 
     def _at_signal(self) -> None:
         """Between trainings, such as while the program reads data, a stop request ends it at once."""
@@ -141,7 +95,7 @@ class _Run:
 
     def _execute(self) -> None:
         """Run the program as `__main__`. Raises _ScriptError for its errors, in words."""
-        script, options = self._options.script, self._options
+        script, options = self._options.script, cast(ScriptOptions, self._session.options)
         module = ModuleType("__main__")
         module.__file__ = str(script)
         module.__dict__["__builtins__"] = __builtins__
@@ -152,8 +106,6 @@ class _Run:
             sys.modules["__main__"], sys.argv = module, [str(script), *options.arguments]
             sys.path[0] = str(script.parent)
             os.chdir(script.parent)
-            if options.size > 1:
-                self._stop.limit(STOP_SECONDS, partial(self._end_at_limit))
             code = compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
             with translating_worker_losses(options):
                 exec(code, module.__dict__)  # noqa: S102 - the user's own program
@@ -226,78 +178,27 @@ class _Run:
         if not self._options.rank:
             self._session.screen.say(f"run directory {self._options.run_dir}, with report.html")
 
-    def _interrupted(self, interrupted: Interrupted) -> int:
-        self._stop.limit(0, None)
-        session, options, path = self._session, self._options, interrupted.path
-        step = interrupted.position.step
-        if path is None and options.resume and (last := newest(options.run_dir)) is not None:
-            path, step = last.path, last.position.step  # the program had not come to its training yet
-        if session.directory is not None:
-            session.directory.event("interrupted", step=step, path=None if path is None else str(path))
-        reason = self._stop.reason
-        if options.rank:
-            session.screen.say(f"stopped ({reason}); worker 0 says after which step")
-        elif path is None:
-            session.screen.say(f"stopped ({reason}) before the first step; there is nothing to resume")
-        else:
-            session.screen.say(
-                f"stopped ({reason}) after step {step}, checkpoint {path}; "
-                f"go on with --run-dir {options.run_dir} --resume"
-            )
-        leave(session.connected)
-        if session.uploads is not None:
-            try:
-                session.uploads.finish()
-            except RunError as error:
-                session.screen.say(f"warning: {error}")
-        self._ended = True
-        return INTERRUPTED
-
-    def _failed(self, message: str, error: BaseException | None = None, code: int = 1) -> int:
-        message = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
-        if self._session.directory is not None:
-            self._session.directory.event("error", message=message)
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        return code
-
-    def _end_at_limit(self) -> None:
-        if self._session.directory is not None:
-            end_at_limit(self._options, self._session.directory, self._stop)
-
     def _start_anew(self, lost: ServerLost) -> NoReturn:
         """Wait for the lost server; then replace this process by one that resumes."""
-        session, options, seconds = self._session, self._options, self._options.server_wait
+        session, options = self._session, self._options
         client, directory, began = session.connected, session.directory, time.monotonic()
         saved = None if session.course is None else session.course.saved
         known = saved is not None or options.rank > 0
-        if client is None or directory is None or not seconds or not known or not _is_program():
+        if client is None or directory is None or not options.server_wait or not known or not _is_program():
             raise lost
         step = -1 if saved is None else saved.position.step
         before = json.loads(os.environ.get(_LOSS, "{}"))
         losses = before.get("losses", 0) + 1 if step <= before.get("step", -1) else 1
-        if losses > MOST_LOSSES:
-            raise ServerLost(
-                lost.endpoint,
-                f"{str(lost).partition(';')[0]}; that was loss {losses} of a server without a new checkpoint "
-                "in between: look at its log",
-            )
+        refuse_many(lost, losses)
         session.ranks.break_off({int(server.rpartition(":")[2]) for server in options.servers})
-        name = _server_name(lost.endpoint, options)
-        reason = str(lost).partition(";")[0]
-        directory.event("server_gone", endpoint=lost.endpoint, message=reason, wait_s=seconds)
-        session.screen.say(f"{name} is gone; waiting up to {seconds} s for it to come back ({reason})")
         stopped = Interrupted(Position(), None) if saved is None else Interrupted(saved.position, saved.path)
-        while True:
+
+        def reconnect() -> None:
             if self._stop:
                 raise stopped
-            try:
-                client.reconnect()
-                break
-            except ServerLost as again:
-                if time.monotonic() - began > seconds:
-                    name = _server_name(again.endpoint, options)
-                    raise ServerLost(again.endpoint, f"{name} did not come back within {seconds} s") from lost
-                self._stop.wait(_PAUSE)
+            client.reconnect()
+
+        wait_for_server(lost, reconnect, options, directory, session.screen.say, self._stop)
         try:
             session.ranks.wait_to_start_anew()
         except Stopped:
@@ -312,7 +213,7 @@ class _Run:
                 "losses": losses,
                 "step": step,
                 "endpoint": lost.endpoint,
-                "name": name,
+                "name": server_name(lost.endpoint, options),
                 "seconds": round(time.monotonic() - began, 1),
                 "told": False,
             }
@@ -342,7 +243,7 @@ class _Run:
         )
 
 
-class _ScriptError(Exception):
+class _ScriptError(OeError):
     """An error of the program; the message is a sentence."""
 
 
@@ -382,12 +283,6 @@ def _line(error: BaseException, script: Path) -> str:
         if path == script or (path.parent == script.parent and path.suffix == ".py"):
             found = f"{path.name} line {frame.lineno}"
     return found
-
-
-def _server_name(endpoint: str, options: ScriptOptions) -> str:
-    if endpoint not in options.servers:
-        return f"server {endpoint}" if endpoint else "a server"
-    return f"server {options.servers.index(endpoint)} at {endpoint}"
 
 
 def _set_environment(options: ScriptOptions) -> None:

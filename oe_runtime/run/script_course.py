@@ -17,7 +17,7 @@ from oe_runtime.run.charts import duration
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.course import Course
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.run.options import ScriptOptions
+from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
@@ -42,7 +42,7 @@ class ScriptCourse(Course):
 
     def __init__(
         self,
-        options: ScriptOptions,
+        options: RunOptions,
         ranks: Ranks,
         client: Client,
         directory: RunDirectory | FollowingDirectory,

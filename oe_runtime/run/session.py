@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
+from oe_runtime.run import uploads
+from oe_runtime.run.checkpoints import check_resume
 from oe_runtime.run.connection import connect, refuse_trained
 from oe_runtime.run.followers import FollowingDirectory
-from oe_runtime.run.options import ScriptOptions, outside
+from oe_runtime.run.options import RunOptions, ScriptOptions, outside
+from oe_runtime.run.outcome import STOP_SECONDS, end_at_limit
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, join_workers
 from oe_runtime.run.run_directory import RunDirectory
 from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.stopping import StopRequest
-from oe_runtime.run.uploads import Uploads
-from oe_runtime.support import job_hooks
+from oe_runtime.support import horovod, job_hooks
 
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
 _FIT_ALONE = (
@@ -53,14 +57,14 @@ class Session:
     _current: ClassVar[Session | None] = None
     _defaults: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, options: ScriptOptions, stop: StopRequest, screen: View, *, launched: bool) -> None:
+    def __init__(self, options: RunOptions, stop: StopRequest, screen: View, *, launched: bool) -> None:
         self.options = options
         self.stop = stop
         self.screen = screen
         self.launched = launched
         self.directory: RunDirectory | FollowingDirectory | None = None
         self.course: ScriptCourse | None = None
-        self.uploads: Uploads | None = None  # of worker 0
+        self.uploads: uploads.Uploads | None = None  # of worker 0
         self.seeds: tuple[int, int | None] | None = None  # the script's, and the one set for the last part
         self.told_of_callbacks = False  # that some begin anew after a resume
         self.told_of_random = False  # layers whose random numbers are not in checkpoints
@@ -69,6 +73,7 @@ class Session:
         self._workers: Any = None
         self._ranks: Ranks | None = None
         self._resume_step: int | None = None
+        self._fetched = ""  # what to say of a checkpoint that the upload store had
         self._process = os.getpid()
 
     @classmethod
@@ -150,20 +155,44 @@ class Session:
     @property
     def arguments(self) -> Sequence[str]:
         """The program's own arguments."""
-        return self.options.arguments if self.launched else sys.argv[1:]
+        options = self.options
+        return options.arguments if self.launched and isinstance(options, ScriptOptions) else sys.argv[1:]
+
+    def prepare(self, *, anew: bool = False) -> None:
+        """Check that the run can go on and upload, fetch what it goes on from, and find the other workers.
+
+        `anew`: this process has taken the place of one that did so. Raises RunError and CheckpointError.
+        """
+        options = self.options
+        if options.upload_to and options.rank == 0 and not anew:
+            self._fetched = uploads.prepare(options)
+        if options.resume and options.rank == 0:
+            check_resume(options)
+        if options.rendezvous:
+            place = horovod.Started(options.rank, options.size, options.rendezvous)
+            workers = horovod.exchange(place, options.worker_wait, self.stop)
+            self.options = replace(options, workers=workers)
+
+    def connect(self) -> Client | None:
+        """Connect to the servers, whether or not the other workers are there; None for stock Keras.
+
+        Raises RunError for servers that hold another run's rows.
+        """
+        self._client = connect(self.options)
+        if self._client is not None and self.rank == 0 and not self.options.resume:
+            refuse_trained(self._client)
+        return self._client
 
     def client(self) -> Client:
         """Return the one client of this process."""
         self._refuse_child("job.client()")
         if self._client is None:
             self._meet()
-            client = connect(self.options)
+            client = self.connect()
             assert client is not None  # noqa: S101 - only stock models have none
-            if self.rank == 0 and not self.options.resume:
-                refuse_trained(client)
             client.restores, client.workers = self.options.resume, self._workers
             client.fit_alone = _FIT_ALONE if self.launched else ""
-            self._client = client
+            return client
         return self._client
 
     @property
@@ -220,6 +249,7 @@ class Session:
         if self.course is None:
             if self.directory is None:
                 self.open_directory()
+                self.say_start()
             assert self.directory is not None  # noqa: S101 - open
             _ = self.resume_step  # before there are newer checkpoints
             course = ScriptCourse(
@@ -239,6 +269,17 @@ class Session:
         """Make the run directory. Raises RunError for one that cannot be used."""
         options = self.options
         self.directory = RunDirectory(options) if options.rank == 0 else FollowingDirectory(options)
+        if options.size > 1:
+            self.stop.limit(STOP_SECONDS, partial(end_at_limit, options, self.directory, self.stop))
+        if self._fetched:
+            self.screen.say(self._fetched)
+        if options.upload_to and isinstance(self.directory, RunDirectory):
+            self.uploads = uploads.Uploads(options, self.directory, self.screen.say)
+
+    def say_start(self) -> None:
+        """Write the first event of a script's run."""
+        options = self.options
+        assert self.directory is not None and isinstance(options, ScriptOptions)  # noqa: S101, PT018 - its run
         self.directory.event(
             "start",
             pid=os.getpid(),
