@@ -18,6 +18,7 @@ from oe_runtime import checkpoint, models
 from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.row_schema import Schema
+from oe_runtime.models.options import ModelOptions
 from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.options import Options
 from oe_runtime.run.outcome import disk_error
@@ -38,49 +39,26 @@ class KerasTrainee:
 
     def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
         """With several workers, waits until all have started; see `ranks.join_workers` for its errors."""
-        schema = options.schema.limited(options.max_cardinality)
-        check_schema(schema, options)
-        keras = prepare(options)
+        check_schema(options, stock=client is None)
+        prepare(options)
         workers = join_workers(options, stop) if _together(options) else None
         self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else Ranks()
         self.dense: Any = None  # asynchronous workers' ServerWorkers
-        keras.utils.set_random_seed(options.seed)
-        self.model: Any = models.build(
-            options.model,
-            [one.rows for one in schema.categories],
-            options.dim,
-            hidden=options.hidden,
-            cin=options.cin,
-            bottom=options.bottom,
-            interaction=options.interaction,
-            dtype={"float32": "float32", "bfloat16": "mixed_bfloat16"}[options.precision],
-            seed=options.seed,
-            embedding=None if client is None else partial(_served_embedding, options),
-            schema=schema,
-        )
-        self._layout = Layout(schema)
-        optimizer = make_optimizer(options.optimizer, options.learning_rate)
-        if client is not None:
-            import oe_runtime.keras as embed
+        if options.workqueue and client is not None:
             from oe_runtime.keras.workers import ServerWorkers
 
-            if options.workqueue:
-                # A single worker acts as one of two, the other without work.
-                self.dense = ServerWorkers(client, options.rank, max(2, options.size))
-            self.model = embed.distributed_model(
-                self.model,
-                client,
-                sparse_as_dense_size=_SERVED_ROWS,
-                workers=self.dense or workers,
-                pipeline=options.pipeline,
-                staleness=0 if options.workqueue else options.staleness or 0,
-                micro_batches=options.micro_batch,
-                fresh=False,  # existing rows are those of --resume; others were refused
-            )
-            optimizer = embed.distributed_optimizer(optimizer)
-        self.model.compile(
-            optimizer, "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")], jit_compile=options.jit
+            # A single worker acts as one of two, the other without work.
+            self.dense = ServerWorkers(client, options.rank, max(2, options.size))
+        self.model: Any = build(
+            options,
+            client,
+            jit=options.jit,
+            workers=self.dense or workers,
+            pipeline=options.pipeline,
+            staleness=0 if options.workqueue else options.staleness or 0,
+            micro_batches=options.micro_batch,
         )
+        self._layout = Layout(options.schema)
         if isinstance(self.ranks, CollectiveRanks):
             self.ranks.gradients = sum(math.prod(v.shape) for v in self.model.trainable_variables)
         if self.dense is not None:
@@ -173,7 +151,43 @@ class KerasTrainee:
             save_as_original_model(self.model, tables, path, overwrite=False)
 
 
-def _served_embedding(options: Options, rows: int, *arguments: Any, **keywords: Any) -> Any:
+def build(options: ModelOptions, client: Client | None, *, jit: bool = False, **how: Any) -> Any:
+    """Return a compiled click model: stock when `client` is None, else with its tables on the servers.
+
+    `how` goes to distributed_model. Imports TensorFlow. Raises RunError for columns of which it cannot be
+    built.
+    """
+    import keras
+
+    import oe_runtime.keras as embed
+
+    check_schema(options, stock=client is None)
+    schema = options.schema.limited(options.max_cardinality)
+    keras.utils.set_random_seed(options.seed)
+    model = models.build(
+        options.model,
+        [one.rows for one in schema.categories],
+        options.dim,
+        hidden=options.hidden,
+        cin=options.cin,
+        bottom=options.bottom,
+        interaction=options.interaction,
+        dtype={"float32": "float32", "bfloat16": "mixed_bfloat16"}[options.precision],
+        seed=options.seed,
+        embedding=None if client is None else partial(_served_embedding, options),
+        schema=schema,
+    )
+    optimizer = make_optimizer(options.optimizer, options.learning_rate)
+    if client is not None:
+        # fresh: existing rows are those of --resume; others were refused.
+        model = embed.distributed_model(model, client, sparse_as_dense_size=_SERVED_ROWS, fresh=False, **how)
+        optimizer = embed.distributed_optimizer(optimizer)
+    auc = keras.metrics.AUC(name="auc")
+    model.compile(optimizer, "binary_crossentropy", metrics=[auc], jit_compile=jit)
+    return model
+
+
+def _served_embedding(options: ModelOptions, rows: int, *arguments: Any, **keywords: Any) -> Any:
     """Return distributed_model's layer for a keras.layers.Embedding, without its memory in this process."""
     import keras
 
@@ -226,9 +240,10 @@ class Layout:
         return [batch.dense, *ids] if self._numbers else ids
 
 
-def check_schema(schema: Schema, options: Options) -> None:
+def check_schema(options: ModelOptions, *, stock: bool) -> None:
     """Raise RunError for columns of which this model cannot be built."""
-    if options.stock and (hashed := [one.name for one in schema.categories if one.hashed]):
+    schema = options.schema.limited(options.max_cardinality)
+    if stock and (hashed := [one.name for one in schema.categories if one.hashed]):
         raise RunError(
             f"--stock: the 64-bit ids of {', '.join(hashed[:5])} need tables on servers or --in-process; "
             "give them a cardinality, or --max-cardinality"
@@ -237,7 +252,7 @@ def check_schema(schema: Schema, options: Options) -> None:
         raise RunError(
             f"{options.model} is a model over categories, and the schema names none; see --model wdl"
         )
-    if not schema.categories and not options.stock:
+    if not schema.categories and not stock:
         raise RunError("the schema names no categories, so servers would hold no table: train with --stock")
 
 

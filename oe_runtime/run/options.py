@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
 from oe_runtime.data import Source, is_share, row_schema
-from oe_runtime.data.row_schema import CRITEO, Schema
+from oe_runtime.data.row_schema import CRITEO
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import DataError
+from oe_runtime.models.options import ModelOptions
 from oe_runtime.run import policies, worker_options
 from oe_runtime.run.optimizers import LEARNING_RATES
 from oe_runtime.run.setting_flags import add
@@ -116,32 +117,16 @@ class ScriptOptions(RunOptions):
 
 
 @dataclass(frozen=True)
-class Options(RunOptions):
+class Options(RunOptions, ModelOptions):
     """A checked command line of a built-in model; see `parser` for the meaning of each."""
 
     follow: bool
-    schema: Schema
     max_bad_rows: int
-    model: str
     pipeline: bool
-    dim: int
-    hidden: tuple[int, ...]
-    cin: tuple[int, ...]
-    bottom: tuple[int, ...]
-    interaction: str
-    precision: str
-    row_precision: str
-    index: str
-    admission: dict[str, Any] | None
-    eviction: list[dict[str, Any]]
     batch_size: int
     micro_batch: int
     epochs: int | None
     steps: int | None
-    optimizer: str
-    learning_rate: float
-    seed: int
-    max_cardinality: int
     holdout: float
     eval: bool
     eval_data: str

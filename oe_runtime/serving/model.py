@@ -9,16 +9,15 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.data import row_schema
 from oe_runtime.errors import DataError, InputError, KeyRangeError, OeError, ServerLost, ServingError
 from oe_runtime.model_description import FILE, Tensor
+from oe_runtime.models.options import ModelOptions
 from oe_runtime.serving.checkpoints import ServedCheckpoint, ServedCheckpoints, ServedRows
 from oe_runtime.spec import StorageSpec, TableSpec
 from oe_runtime.support import remote_files
@@ -340,9 +339,7 @@ def _fetch(url: RemotePath, directory: Path) -> bool:
 
 def _write_serving_model(run_directory: Path, path: Path) -> Path:
     """Make the model of a run of `oe_runtime.train` anew, and write it without rows to the new `path`."""
-    from oe_runtime.programs.click_model import KerasTrainee
-    from oe_runtime.run.options import Options
-    from oe_runtime.run.stopping import StopRequest
+    from oe_runtime.programs import click_model
 
     file = run_directory / CONFIG
     try:
@@ -359,14 +356,10 @@ def _write_serving_model(run_directory: Path, path: Path) -> Path:
             "model.save_serving_model"
         )
     try:
-        # Runs of earlier versions have Criteo's columns.
-        schema = (
-            row_schema.parse(config["schema"], f"{file}: schema") if "schema" in config else row_schema.CRITEO
-        )
-        # One worker is enough to make the model of many.
-        options = cast(Options, SimpleNamespace(**(config | {"schema": schema, "workers": (), "rank": 0})))
+        options = ModelOptions.from_config(config, str(file))
+        click_model.import_keras()
         with Client.in_process() as client:
-            KerasTrainee(options, client, StopRequest(with_parent=False)).model.save_serving_model(path)
+            click_model.build(options, client).save_serving_model(path)
     except (AttributeError, DataError, KeyError, TypeError) as error:
         raise ServingError(f"{file} is of another version of the trainer: {error}") from error
     return path
