@@ -90,7 +90,7 @@ def settle(
     if a.workers is None:
         if a.rank is not None:
             p.error("--rank goes with --workers")
-        place = _of_horovodrun(p, environment)
+        place = _read_horovodrun(p, environment)
     else:
         workers = endpoints(p, "--workers", a.workers)
         place = WorkerIdentity(workers, _rank(p, a.rank, len(workers), environment), len(workers))
@@ -123,7 +123,7 @@ def _check_staleness(p: argparse.ArgumentParser, a: argparse.Namespace, workers:
         p.error("--staleness 1 is a part of the pipeline: leave out --no-pipeline")
 
 
-def _of_horovodrun(p: argparse.ArgumentParser, environment: Mapping[str, str]) -> WorkerIdentity:
+def _read_horovodrun(p: argparse.ArgumentParser, environment: Mapping[str, str]) -> WorkerIdentity:
     try:
         place = horovod.started(environment)
     except OeError as error:

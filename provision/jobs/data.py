@@ -28,7 +28,7 @@ def check(inventory: Inventory, wanted: Request) -> None:
     data = wanted.training.data
     if not data or data.startswith("generate:") or (wanted.training.script and not is_path(data)):
         return
-    flavor = flavors.of(inventory.flavor)
+    flavor = flavors.get(inventory.flavor)
     hosts = {host.name: host for host in placement.worker_hosts(inventory)}
     for key, path in files_of_hosts(wanted.training).items():
         host = next(filter(units.on_host, hosts.values()), None)

@@ -64,7 +64,7 @@ def request(inventory: Inventory, options: LaunchOptions, claim: str = "") -> Re
             path = str(Path(path).expanduser().absolute())
         training = training.model_copy(update={key: path})
     wanted = replace(wanted, training=training, name=wanted.name or script.job_name(training), on=on)
-    return flavors.of(inventory.flavor).settle(inventory, wanted)
+    return flavors.get(inventory.flavor).settle(inventory, wanted)
 
 
 def server_request(inventory: Inventory, options: LaunchOptions) -> Request:

@@ -26,7 +26,7 @@ from provision.jobs import (
     flavors,
     gpus,
     jobspec,
-    longer,
+    later_end,
     placement,
     readiness,
     request,
@@ -85,7 +85,7 @@ class Launch:
                     raise Interrupted(f"stopped before training began ({error})") from None
                 raise
             if self.inventory.flavor == flavor_facts.DEFAULT:
-                say(self.console, request.checkpoint_words(Request.of_job(job.spec()).training))
+                say(self.console, request.checkpoint_words(Request.from_job(job.spec()).training))
             if options.detach:
                 start_detached(job, resume)
                 return self._detached(job)
@@ -139,7 +139,7 @@ class Launch:
         if state.phase == "done" and not longer_asked:
             how = "-- ARGUMENTS" if spec.settings.get("script") else "--epochs N (or --steps N)"
             raise TrainingError(
-                f"job {job.id} is done: it has trained {longer.trained(job)}; to train it longer: oeprov "
+                f"job {job.id} is done: it has trained {later_end.trained(job)}; to train it longer: oeprov "
                 f"resume {job.id} {how}"
             )
         require_own_id(spec)
@@ -163,8 +163,8 @@ class Launch:
                     f"job {job.id} still has servers on host {left.host}, which {inventory.path} no longer "
                     f"has; stop them first: oeprov stop {job.id}"
                 )
-        wanted = script.resumed(job, Request.of_job(spec), arguments)
-        wanted = longer.extended(job, wanted, end, inventory.flavor)
+        wanted = script.resumed(job, Request.from_job(spec), arguments)
+        wanted = later_end.extended(job, wanted, end, inventory.flavor)
         if workers is not None:
             wanted = replace(wanted, workers=workers)
         if servers is not None:
@@ -195,7 +195,7 @@ class Launch:
             )
         job.make()
         needed = readiness.needed(inventory, wanted)
-        planned = flavors.of(inventory.flavor).place(job, needed, states, wanted)
+        planned = flavors.get(inventory.flavor).place(job, needed, states, wanted)
         others, saved = _changes_server_count(job, spec, planned, moves=moves), job.has_checkpoint()
         adapted = any(item.adapted for item in spec.processes)
         if others and not (saved or adapted or options.consent) and (rows := job.rows_left()):
@@ -233,7 +233,7 @@ class Launch:
     def _check(self, wanted: Request) -> dict[str, State]:
         """The hosts' states; TrainingError names the host that is not ready, or another obstacle."""
         inventory = self.inventory
-        flavors.of(inventory.flavor).check_data(inventory, wanted)
+        flavors.get(inventory.flavor).check_data(inventory, wanted)
         if wanted.on:
             containers.check(inventory, wanted.on)
         states = self.check_hosts(wanted)
@@ -272,7 +272,7 @@ class Launch:
         """Decide what runs where, and bring its script there; also returns what the job file will say."""
         inventory = readiness.needed(self.inventory, wanted)
         delivery = script_delivery.prepare(inventory, wanted, self.state_dir)
-        placed = flavors.of(inventory.flavor).place(job, inventory, states, wanted, fresh=fresh)
+        placed = flavors.get(inventory.flavor).place(job, inventory, states, wanted, fresh=fresh)
         placed = script_delivery.placed(delivery, placed)
         script_delivery.deliver(delivery, inventory, self.state_dir, self.console, self.stop_request)
         spec = jobspec.build(job, inventory, placed, wanted, datetime.now())

@@ -82,7 +82,7 @@ class Request:
         return {**settings, **{name: getattr(self, name) for name in names}}
 
     @classmethod
-    def of_job(cls, spec: JobSpec) -> Request:
+    def from_job(cls, spec: JobSpec) -> Request:
         """What a job was made from."""
         values = dict(spec.settings)
         try:

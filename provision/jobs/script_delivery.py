@@ -89,7 +89,7 @@ def deliver(
         words = f"installing the packages of {delivery.packages.source}"
     with console.status(words), ThreadPoolExecutor(max_workers=errands.MOST_AT_ONCE) as pool:
         try:
-            lines = list(pool.map(lambda host: _to(host, delivery, stop), hosts))
+            lines = list(pool.map(lambda host: _deliver_to(host, delivery, stop), hosts))
         except TrainingError:
             if stop.count:
                 raise Interrupted(f"stopped while {words}; nothing was started") from None
@@ -103,7 +103,7 @@ def deliver(
         jobscript.clean(System(), directory, lambda path: f"{path}/bin/python" in programs)
 
 
-def _to(host: Host, delivery: Delivery, stop: StopRequest) -> str:
+def _deliver_to(host: Host, delivery: Delivery, stop: StopRequest) -> str:
     """A line that says what was done for one host; empty if nothing was to be done."""
     environment = delivery.environments.get(host.name, {})
     packages = f"packages of {delivery.packages.source}" if delivery.packages is not None else ""

@@ -236,7 +236,7 @@ def commands(
     found = []
     for rank, spec in enumerate(specs):
         own, scripts = _parts(spec)
-        found.append([*(words.get(word, word) for word in _of_rank(own, rank, ranks)), *scripts])
+        found.append([*(words.get(word, word) for word in _select_rank(own, rank, ranks)), *scripts])
     return found
 
 
@@ -265,7 +265,7 @@ def _parts(spec: ProcessSpec) -> tuple[list[str], list[str]]:
     return argv[:end], argv[end:]
 
 
-def _of_rank(argv: Sequence[str], rank: int, ranks: Sequence[int]) -> list[str]:
+def _select_rank(argv: Sequence[str], rank: int, ranks: Sequence[int]) -> list[str]:
     """A worker's command line, renumbered: number `rank` of the workers that had the numbers `ranks`."""
     words = list(argv)
     for place, word in enumerate(argv[:-1], start=1):

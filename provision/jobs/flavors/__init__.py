@@ -52,6 +52,6 @@ _FLAVORS: dict[str, Flavor] = {
 }
 
 
-def of(name: str) -> Flavor:
+def get(name: str) -> Flavor:
     """The flavor of that name, as ``runtime_flavor`` has it."""
     return _FLAVORS[name]

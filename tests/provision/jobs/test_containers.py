@@ -204,7 +204,7 @@ def test_stop_and_resume(state_dir: Path, engine: Callable[..., Engine]) -> None
     assert job.checkpoint() is not None
     # `oeprov resume` makes the processes anew from the job's own settings.
     found = inventory(state_dir)
-    again = Request.of_job(job.spec())
+    again = Request.from_job(job.spec())
     assert again.on == "docker"
     job.write_spec(
         jobspec.build(job, found, placement.place(job, found, {}, again), again, datetime(2026, 11, 22))

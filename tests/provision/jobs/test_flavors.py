@@ -95,7 +95,7 @@ def inventory(tmp_path: Path, flavor: str = "openembedding", more: str = "", dat
 def made(tmp_path: Path, found: Inventory, options: LaunchOptions | None = None, **states: State) -> Job:
     wanted = jobspec.request(found, options or LaunchOptions())
     job = store.create(tmp_path / "state", "theirs", datetime(2026, 11, 22))
-    placed = flavors.of(found.flavor).place(job, found, states, wanted)
+    placed = flavors.get(found.flavor).place(job, found, states, wanted)
     job.write_spec(jobspec.build(job, found, placed, wanted, datetime(2026, 11, 22)))
     return job
 
@@ -195,7 +195,7 @@ class TestOpenEmbeddingJobs:
         state = State(mounts=[Mount("/dev/pmem0", "/mnt/pmem0")])
         job = made(tmp_path, found, LaunchOptions(workers=4), **{"pm-1": state})
         wanted = jobspec.request(found, LaunchOptions(workers=4))
-        placed = flavors.of(found.flavor).place(job, found, {"pm-1": state}, wanted)
+        placed = flavors.get(found.flavor).place(job, found, {"pm-1": state}, wanted)
         argv = program(job, "server-0")
         assert argv[argv.index("--bind_ip") + 1] == "192.0.2.11:34567"
         assert argv[-4:] == ["--pmem", f"/mnt/pmem0/oeprov/{job.id}/server-0", "--cache_size", "2048"]

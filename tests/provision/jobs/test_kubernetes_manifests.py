@@ -64,7 +64,7 @@ def inventory_file(directory: Path, variables: str = "") -> Path:
     return path
 
 
-def settled(directory: Path, variables: str = "", **options: Any) -> plan.Plan:
+def settled(directory: Path, variables: str = "", **options: Any) -> plan.PodPlan:
     return plan.settle(load(inventory_file(directory, variables)), LaunchOptions(**options), "ctr")
 
 

@@ -36,7 +36,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def planned(directory: Path, program: Path, variables: str = "", *arguments: str) -> plan.Plan:
+def planned(directory: Path, program: Path, variables: str = "", *arguments: str) -> plan.PodPlan:
     return settled(directory, variables, script=str(program), script_arguments=list(arguments) or None)
 
 

@@ -82,7 +82,7 @@ def other(key: str) -> tuple[Any, dict[str, Any]]:
     return (default or item.get("minimum", 0)) + 1, {}
 
 
-def settled(directory: Path, variables: dict[str, Any]) -> plan.Plan:
+def settled(directory: Path, variables: dict[str, Any]) -> plan.PodPlan:
     """The plan with these variables, on the parameter servers or for all."""
     path = inventory_file(directory)
     content = yaml.safe_load(path.read_text())

@@ -167,7 +167,7 @@ def test_the_job_file_says_nothing_of_what_the_script_decides(state_dir: Path, p
     options = LaunchOptions(script=str(program), script_arguments=["--epochs", "3"])
     job, spec = job_of(state_dir, options)
     assert set(OF_THE_SCRIPT) & spec.settings.keys() == set()
-    again = Request.of_job(job.spec())
+    again = Request.from_job(job.spec())
     assert (again.training.script, again.training.script_arguments) == (str(program), ["--epochs", "3"])
     _, built_in = job_of(state_dir, LaunchOptions())
     assert {"script", "script_arguments"} & built_in.settings.keys() == set()
@@ -196,12 +196,12 @@ def test_progress_has_what_a_script_tells(tmp_path: Path) -> None:
 
 def test_resume_takes_other_arguments(state_dir: Path, program: Path) -> None:
     job, spec = job_of(state_dir, LaunchOptions(script=str(program), script_arguments=["a"]))
-    same = script.resumed(job, Request.of_job(spec), None)
-    other = script.resumed(job, Request.of_job(spec), ["b"])
+    same = script.resumed(job, Request.from_job(spec), None)
+    other = script.resumed(job, Request.from_job(spec), ["b"])
     assert (same.training.script_arguments, other.training.script_arguments) == (["a"], ["b"])
     job, spec = job_of(state_dir, LaunchOptions())
     with pytest.raises(TrainingError, match="trains a built-in model"):
-        script.resumed(job, Request.of_job(spec), ["b"])
+        script.resumed(job, Request.from_job(spec), ["b"])
 
 
 def test_words_after_the_dashes_are_the_script_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

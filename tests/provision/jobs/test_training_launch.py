@@ -231,7 +231,7 @@ def test_command_lines(state_dir: Path) -> None:
     assert "--export" not in flags
     assert "--steps" not in flags
     assert worker.environment["TF_NUM_INTRAOP_THREADS"] == "2"
-    assert Request.of_job(spec).training == wanted.training
+    assert Request.from_job(spec).training == wanted.training
 
 
 @pytest.mark.parametrize("optimizer", LEARNING_RATES)
@@ -240,7 +240,7 @@ def test_a_learning_rate_that_is_not_set_is_the_optimizers(state_dir: Path, opti
     spec = planned(found, job, LaunchOptions(optimizer=optimizer))
     options = trainer_options.parser().parse_args(spec.processes[-1].argv[3:])
     assert (options.optimizer, options.learning_rate) == (optimizer, None)
-    assert Request.of_job(spec).training.learning_rate is None
+    assert Request.from_job(spec).training.learning_rate is None
     words = planned(found, job, LaunchOptions(optimizer=optimizer, learning_rate=0.3)).processes[-1].argv
     assert words[words.index("--learning-rate") + 1] == "0.3"
 
@@ -256,7 +256,7 @@ def test_how_steps_follow_each_other(state_dir: Path) -> None:
         assert (flags["--staleness"], flags["--micro-batch"], flags["--rank"]) == ("3", "4", str(rank))
         assert flags["--on-worker-lost"] == "continue"
         assert {"--workqueue", "--no-pipeline"} <= set(worker.argv)
-    again = Request.of_job(spec)  # as `resume` has it
+    again = Request.from_job(spec)  # as `resume` has it
     assert (again.training.workqueue, again.training.staleness) == (True, 3)
     words = planned(found, job, LaunchOptions(workqueue=False)).processes[-1].argv
     assert not {"--staleness", "--workqueue", "--pipeline", "--no-pipeline", "--on-worker-lost"} & set(words)

@@ -99,11 +99,11 @@ def test_size_of_the_cache(tmp_path: Path) -> None:
         wanted,
         jobspec.datetime(2026, 11, 22),
     )
-    assert Request.of_job(spec).storage_cache == 512 << 20, "for those who resume it"
+    assert Request.from_job(spec).storage_cache == 512 << 20, "for those who resume it"
     earlier = spec.model_copy(
         update={"settings": {key: value for key, value in spec.settings.items() if key != "storage_cache"}}
     )
-    assert Request.of_job(earlier).storage_cache == 0
+    assert Request.from_job(earlier).storage_cache == 0
 
 
 @pytest.mark.parametrize(

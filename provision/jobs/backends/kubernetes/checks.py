@@ -8,14 +8,14 @@ from typing import Any
 from provision.cluster.errors import TrainingError
 from provision.jobs.backends.kubernetes import api, record
 from provision.jobs.backends.kubernetes.api import Api, ApiFailure, Document
-from provision.jobs.backends.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes.plan import PodPlan
 
 _READ = ("get", "list")
 _OLDEST, _BUDGETS, _INDEXED = (1, 20), (1, 21), (1, 22)  # versions: of jobs, of policy/v1, of Indexed Jobs
 _OPERATORS = {"TFJob": "Kubeflow's training operator", "MPIJob": "Kubeflow's MPI operator"}
 
 
-def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
+def check(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Document]:
     """The documents in the form that the cluster's version knows.
 
     TrainingError names what is missing: an answer, a newer version, the namespace, rights, the claim, kinds;
@@ -40,7 +40,7 @@ def check(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]
         raise TrainingError(f"the Kubernetes API at {cluster.address} refused: {error}") from None
 
 
-def _for_version(cluster: Api, plan: Plan, documents: list[Document]) -> list[Document]:
+def _for_version(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Document]:
     """The documents for the cluster's version; TrainingError if that cannot run the job.
 
     The cluster drops fields that it does not know yet (a Job's ``podFailurePolicy``) by itself.
@@ -75,7 +75,7 @@ def _is_missing(cluster: Api, path: str) -> bool:
         return False
 
 
-def _namespace(cluster: Api, plan: Plan) -> None:
+def _namespace(cluster: Api, plan: PodPlan) -> None:
     name = plan.settings.namespace
     if _is_missing(cluster, f"/api/v1/namespaces/{name}"):
         raise TrainingError(
@@ -84,7 +84,7 @@ def _namespace(cluster: Api, plan: Plan) -> None:
         )
 
 
-def rights(plan: Plan, documents: list[Document]) -> list[dict[str, str]]:
+def rights(plan: PodPlan, documents: list[Document]) -> list[dict[str, str]]:
     """Every right that a job needs, as the API asks for it."""
     namespace = plan.settings.namespace
     found: list[dict[str, str]] = []
@@ -112,7 +112,7 @@ def rights(plan: Plan, documents: list[Document]) -> list[dict[str, str]]:
     return found
 
 
-def _rights(cluster: Api, plan: Plan, documents: list[Document]) -> None:
+def _rights(cluster: Api, plan: PodPlan, documents: list[Document]) -> None:
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
     denied = []
     for right in rights(plan, documents):
@@ -139,7 +139,7 @@ def _words(denied: list[dict[str, str]]) -> str:
     return ", ".join(f"{'/'.join(found)} {name}" for name, found in verbs.items())
 
 
-def _claim(cluster: Api, plan: Plan) -> None:
+def _claim(cluster: Api, plan: PodPlan) -> None:
     name, namespace = plan.settings.claim, plan.settings.namespace
     found = cluster.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
     if found is None:
@@ -157,7 +157,7 @@ def _claim(cluster: Api, plan: Plan) -> None:
         raise TrainingError(f"kubernetes_claim: claim {name} has lost its volume")
 
 
-def _pull_secret(cluster: Api, plan: Plan) -> None:
+def _pull_secret(cluster: Api, plan: PodPlan) -> None:
     name, namespace = plan.settings.pull_secret, plan.settings.namespace
     if name and _is_missing(cluster, f"/api/v1/namespaces/{namespace}/secrets/{name}"):
         raise TrainingError(f"kubernetes_pull_secret: namespace {namespace} has no secret {name}")

@@ -10,11 +10,11 @@ import yaml
 
 from provision.jobs.backends.kubernetes import parts, servers, workers
 from provision.jobs.backends.kubernetes.parts import Document
-from provision.jobs.backends.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes.plan import PodPlan
 from provision.jobs.backends.kubernetes.script import APPLIED_BYTES
 
 
-def build(plan: Plan, token: str = "") -> list[Document]:
+def build(plan: PodPlan, token: str = "") -> list[Document]:
     """All objects; without a ``token``, all but the secret that holds it."""
     first = [secret(plan.name, plan.settings.namespace, token)] if token else []
     return [*first, *servers.documents(plan), *workers.documents(plan)]
@@ -31,7 +31,7 @@ def secret(name: str, namespace: str, token: str) -> Document:
     }
 
 
-def render(plan: Plan, found: list[Document]) -> str:
+def render(plan: PodPlan, found: list[Document]) -> str:
     """One YAML text, the same for the same inventory; its head says how to use it."""
     namespace = shlex.quote(plan.settings.namespace)
     large = plan.script is not None and len(plan.script.packed) > APPLIED_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from provision.jobs.backends.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes.plan import PodPlan
 
 Document = dict[str, Any]
 
@@ -27,19 +27,19 @@ def labels_of(name: str) -> Document:
     }
 
 
-def labels(plan: Plan, role: str = "") -> Document:
+def labels(plan: PodPlan, role: str = "") -> Document:
     """Labels by which objects of a job are found; of one role only, if given."""
     found = labels_of(plan.name)
     return {**found, "app.kubernetes.io/component": role} if role else found
 
 
-def selector(plan: Plan, role: str) -> Document:
+def selector(plan: PodPlan, role: str) -> Document:
     """The labels that select pods of a role."""
     return {"app.kubernetes.io/instance": plan.name, "app.kubernetes.io/component": role}
 
 
 def document(
-    plan: Plan, api: str, kind: str, name: str, *, role: str = "", namespaced: bool = True
+    plan: PodPlan, api: str, kind: str, name: str, *, role: str = "", namespaced: bool = True
 ) -> Document:
     """An object's head."""
     place = {"namespace": plan.settings.namespace} if namespaced else {}
@@ -63,7 +63,7 @@ def size(value: int) -> str:
     return str(value)
 
 
-def pod_security(plan: Plan) -> Document:
+def pod_security(plan: PodPlan) -> Document:
     """Security context of a pod: never root, and volumes writable for its group."""
     user = plan.settings.user
     return {
@@ -87,7 +87,7 @@ def security(*capabilities: str) -> Document:
     }
 
 
-def volumes(plan: Plan) -> list[Document]:
+def volumes(plan: PodPlan) -> list[Document]:
     """The token, memory for a private copy of it, temporary files, and the claim."""
     return [
         {"name": "token", "secret": {"secretName": f"{plan.name}-token", "defaultMode": 0o440}},
@@ -97,7 +97,7 @@ def volumes(plan: Plan) -> list[Document]:
     ]
 
 
-def mounts(plan: Plan) -> list[Document]:
+def mounts(plan: PodPlan) -> list[Document]:
     """Where containers see ``volumes``."""
     return [
         {"name": "token", "mountPath": SECRET_DIR, "readOnly": True},
@@ -107,7 +107,7 @@ def mounts(plan: Plan) -> list[Document]:
     ]
 
 
-def pod(plan: Plan, **more: Any) -> Document:
+def pod(plan: PodPlan, **more: Any) -> Document:
     """A pod's specification."""
     pull = [{"name": plan.settings.pull_secret}] if plan.settings.pull_secret else []
     return {

@@ -36,7 +36,7 @@ METRICS_PORT = 7701
 
 
 @dataclass(frozen=True)
-class Plan:
+class PodPlan:
     """A job with all that its manifests need. Sizes are in bytes."""
 
     name: str
@@ -67,7 +67,7 @@ class Plan:
         return PurePosixPath(self.settings.claim_path) / "oeprov" / self.name
 
 
-def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None) -> Plan:
+def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None) -> PodPlan:
     """The plan of a job; TrainingError names the key or flag that cannot be, and what would work.
 
     ``name``: of all objects; default: the option's, else the model's.
@@ -112,7 +112,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
         servers = wanted.servers
     cache = wanted.storage_cache or servers_as["storage_cache"] or settings.server_memory // 2
     named = () if settings.server_nodes else tuple(h.name for h in hosts if h.platform.managed)
-    return Plan(
+    return PodPlan(
         name=name,
         settings=settings,
         request=wanted,

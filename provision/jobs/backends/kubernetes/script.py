@@ -147,15 +147,15 @@ def renewed(
     old = next((item["metadata"]["name"] for item in documents if item["kind"] == "ConfigMap"), "")
     new = f"{old.rpartition('script-')[0]}{pods.name}"
 
-    def of(value: Any) -> Any:
+    def replaced(value: Any) -> Any:
         if isinstance(value, list):
-            return [of(item) for item in value]
+            return [replaced(item) for item in value]
         if not isinstance(value, dict):
             return value
         if value.get("kind") == "ConfigMap":
             head = {**value["metadata"], "name": new, "annotations": {CONTENT: pods.content}}
             return {**value, "metadata": head, "binaryData": pods.data()}
-        changed = {key: of(item) for key, item in value.items()}
+        changed = {key: replaced(item) for key, item in value.items()}
         if "configMap" in changed:
             changed["configMap"] = {**changed["configMap"], "name": new}
         if arguments is not None and "--script" in changed.get("args", []):
@@ -163,4 +163,4 @@ def renewed(
             changed["args"] = [*(own[: own.index("--")] if "--" in own else own), *words(arguments)]
         return changed
 
-    return [of(item) for item in documents]
+    return [replaced(item) for item in documents]

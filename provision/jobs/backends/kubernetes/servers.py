@@ -6,7 +6,7 @@ from typing import Any
 
 from provision.jobs.backends.kubernetes import parts
 from provision.jobs.backends.kubernetes.parts import POOL_DIR, Document
-from provision.jobs.backends.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes.plan import PodPlan
 from provision.jobs.placement import LEAST_POOL_CHECKPOINTS, arguments
 
 ROLE = "server"
@@ -31,22 +31,22 @@ esac
 _END = 'exit "$status"\n'
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan: PodPlan) -> list[str]:
     """DNS names of the servers in order; pods that replace a server have its name."""
     return [f"{plan.name}-server-{index}.{plan.name}-servers" for index in range(plan.servers)]
 
 
-def endpoints(plan: Plan) -> str:
+def endpoints(plan: PodPlan) -> str:
     """For ``--servers``."""
     return ",".join(f"{name}:{plan.port}" for name in names(plan))
 
 
-def documents(plan: Plan) -> list[Document]:
+def documents(plan: PodPlan) -> list[Document]:
     """All objects of the servers, in the order in which they are made."""
     return [*_local_volumes(plan), _service(plan), _policy(plan), _budget(plan), _set(plan)]
 
 
-def _service(plan: Plan) -> Document:
+def _service(plan: PodPlan) -> Document:
     return {
         **parts.document(plan, "v1", "Service", f"{plan.name}-servers", role=ROLE),
         "spec": {
@@ -62,7 +62,7 @@ def _service(plan: Plan) -> Document:
     }
 
 
-def _policy(plan: Plan) -> Document:
+def _policy(plan: PodPlan) -> Document:
     """Only the job's workers reach the servers; the namespace and Prometheus's read the metrics."""
     readers: list[Document] = [{"podSelector": {}}]
     if plan.settings.monitoring_namespace:
@@ -82,7 +82,7 @@ def _policy(plan: Plan) -> Document:
     }
 
 
-def _budget(plan: Plan) -> Document:
+def _budget(plan: PodPlan) -> Document:
     """Draining nodes evicts one server at a time, and training continues after each."""
     return {
         **parts.document(plan, "policy/v1", "PodDisruptionBudget", f"{plan.name}-servers", role=ROLE),
@@ -90,7 +90,7 @@ def _budget(plan: Plan) -> Document:
     }
 
 
-def _local_volumes(plan: Plan) -> list[Document]:
+def _local_volumes(plan: PodPlan) -> list[Document]:
     """Mount points of nodes as volumes, each reserved for the claim of its server."""
     found = []
     for index, (node, mount) in enumerate(plan.local):
@@ -107,23 +107,23 @@ def _local_volumes(plan: Plan) -> list[Document]:
                     "storageClassName": "",
                     "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim},
                     "local": {"path": mount},
-                    "nodeAffinity": {"required": {"nodeSelectorTerms": [_on([node])]}},
+                    "nodeAffinity": {"required": {"nodeSelectorTerms": [_select_nodes([node])]}},
                 },
             }
         )
     return found
 
 
-def _on(nodes: list[str]) -> Document:
+def _select_nodes(nodes: list[str]) -> Document:
     return {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}]}
 
 
-def _volume_size(plan: Plan) -> str:
+def _volume_size(plan: PodPlan) -> str:
     # Nothing measures a local volume: any size is that of the file system.
     return parts.size(plan.settings.storage_size or 1 << 30)
 
 
-def _set(plan: Plan) -> Document:
+def _set(plan: PodPlan) -> Document:
     claim = {
         "metadata": {"name": "pool", "labels": parts.labels(plan, ROLE)},
         "spec": {
@@ -159,14 +159,14 @@ def _set(plan: Plan) -> Document:
     }
 
 
-def _where(plan: Plan) -> dict[str, Any]:
+def _where(plan: PodPlan) -> dict[str, Any]:
     """Nodes with persistent memory, preferably one server per node."""
     if plan.settings.server_nodes:
         found: dict[str, Any] = {"nodeSelector": dict(sorted(plan.settings.server_nodes.items()))}
         affinity: Document = {}
     else:
         found = {}
-        terms = {"nodeSelectorTerms": [_on(list(plan.server_hosts))]}
+        terms = {"nodeSelectorTerms": [_select_nodes(list(plan.server_hosts))]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
         affinity = {"nodeAffinity": required} if plan.server_hosts else {}
     apart = {
@@ -180,7 +180,7 @@ def _where(plan: Plan) -> dict[str, Any]:
     return {**found, "affinity": affinity}
 
 
-def _container(plan: Plan) -> Document:
+def _container(plan: PodPlan) -> Document:
     settings = plan.settings
     resources = {"cpu": parts.cpus(settings.server_cpus), "memory": parts.size(settings.server_memory)}
     pool = f"{POOL_DIR}/{plan.name}"
@@ -222,7 +222,7 @@ def _container(plan: Plan) -> Document:
     }
 
 
-def _words(plan: Plan, pool: str) -> list[str]:
+def _words(plan: PodPlan, pool: str) -> list[str]:
     options: dict[str, Any] = {
         "host": "0.0.0.0",  # noqa: S104 - the pod's own addresses
         "port": plan.port,

@@ -7,7 +7,7 @@ from typing import Any
 
 from provision.jobs.backends.kubernetes import parts, script, servers
 from provision.jobs.backends.kubernetes.parts import WORKER_PORT, Document
-from provision.jobs.backends.kubernetes.plan import Plan
+from provision.jobs.backends.kubernetes.plan import PodPlan
 from provision.jobs.placement import CHECKPOINT_SECONDS, arguments, training_words
 
 ROLE = "worker"
@@ -54,7 +54,7 @@ exec mpirun --map-by ppr:1:node -n "$WORKERS" $PASSED /bin/sh -ec "$SCRIPT" work
 """
 
 
-def documents(plan: Plan) -> list[Document]:
+def documents(plan: PodPlan) -> list[Document]:
     """All objects of the workers, in the order in which they are made."""
     found = {"job": _job, "tfjob": _tfjob, "mpijob": _mpijob}[plan.settings.form](plan)
     found["metadata"]["annotations"] = {"oeprov/worker-lost": _WORKER_LOST}
@@ -64,12 +64,12 @@ def documents(plan: Plan) -> list[Document]:
     return [*files, *service, *([_policy(plan)] if many and plan.settings.form != "mpijob" else []), found]
 
 
-def name(plan: Plan) -> str:
+def name(plan: PodPlan) -> str:
     """Of the object that runs the workers; it also begins the names of their pods."""
     return f"{plan.name}-worker" if plan.settings.form == "job" else plan.name
 
 
-def _script_files(plan: Plan) -> Document:
+def _script_files(plan: PodPlan) -> Document:
     """The script's directory, packed. Its name says which content, so that a pod never sees another."""
     assert plan.script is not None  # noqa: S101 - asked by the caller
     found = parts.document(plan, "v1", "ConfigMap", _archive(plan), role=ROLE)
@@ -77,13 +77,13 @@ def _script_files(plan: Plan) -> Document:
     return {**found, "immutable": True, "binaryData": plan.script.data()}
 
 
-def _archive(plan: Plan) -> str:
+def _archive(plan: PodPlan) -> str:
     """The name of the ConfigMap with the script's directory; empty if the job has none."""
     name = plan.script.name if plan.script is not None else ""
     return f"{plan.name}-{name}" if name else ""
 
 
-def _service(plan: Plan) -> Document:
+def _service(plan: PodPlan) -> Document:
     return {
         **parts.document(plan, "v1", "Service", f"{plan.name}-workers", role=ROLE),
         "spec": {
@@ -95,7 +95,7 @@ def _service(plan: Plan) -> Document:
     }
 
 
-def _policy(plan: Plan) -> Document:
+def _policy(plan: PodPlan) -> Document:
     """Only workers of the job reach each other: TensorFlow's collectives have no authentication."""
     return {
         **parts.document(plan, "networking.k8s.io/v1", "NetworkPolicy", f"{plan.name}-workers", role=ROLE),
@@ -107,7 +107,7 @@ def _policy(plan: Plan) -> Document:
     }
 
 
-def _job(plan: Plan) -> Document:
+def _job(plan: PodPlan) -> Document:
     count = plan.settings.workers
     addresses = [f"{plan.name}-worker-{rank}.{plan.name}-workers:{WORKER_PORT}" for rank in range(count)]
     template = _template(plan, "worker", _rank_words(count, addresses, "$(JOB_COMPLETION_INDEX)"))
@@ -135,7 +135,7 @@ def _rank_words(count: int, addresses: list[str], rank: str) -> list[str]:
     return ["--workers", ",".join(addresses), "--rank", rank] if count > 1 else []
 
 
-def _tfjob(plan: Plan) -> Document:
+def _tfjob(plan: PodPlan) -> Document:
     count = plan.settings.workers
     addresses = [f"{plan.name}-worker-{rank}:{WORKER_PORT}" for rank in range(count)]
     # The operator expects a container of this name, and numbers its pods by this label.
@@ -156,7 +156,7 @@ def _tfjob(plan: Plan) -> Document:
     }
 
 
-def _mpijob(plan: Plan) -> Document:
+def _mpijob(plan: PodPlan) -> Document:
     count = plan.settings.workers
     template = _template(plan, "launcher", [])
     launcher = template["spec"]["containers"][0]
@@ -194,7 +194,7 @@ def _mpijob(plan: Plan) -> Document:
     }
 
 
-def _template(plan: Plan, container: str, more: list[str]) -> Document:
+def _template(plan: PodPlan, container: str, more: list[str]) -> Document:
     settings = plan.settings
     endpoints = servers.endpoints(plan)
     resources = {"cpu": parts.cpus(settings.worker_cpus), "memory": parts.size(settings.worker_memory)}
@@ -249,12 +249,12 @@ def _template(plan: Plan, container: str, more: list[str]) -> Document:
     }
 
 
-def _start(plan: Plan) -> str:
+def _start(plan: PodPlan) -> str:
     """What the shell of a worker's container runs."""
     return (script.UNPACK if _archive(plan) else "") + _SCRIPT
 
 
-def _words(plan: Plan, endpoints: str) -> list[str]:
+def _words(plan: PodPlan, endpoints: str) -> list[str]:
     options: dict[str, Any] = {
         "servers": endpoints,
         "token_file": parts.TOKEN,
