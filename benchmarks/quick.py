@@ -98,18 +98,19 @@ QUICK = {
     "pmem/recovery": Quick('pmem --only recovery --runs "50000 8 1"', ("recovery of the pool", "loading")),
     "pmem/kernel_tiering": Quick("pmem/kernel_tiering.py", (), ("virtual nodes",)),
     "ssd/device": Quick(
-        "ssd/device.py --directory {out} --gib 1 --rounds 1 --seconds 0.2",
+        "ssd/device.py --directory {out} --gib 0.06 --rounds 1 --seconds 0.2",
         ("fio", "two batches in flight", "isolated batches"),
         ("fio",),
     ),
     "ssd/step": Quick(
-        "ssd/step.py --directory {out} --rows 20000 --dim 8 --rounds 1 --only dram_ssd dram_pmem dram",
+        "ssd/step.py --directory {out} --gib 0.06 --rows 20000 --dim 8 --rounds 1 "
+        "--only dram_ssd dram_pmem dram",
         ("`dram_ssd`", "`dram_pmem`", "`dram`"),
         ("root", "fio", "control groups"),
     ),
     "ssd/memory_drive": Quick(
-        "ssd/memory_drive.py 2 {python} {benchmarks}/ssd/step.py --directory {{}} --rows 20000 --dim 8 "
-        "--rounds 1 --only dram_ssd",
+        "ssd/memory_drive.py 1 {python} {benchmarks}/ssd/step.py --directory {{}} --gib 0.06 --rows 20000 "
+        "--dim 8 --rounds 1 --only dram_ssd",
         ("`dram_ssd`",),
         ("root", "fio", "control groups", "zram"),
     ),
@@ -130,7 +131,8 @@ QUICK = {
         "training checkpoints --dim 4 --cap 1000 --batch-size 128 --every 12 --seconds 0", ("every 12",)
     ),
     "training/drive": Quick(
-        "training drive --dim 4 --cap 1000 --batch-size 128 --before 9 --steps 5 --pairs 1 --directory {out}",
+        "training drive --dim 4 --cap 1000 --batch-size 128 --before 9 --steps 5 --pairs 1 "
+        "--gib 0.06 --directory {out}",
         ("deepfm",),
         ("fio",),
     ),
@@ -140,7 +142,9 @@ QUICK = {
         ("two cores",),
     ),
     "training/torch": Quick(
-        f"training torch {TRAINING}", ("torch.nn, sparse=True", "in process", "served"), ("torch",)
+        f"training torch --layers EmbeddingBag {TRAINING}",
+        ("torch.nn, sparse=True", "in process", "served"),
+        ("torch",),
     ),
     "training/schemas": Quick(
         "training schemas --schemas shop --dims 9 --max-cardinality 1000 --batch-size 128 --seconds 0 "

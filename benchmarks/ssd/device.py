@@ -43,13 +43,14 @@ class Run:
     cpu: float
 
 
-def file_of(directory: Path, gib: int) -> Path:
-    """The file that is read, which is made if it is not there."""
+def file_of(directory: Path, gib: float) -> Path:
+    """The file that is read, which is made if it is not there; of whole 8 MiB."""
+    mib = max(1, round(gib * 128)) * 8
     build(PROGRAM.name)
     file = directory / "ssd_device.blocks"
-    if not file.exists() or file.stat().st_size != gib << 30:
+    if not file.exists() or file.stat().st_size != mib << 20:
         file.unlink(missing_ok=True)
-        subprocess.run([str(PROGRAM), str(file), "fill", str(gib)], check=True)
+        subprocess.run([str(PROGRAM), str(file), "fill", str(mib)], check=True)
     return file
 
 
@@ -118,7 +119,7 @@ def main() -> None:
     )
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"), help="on the drive")  # noqa: S108
     parser.add_argument(
-        "--gib", type=int, default=8, help="size of the file, which is made if it is not there"
+        "--gib", type=float, default=8, help="size of the file, which is made if it is not there"
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2, help="of each of a round's runs")
@@ -133,7 +134,7 @@ def main() -> None:
             runs[name].append(_ours(file, reader, options.seconds, in_flight))
     about = (
         f"{options.rounds} rounds of {options.seconds:g} s for each line, in turns, a file of "
-        f"{options.gib} GiB. Each of our reads copies a row of 512 bytes out of its block; a batch has "
+        f"{options.gib:g} GiB. Each of our reads copies a row of 512 bytes out of its block; a batch has "
         f"{READS:,} reads. The share is the median of each round's ratio to fio's rate in the same "
         "round. CPU is that of all threads, without interrupts."
     )

@@ -41,8 +41,8 @@ double ProcessorSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-void Fill(BlockDevice* device, uint64_t gib) {
-  device->Grow(gib << 30);
+void Fill(BlockDevice* device, uint64_t mib) {
+  device->Grow(mib << 20);
   const BlockBuffer blocks(size_t{8} << 20);
   std::mt19937_64 random(1);
   for (uint64_t at = 0; at < device->size(); at += blocks.size()) {
@@ -101,7 +101,7 @@ int Main(int count, char** words) {
   if (count != 4 && count != 6) {
     std::fprintf(
         stderr,
-        "ssd_device FILE fill GIB | FILE io_uring|preads SECONDS BATCHES_IN_FLIGHT READS_PER_BATCH\n");
+        "ssd_device FILE fill MIB | FILE io_uring|preads SECONDS BATCHES_IN_FLIGHT READS_PER_BATCH\n");
     return 2;
   }
   const std::string what = words[2];

@@ -151,7 +151,7 @@ def _measure(options: argparse.Namespace, dim: int) -> str:
     contenders = {name: Contender(name, options, dim) for name in names}
     runs: dict[str, list[list[float]]] = {name: [] for name in contenders}
     # The log itself has blocks that were never written, which the file system reads as zeros by itself.
-    file = device.file_of(options.directory, 1)
+    file = device.file_of(options.directory, options.gib)
     alone: list[device.Run] = []
     for round_ in range(options.rounds + 1):
         for storage, contender in contenders.items():
@@ -185,6 +185,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, nargs="+", default=[64], help="of float32, with Adagrad's state")
     parser.add_argument("--cached", type=float, default=0.1, help="part of the rows that the cache holds")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--gib", type=float, default=1, help="size of the file that fio reads")
     parser.add_argument("--rounds", type=int, default=7)
     everyone = (*STORAGES, *PEERS)
     parser.add_argument("--only", nargs="+", choices=everyone, default=everyone, metavar="NAME")

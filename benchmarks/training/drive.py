@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="of a turn")
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"), help="on the drive")  # noqa: S108
+    parser.add_argument("--gib", type=float, default=1, help="size of the file that fio reads")
     parser.add_argument("--apart", action="store_true", help="the servers have the last core for themselves")
     parser.add_argument("--parts", type=Path, default=RESULTS / "training_drive.jsonl")
     parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
@@ -66,7 +67,7 @@ def pairs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     setup = {key: getattr(options, key) for key in SETUP}
     cores = sorted(os.sched_getaffinity(0))
     flags = ("--storage-cache", str(cache))
-    file = device.file_of(options.directory, 1)
+    file = device.file_of(options.directory, options.gib)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.directory)))
         if options.apart:
