@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from test_documents import names_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +21,17 @@ def quick(monkeypatch: pytest.MonkeyPatch):
     yield quick
     for name in ("quick", "processes", "reporting"):
         sys.modules.pop(name)
+
+
+def test_benchmarks_import_names_that_exist() -> None:
+    """Without running them, so that `make test` tells whoever renames something."""
+    found = 0
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("oe_runtime", "provision")):
+                assert {item.name for item in node.names} <= names_in(str(node.module)), (path, node.module)
+                found += 1
+    assert found > 20
 
 
 def test_each_benchmark_of_the_page_has_a_short_form(quick) -> None:
