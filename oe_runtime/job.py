@@ -43,6 +43,7 @@ resume_step: int
 arguments: Sequence[str]
 """The program's own arguments, also in `sys.argv`."""
 
+_STEPS = {"pipeline": True, "staleness": 0, "micro_batches": 1}  # without flags
 _VALUES = ("rank", "workers", "local_rank", "local_workers", "data", "run_dir", "resume_step", "arguments")
 
 
@@ -105,6 +106,10 @@ def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState
     if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
         from oe_runtime.torch.job_state import TorchScriptState
 
+        if current().options.steps_of_models() != _STEPS:
+            raise JobError(
+                "--no-pipeline, --staleness and --micro-batch are of Keras models: leave them out for PyTorch"
+            )
         return TorchScriptState(model, optimizer, others)
     if not hasattr(model, "served") or optimizer is not None or others:
         raise JobError(

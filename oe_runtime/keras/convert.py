@@ -18,7 +18,7 @@ from oe_runtime.keras.matrices import written_rows
 from oe_runtime.keras.model import Distributed, DistributedModel
 from oe_runtime.keras.replacement_checks import check_class, check_graph
 from oe_runtime.keras.served import Served, Settings
-from oe_runtime.keras.servers import connect, job_client, known_workers
+from oe_runtime.keras.servers import connect, job_client, known_workers, step_settings
 from oe_runtime.keras.translate import check_constraint
 from oe_runtime.keras.with_tables import WithTables
 
@@ -38,9 +38,9 @@ def distributed_model(
     name_prefix: str = "",
     nonfinite_gradients: str = "refuse",
     workers: Workers | None = None,
-    pipeline: bool = True,
-    staleness: int = 0,
-    micro_batches: int = 1,
+    pipeline: bool | None = None,
+    staleness: int | None = None,
+    micro_batches: int | None = None,
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
 ) -> Distributed:
@@ -80,6 +80,9 @@ def distributed_model(
     their gradients before it updates dense weights and pushes, once. It needs less memory. Results are equal
     within floating point for losses that are means over the examples, without BatchNormalization.
 
+    Unless these three are named, the flags of the job count (oe_runtime.job: --pipeline, --staleness,
+    --micro-batch); elsewhere they are True, 0 and 1.
+
     Where the servers already have rows of these tables, compile() keeps them with a warning. `fresh=True`
     drops them first, with their checkpoints in the servers' storage; it raises SpecError while other clients
     than these workers use them. `fresh=False` keeps them without the warning. A model that brings its own
@@ -101,9 +104,8 @@ def distributed_model(
     several workers for clipping and regularizers, which need the gradients of all.
     """
     del num_shards, override_method
-    settings = Settings(
-        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, in_worker, fresh
-    )
+    steps = step_settings(client, pipeline, staleness, micro_batches)
+    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh)
     refuse_legacy(model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")

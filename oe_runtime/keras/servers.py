@@ -119,6 +119,18 @@ def job_client() -> Client | None:
     return found
 
 
+def step_settings(
+    client: Client | None, pipeline: bool | None, staleness: int | None, micro_batches: int | None
+) -> tuple[bool, int, int]:
+    """Return how a model's steps go; None is what the job of `client` says, or the usual value."""
+    client = client if client is not None else job_client()
+    given: dict[str, Any] = {"pipeline": pipeline, "staleness": staleness, "micro_batches": micro_batches}
+    usual: dict[str, Any] = {"pipeline": True, "staleness": 0, "micro_batches": 1}
+    known = usual if client is None else {**usual, **getattr(client, "steps", {})}
+    pipelined, stale, parts = (known[name] if value is None else value for name, value in given.items())
+    return pipelined, stale, parts
+
+
 def connect(workers: Workers | None) -> Client:
     """Return a client as `flags` say. Raises ValueError naming the flag, and what `Client` raises."""
     count = 1 if workers is None else workers.count

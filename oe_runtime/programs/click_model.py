@@ -54,9 +54,7 @@ class KerasTrainee:
             client,
             jit=options.jit,
             workers=self.dense or workers,
-            pipeline=options.pipeline,
-            staleness=0 if options.workqueue else options.staleness or 0,
-            micro_batches=options.micro_batch,
+            **options.steps_of_models(),
         )
         self._layout = Layout(options.schema)
         if isinstance(self.ranks, CollectiveRanks):

@@ -76,6 +76,8 @@ class RunOptions:
     generation: int
     workqueue: bool
     staleness: int | None
+    pipeline: bool
+    micro_batch: int
     on_worker_lost: str
     in_process: bool
     stock: bool
@@ -98,6 +100,14 @@ class RunOptions:
     log_every: int
     stats_seconds: float
     exit_with_parent: bool
+
+    def steps_of_models(self) -> dict[str, Any]:
+        """Return the arguments of `distributed_model` that say how its steps go."""
+        return {
+            "pipeline": self.pipeline,
+            "staleness": 0 if self.workqueue else self.staleness or 0,
+            "micro_batches": self.micro_batch,
+        }
 
     def fixed(self) -> dict[str, Any]:
         """The settings that a resumed run must share with the run it goes on from."""
@@ -122,9 +132,7 @@ class Options(RunOptions, ModelOptions):
 
     follow: bool
     max_bad_rows: int
-    pipeline: bool
     batch_size: int
-    micro_batch: int
     epochs: int | None
     steps: int | None
     holdout: float
@@ -372,6 +380,7 @@ _OF_SCRIPTS = {
     *("workers", "rank", "worker_wait", "generation", "run_dir", "resume", "log_every", "stats_seconds"),
     *("checkpoint_steps", "checkpoint_minutes", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
     *("checkpoint_increments", "exit_with_parent", "upload_to", "upload_bandwidth"),
+    *("pipeline", "staleness", "micro_batch"),
 }
 _OF_THE_LAUNCHER = {
     "upload_to",

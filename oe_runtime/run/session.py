@@ -191,6 +191,7 @@ class Session:
             client = self.connect()
             assert client is not None  # noqa: S101 - only stock models have none
             client.restores, client.workers = self.options.resume, self._workers
+            client.steps = self.options.steps_of_models()
             client.fit_alone = _FIT_ALONE if self.launched else ""
             return client
         return self._client

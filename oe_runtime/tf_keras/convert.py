@@ -11,6 +11,7 @@ import tf_keras
 from oe_runtime.client import Client
 from oe_runtime.keras.convert import convert
 from oe_runtime.keras.served import Settings
+from oe_runtime.keras.servers import step_settings
 from oe_runtime.keras.workers import Workers
 from oe_runtime.tf_keras.embedding import Embedding
 from oe_runtime.tf_keras.model import Distributed, DistributedModel, refuse_strategy
@@ -28,9 +29,9 @@ def distributed_model(
     name_prefix: str = "",
     nonfinite_gradients: str = "refuse",
     workers: Workers | None = None,
-    pipeline: bool = True,
-    staleness: int = 0,
-    micro_batches: int = 1,
+    pipeline: bool | None = None,
+    staleness: int | None = None,
+    micro_batches: int | None = None,
     in_worker: Sequence[str] = (),
     fresh: bool | None = None,
 ) -> Distributed:
@@ -45,9 +46,8 @@ def distributed_model(
     if not isinstance(model, tf_keras.Model):
         raise ValueError(f"a tf_keras.Model is needed, not {type(model).__name__}")
     refuse_strategy()
-    settings = Settings(
-        seed, name_prefix, nonfinite_gradients, pipeline, staleness, micro_batches, in_worker, fresh
-    )
+    steps = step_settings(client, pipeline, staleness, micro_batches)
+    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh)
     if getattr(model, "inputs", None):
         _check_additions(model)
     elif isinstance(model, tf_keras.Sequential):

@@ -21,8 +21,8 @@ _WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
 # What a script of the user's own decides itself: with training_script these are refused.
 OF_THE_SCRIPT = (
     *("model", "max_bad_rows", "dim", "batch_size", "epochs", "steps", "hidden", "cin", "bottom"),
-    *("interaction", "precision", "row_precision", "index", "admission", "eviction", "jit", "micro_batch"),
-    *("pipeline", "workqueue", "staleness", "optimizer", "learning_rate", "seed", "max_cardinality"),
+    *("interaction", "precision", "row_precision", "index", "admission", "eviction", "jit"),
+    *("workqueue", "optimizer", "learning_rate", "seed", "max_cardinality"),
     *("holdout", "timeline", "export", "schema", "label", "categories", "numbers"),
     *("eval_data", "eval_every", "follow"),
 )

@@ -133,6 +133,25 @@ def test_epochs_that_end_before_their_steps(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "argument"),
+    [(("--staleness", "1"), "staleness=1"), (("--micro-batch", "5"), "micro_batches=5")],
+    ids=["staleness", "micro_batch"],
+)
+def test_the_launcher_s_flags_say_how_steps_go(flags: tuple[str, str], argument: str, tmp_path: Path) -> None:
+    """As the argument of distributed_model does, which counts where the program has both."""
+    text = job_scripts.ARRAYS.replace("epochs=3", "epochs=1")
+    named = text.replace("job.client())", f"job.client(), {argument})")
+    usual = text.replace("job.client())", "job.client(), staleness=0, micro_batches=1)")
+    assert run(write(tmp_path, text), tmp_path / "flag", *flags) == 0
+    assert run(write(tmp_path, named), tmp_path / "argument") == 0
+    assert run(write(tmp_path, usual), tmp_path / "both", *flags) == 0
+    assert run(write(tmp_path, text), tmp_path / "neither") == 0
+    assert losses(tmp_path / "flag") == losses(tmp_path / "argument")
+    assert losses(tmp_path / "both") == losses(tmp_path / "neither")
+    assert losses(tmp_path / "flag") != losses(tmp_path / "neither")
+
+
 @pytest.mark.parametrize("data", ["arrays", "dataset", "py_dataset"])
 def test_more_epochs_of_a_complete_run_are_trained(data: str, tmp_path: Path) -> None:
     script = write(tmp_path, SCRIPTS[data].replace("epochs=3", "epochs=stops.pop(0)"))
