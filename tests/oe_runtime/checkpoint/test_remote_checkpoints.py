@@ -16,7 +16,7 @@ from oe_runtime.checkpoint import cli, remote
 from oe_runtime.checkpoint.remote import RemoteCheckpoints, locate
 from oe_runtime.checkpoint.store import FORMAT
 from oe_runtime.errors import CheckpointError
-from oe_runtime.serving.checkpoints import Checkpoints
+from oe_runtime.serving.checkpoints import ServedCheckpoints
 from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
 
@@ -295,7 +295,7 @@ def test_commands_name_what_is_wrong_with_a_url(
 
 
 def test_serving_takes_the_newest_of_a_url(store: ObjectStore, run: Path) -> None:
-    serving = Checkpoints(str(ROOT.parent))
+    serving = ServedCheckpoints(str(ROOT.parent))
     place = serving.newest()
     assert [path.name for path in place.chain] == ["step-0000000001", "step-0000000002"]
     store.requests.clear()
