@@ -195,10 +195,8 @@ def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[Proces
     argv += _pmem(host, wanted, where)
     ready = placement.directory_of(job, host) / "ready" / "server-0.json"
     options = ["--ready-file", str(ready), "--listens", listens, "--storage", where.storage]
-    spec = programs.process(
-        job, host, "parameter_server", "server-0", options, argv, storage=where.mount, pools=where.path
-    )
-    return spec, port
+    more = {"storage": where.mount, "pools": where.path, "start_timeout": host.server.start_timeout}
+    return programs.process(job, host, "parameter_server", "server-0", options, argv, **more), port
 
 
 def _pmem(host: Host, wanted: Request, where: Place) -> list[str]:

@@ -185,7 +185,12 @@ class TestOpenEmbeddingJobs:
         (host,) = found.hosts.values()
         pmem = host.pmem.model_copy(update={"mode": "fsdax"})
         server = host.server.model_copy(
-            update={"storage": "pmem_libpmem", "host": "192.0.2.11", "storage_cache": 2 << 30}
+            update={
+                "storage": "pmem_libpmem",
+                "host": "192.0.2.11",
+                "storage_cache": 2 << 30,
+                "start_timeout": 900,
+            }
         )
         far = replace(host, name="pm-1", connection="ssh", address="192.0.2.11", pmem=pmem, server=server)
         gpu = replace(far, name="gpu-1", address="192.0.2.21", groups=("workers",))
@@ -212,6 +217,7 @@ class TestOpenEmbeddingJobs:
         (unit,) = placed.hosts["pm-1"]["units"]
         assert unit["files"]["adapter.py"].startswith('"""Run a foreign program')
         assert "mnt-pmem0.mount" in unit["text"]
+        assert [item.start_timeout for item in placed.processes] == [900, 180], "its host waits that long"
         begun = placement.worker_start(job.id, placed.processes[1], placed.processes[1].argv)
         assert set(begun["files"]) == {"adapter.py"}
 
