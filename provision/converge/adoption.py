@@ -121,7 +121,8 @@ class _Adoption:
         self.bundle = bundle
         self.scratch = scratch  # for host keys that are not recorded yet
         self.passwords = passwords.SHARED
-        self.journal = Journal(how.state_dir / "journal.jsonl", f"adopt-{datetime.now():%Y%m%d-%H%M%S}")
+        run = f"adopt-{datetime.now():%Y%m%d-%H%M%S}"
+        self.journal = Journal(how.state_dir / "journal.jsonl", run, inventory.cluster)
         self.lost: dict[str, HostError] = {}
         self.done: list[dict[str, Any]] = []
 

@@ -243,7 +243,7 @@ class _Change:
         self.consent = how.consent
         self.screen = how.screen
         self.id = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        self.journal = Journal(how.state_dir / "journal.jsonl", self.id)
+        self.journal = Journal(how.state_dir / "journal.jsonl", self.id, inventory.cluster)
         self.done: list[dict[str, Any]] = []
         self.applied = False
         self.failures = how.consent.failures

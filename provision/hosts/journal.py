@@ -25,11 +25,15 @@ from provision.node.command import flush_directory
 
 
 class Journal:
-    """The journal of one state directory; ``run`` names this run in every line."""
+    """The journal of one state directory; ``run`` and ``cluster`` name this run in every line.
 
-    def __init__(self, path: Path, run: str) -> None:
+    Runs of two clusters that begin in one second have the same id.
+    """
+
+    def __init__(self, path: Path, run: str, cluster: str = "") -> None:
         self.path = path
         self.run = run
+        self._common = {"run": run, "cluster": cluster} if cluster else {"run": run}
         self._lock = threading.Lock()
         self._unflushed = self._flushing = False
 
@@ -40,8 +44,8 @@ class Journal:
     def write_all(self, entries: Iterable[Mapping[str, Any]], *, wait: bool = True) -> None:
         """Append lines, and flush them to disk together. Without ``wait`` that is done in the background."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        common = {"time": now, "run": self.run}
-        text = "".join(vault.hide(json.dumps({**common, **entry})) + "\n" for entry in entries)
+        lines = (json.dumps({"time": now, **self._common, **entry}) for entry in entries)
+        text = "".join(vault.hide(line) + "\n" for line in lines)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = not self.path.exists()
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)

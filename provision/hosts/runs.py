@@ -140,15 +140,18 @@ def read(state_dir: Path) -> list[Run]:
 
 
 def _runs(journal: Journal) -> list[Run]:
-    found: dict[str, Run] = {}
+    found: dict[tuple[str, str], Run] = {}
+    clusters: dict[str, str] = {}  # by run: in older journals only its first entry has the cluster
     for entry in journal.read():
         run, time = str(entry.get("run", "")), _time(entry.get("time"))
         if entry.get("event") == "run":
-            known = found.setdefault(run, Run(run, str(entry.get("cluster", "")), time, [], None))
-            _begin(known, entry)
-        if run in found:
-            found[run].last = time or found[run].last
-            _add(found[run], entry, time)
+            clusters[run] = str(entry.get("cluster", ""))
+        key = run, str(entry.get("cluster", clusters.get(run, "")))
+        if entry.get("event") == "run":
+            _begin(found.setdefault(key, Run(*key, time, [], None)), entry)
+        if key in found:
+            found[key].last = time or found[key].last
+            _add(found[key], entry, time)
     return list(found.values())
 
 
@@ -188,15 +191,19 @@ def _time(text: Any) -> datetime | None:
 
 
 def choose(runs: Iterable[Run], name: str, place: Path) -> Run:
-    """The run with this id or unique beginning of an id; ConvergeError names what matches, or the last."""
+    """The run with this id, CLUSTER/ID or unique beginning of an id; ConvergeError names what matches."""
     known = list(runs)
     if not name:
         raise ConvergeError("the run's name is empty; `oeprov history` lists the runs")
     if not known:
         raise ConvergeError(f"no run {name} in {place}: nothing was changed from this state directory yet")
-    meant = [run for run in known if run.id == name] or [run for run in known if run.id.startswith(name)]
+    whole = [run for run in known if name in (run.id, f"{run.cluster}/{run.id}")]
+    meant = whole or [run for run in known if run.id.startswith(name)]
     if len(meant) == 1:
         return meant[0]
+    if whole:  # began in one second
+        names = " or ".join(f"{run.cluster}/{run.id}" for run in whole)
+        raise ConvergeError(f"{name} is a run of {len(whole)} clusters; say which: {names}")
     if meant:
         raise ConvergeError(f"{name} is {len(meant)} runs: {_listed(meant)}; give more letters of its id")
     hint = did_you_mean(name, [run.id for run in known])

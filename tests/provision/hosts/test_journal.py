@@ -60,6 +60,24 @@ def test_the_next_run_of_the_cluster_settles_it(tmp_path: Path) -> None:
     assert runs.interrupted(second, "local") == []
 
 
+def test_runs_of_two_clusters_in_one_second_are_two(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    one, two = (Journal(path, "bootstrap-1", cluster) for cluster in ("one", "two"))
+    for cluster, journal in {"one": one, "two": two}.items():
+        journal.write("run", cluster=cluster, hosts=["a"])
+        journal.begin("a", "runtime", f"install for {cluster}")
+    two.end("a", "runtime", ok=True)
+    two.write("finished", outcome="ok")
+    ((run, _, step),) = runs.interrupted(one, "one")
+    assert (run.cluster, step.what) == ("one", "install for one")
+    assert runs.interrupted(two, "two") == []
+    assert (runs.unsettled(one, "one"), runs.unsettled(two, "two")) == ({"a": "bootstrap-1"}, {})
+    known = runs.read(tmp_path)
+    with pytest.raises(ConvergeError, match=r"2 clusters; say which: one/bootstrap-1 or two/bootstrap-1"):
+        runs.choose(known, "bootstrap-1", tmp_path)
+    assert runs.choose(known, "two/bootstrap-1", tmp_path).outcome == "ok"
+
+
 def test_hosts_whose_change_did_not_end_well_are_known_until_they_are_seen_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
 
