@@ -314,7 +314,9 @@ class Launch:
                 _undo(job, self.console, (), fresh=fresh)
                 raise
             return
-        foreign = {item.host for item in refused if jobfiles.TAKEN in item.reason}
+        foreign = _taken(answers)
+        if fresh and (foreign or not answers):  # hosts that were not asked have nothing of this job
+            foreign += [name for name in far if name not in answers]
         left = _undo(job, self.console, foreign, fresh=fresh)
         if self.stop_request.count:
             raise Interrupted(f"stopped before training began; nothing was started{left}")
@@ -422,18 +424,35 @@ def _write(
     )
 
 
+def _taken(answers: Mapping[str, ssh.Answer | HostError]) -> list[str]:
+    """The hosts that have another job with this id."""
+    return [
+        name
+        for name, answer in answers.items()
+        if isinstance(answer, HostError) and jobfiles.TAKEN in answer.reason
+    ]
+
+
 def _undo(job: Job, console: Console, foreign: Collection[str], *, fresh: bool) -> str:
     """Stop and remove what was started; the end of a message with the hosts where that failed.
 
-    ``foreign``: hosts where all that has this job's id may be another job's.
+    ``foreign``: hosts where all that has this job's id may be another job's. Others may say so only now.
     """
-    spec, state = job.spec().model_copy(update={"foreign": sorted(foreign)}), job.state()
+    spec, state = job.spec().model_copy(update={"foreign": list(foreign)}), job.state()
     if fresh:  # so that neither `oeprov stop` nor `jobs rm` goes there
         job.write_spec(spec)
     hosts = Fleet(job, spec)
     with console.status("stopping what was started"):
         answers = hosts.stop("parameter_server", keep_pools=not fresh)
         others = hosts.stop("worker") if fresh else {}
+    if taken := {*_taken(answers), *_taken(others)}:
+        foreign = [*foreign, *sorted(taken)]
+        answers, others = (
+            {name: answer for name, answer in found.items() if name not in taken}
+            for found in (answers, others)
+        )
+        if fresh:
+            job.write_spec(spec.model_copy(update={"foreign": foreign}))
     left = "; ".join(words for words in (ssh.message_of(answers), ssh.message_of(others)) if words)
     if fresh and not left:
         shutil.rmtree(job.directory)

@@ -221,6 +221,10 @@ class Job:
         with os.fdopen(token, "w") as file:
             file.write(secrets.token_hex(32) + "\n")
 
+    def token(self) -> str:
+        """What its processes know each other by; empty if its file is lost."""
+        return self.token_file.read_text(encoding="utf-8").strip() if self.token_file.exists() else ""
+
     def write_spec(self, spec: JobSpec) -> None:
         """Replace ``job.json`` atomically."""
         write_json(self.job_file, spec.model_dump(mode="json"))

@@ -261,20 +261,28 @@ def _wait_ready(
 def stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:
     """Stop units of the job, and remove them and their files; idempotent.
 
-    ``args``: ``directory``; ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's
-    directory; ``keep_pools``: leave storage directories that may hold rows; ``pools``: directories for
-    rows of the job's servers by name. Gives ``stopped``: for each name, whether it ran, exit code, its last
-    lines, its last counters and ``rows``, a directory left that may hold rows; and ``rows``: those of
-    ``pools`` that may hold rows, of servers whose units are gone already. The directory of a job whose run
-    lies here (checkpoints!) is never removed.
+    ``args``: ``directory``; ``token`` (a job here with another one is left alone: CommandError), or none;
+    ``role``, or ``units`` by name, or neither for all; ``keep``: leave the job's directory; ``keep_pools``:
+    leave storage directories that may hold rows; ``pools``: directories for rows of servers by name.
+
+    Gives ``stopped``: for each name, whether it ran, exit code, its last lines, its last counters and
+    ``rows``, a directory left that may hold rows; and ``rows``: those of ``pools`` that may hold rows, of
+    servers whose units are gone already. The directory of a job whose run lies here (checkpoints!) is never
+    removed.
     """
+    _check_token(system, args)
     # A start of this job that still waits for its servers ends when it finds this file.
     system.write(STOPPING, os.path.basename(args["directory"]))
     try:
         with alone(system):
+            _check_token(system, args)  # another job's start may have ended meanwhile
             return _stop(system, args)
     finally:
         system.remove(STOPPING)
+
+
+def _check_token(system: System, args: Dict[str, Any]) -> None:
+    jobfiles.check_token(system, args["directory"], args.get("token", ""), "that one was left alone")
 
 
 def _stop(system: System, args: Dict[str, Any]) -> Dict[str, Any]:

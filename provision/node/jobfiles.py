@@ -48,16 +48,22 @@ def check_ours(system: System, directory: str, token: str, items: List[Dict[str,
     Ids have the second of the launch, so those of two controllers can be the same; their tokens are not.
     Without a token here, rows are another job's where ``items`` are ``fresh``, those of a new job.
     """
-    there = openat.read(system, os.path.join(directory, "token")).strip()
-    if token and there and there != token.strip():
-        raise CommandError(
-            f"{directory} {TAKEN}; launch this one again: it gets another id. (If it is this job, whose "
-            f"token was lost here: remove {directory}/token there.)"
-        )
+    there = check_token(system, directory, token, "launch this one again: it gets another id")
     for item in items if not there else []:
         for path in item["directories"] if item.get("fresh") else []:
             if not path.startswith(directory + "/") and has_rows(system, path):
                 raise CommandError(foreign_rows(system, os.path.basename(directory), path))
+
+
+def check_token(system: System, directory: str, token: str, advice: str) -> str:
+    """The token of the job here, or nothing; CommandError, with ``advice``, if another job has it."""
+    there = openat.read(system, os.path.join(directory, "token")).strip()
+    if token and there and there != token.strip():
+        raise CommandError(
+            f"{directory} {TAKEN}; {advice}. (If it is this job, whose token was lost here: remove "
+            f"{directory}/token there.)"
+        )
+    return there
 
 
 def foreign_rows(system: System, job: str, path: str) -> str:

@@ -149,7 +149,7 @@ class Fleet:
 
         ``wanted``: what ``placement`` says of each host. A stop request ends the wait.
         """
-        token = self.job.token_file.read_text(encoding="utf-8").strip()
+        token = self.job.token()
         limits = {item.name: item.start_timeout for item in self.processes.values()}
 
         def prepare(host: Host, cut: fanout.Cut) -> Answer:
@@ -164,9 +164,10 @@ class Fleet:
     def stop(self, role: Role, *, keep_pools: bool = False) -> dict[str, Answer | HostError]:
         """Stop and remove the units of one role on every host; their logs and last counters are kept here.
 
-        Their rows in persistent memory are removed too, unless ``keep_pools``: see ``node.job.stop``.
+        Their rows in persistent memory are removed too, unless ``keep_pools``: see ``node.job.stop``. A host
+        that has another job with this id leaves that alone, and its HostError has ``jobfiles.TAKEN``.
         """
-        args = self.args(role=role, keep_pools=keep_pools)
+        args = self.args(role=role, keep_pools=keep_pools, token=self.job.token())
         if keep_pools:  # also where an earlier stop, which told nobody, has removed the units
             args["pools"] = {item.name: item.pools for item in self.processes.values() if item.pools}
         answers = errands.on_all(self.hosts_of(role), "stop", args, STOP_SECONDS[role])

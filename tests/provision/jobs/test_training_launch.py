@@ -377,6 +377,39 @@ def test_a_job_whose_id_is_anothers_leaves_that_one_alone(
     assert not job.directory.exists()
 
 
+@pytest.mark.parametrize("how", ["refused here", "stopped"])
+def test_a_launch_that_never_began_stops_nothing_of_another_job(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Refused here, it asks no host; after Ctrl-C a host may say only to the stop whose job it has."""
+    found, job, placed = three_hosts(state_dir)
+    launch = launching.Launch(found, LaunchOptions(), state_dir)
+    tokens: list[str] = []
+
+    def run(host: Host, errand: str, *_: object) -> dict[str, Any]:
+        launch.stop_request.ask()
+        raise HostError(host.name, "was not waited for: a stop request")
+
+    def on_all(hosts: dict[str, object], _: str, args: dict[str, Any], *more: object) -> dict[str, object]:
+        tokens.extend(args["token"] for _ in hosts)
+        return {name: HostError(name, TAKEN) for name in hosts}
+
+    monkeypatch.setattr("provision.hosts.errands.run", run)
+    monkeypatch.setattr("provision.hosts.errands.on_all", on_all)
+    token = job.token()
+    if how == "refused here":
+        monkeypatch.setattr(placement, "unwritable", lambda *_: [HostError("w", "/d is no directory")])
+    with pytest.raises(TrainingError) as caught:
+        launch.prepare(job, placed)
+    if how == "refused here":
+        assert str(caught.value) == "the hosts could not be prepared: host w: /d is no directory"
+        assert tokens == []
+    else:
+        assert str(caught.value) == "stopped before training began; nothing was started"
+        assert set(tokens) == {token}
+    assert not job.directory.exists()
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_nothing_starts_on_rows_that_could_not_be_removed(
     state_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, here: bool

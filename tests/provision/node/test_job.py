@@ -339,6 +339,30 @@ def test_a_new_job_never_touches_one_of_the_same_id(tmp_path: Path, pool: Path, 
     assert system.ran == ["systemctl is-system-running"], "its units were not stopped either"
 
 
+def test_a_stop_leaves_a_job_with_another_token_alone(tmp_path: Path, pool: Path) -> None:
+    """A launch that was refused elsewhere must not end the other controller's job."""
+    job.start(Starting(tmp_path), start_of_a_server(fresh=False))
+    unit = tmp_path / "etc/systemd/system/oeprov-j-server-0.service"
+    unit.write_text("ReadWritePaths=/var/lib/oeprov/jobs/j -/mnt/pmem0/oeprov/j/server-0\n")
+    args, system = {"directory": "/var/lib/oeprov/jobs/j", "keep_pools": False}, Canned(tmp_path)
+    with pytest.raises(CommandError, match=r"belongs to another job .*; that one was left alone"):
+        job.stop(system, {**args, "token": "another"})
+    assert (system.ran, unit.exists(), pool.exists()) == ([], True, True)
+    job.stop(system, args)  # by a role of Ansible, which knows no token
+    assert (unit.exists(), pool.exists()) == (False, False)
+
+
+def test_a_stop_with_the_job_s_token_ends_it(tmp_path: Path, pool: Path) -> None:
+    """Also where its directory has no token any more."""
+    unit = tmp_path / "etc/systemd/system/oeprov-j-server-0.service"
+    for has_token in (True, False):
+        job.start(Starting(tmp_path), start_of_a_server(fresh=False))
+        if not has_token:
+            (tmp_path / "var/lib/oeprov/jobs/j/token").unlink()
+        job.stop(Canned(tmp_path), {"directory": "/var/lib/oeprov/jobs/j", "token": "t"})
+        assert not unit.exists()
+
+
 def test_a_refusal_names_some_tables_by_the_beginnings_of_their_names(tmp_path: Path, pool: Path) -> None:
     """The job's user writes them, and the refusal ends on the terminal of another one."""
     for number in range(20):
