@@ -147,7 +147,9 @@ class Fleet:
     ) -> dict[str, Answer | HostError]:
         """Give hosts the job's directory and token, and start their servers; each one's answer.
 
-        ``wanted``: what ``placement`` says of each host. A stop request ends the wait.
+        ``wanted``: what ``placement`` says of each host. A stop request ends the wait. Hosts of servers come
+        first, and the others are asked only when these have begun: else two jobs with one id, of two
+        controllers, may each have a part of the hosts, and both are refused.
         """
         token = self.job.token()
         limits = {item.name: item.start_timeout for item in self.processes.values()}
@@ -159,7 +161,14 @@ class Fleet:
             longest = seconds + STOP_SECONDS["parameter_server"]  # it removes what it could not start
             return errands.run(host, "start", args, longest, stop, cut)
 
-        return fanout.on_hosts(hosts, prepare, cut_off=False)
+        answers: dict[str, Answer | HostError] = {}
+        for has_units in (True, False):
+            if not any(isinstance(answer, HostError) for answer in answers.values()):
+                asked = {
+                    name: host for name, host in hosts.items() if bool(wanted[name]["units"]) == has_units
+                }
+                answers |= fanout.on_hosts(asked, prepare, cut_off=False)
+        return answers
 
     def stop(self, role: Role, *, keep_pools: bool = False) -> dict[str, Answer | HostError]:
         """Stop and remove the units of one role on every host; their logs and last counters are kept here.
