@@ -158,7 +158,9 @@ class Fleet:
             items = wanted[host.name]["units"]
             seconds = max((limits[item["name"]] for item in items), default=0)
             args = self.args(user=wanted[host.name]["user"], token=token, seconds=seconds, units=items)
-            longest = seconds + STOP_SECONDS["parameter_server"]  # it removes what it could not start
+            # It stops earlier units, may wait twice for new ones (systemd, then ready files) and stops those
+            # that do not begin; and before that, another start there may do the same.
+            longest = 2 * (2 * STOP_SECONDS["parameter_server"] + 2 * seconds)
             return errands.run(host, "start", args, longest, stop, cut)
 
         answers: dict[str, Answer | HostError] = {}
