@@ -63,11 +63,16 @@ def call(
     code, out, err = remote.run(
         host, command, given, remote.CONNECT_TIMEOUT, timeout, apart=apart, stop=stop, cut=cut
     )
-    answer = payload.read_answer(out)
+    try:
+        answer = payload.read_answer(out)
+    except ValueError as error:
+        raise HostError(host.name, f"sent an answer that cannot be read: {error}") from None
     if answer is None:
         raise HostError(host.name, f"{lost}: {remote.last_line(err or out) or f'exit status {code}'}")
     if "error" in answer:
         raise HostError(host.name, str(answer["error"]))
+    if "ok" not in answer:
+        raise HostError(host.name, "sent an answer that cannot be read: it has neither `ok` nor `error`")
     return answer["ok"]
 
 

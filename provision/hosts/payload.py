@@ -152,7 +152,9 @@ def pack(module: str, wanted: Mapping[str, Any], python: str = "") -> bytes:
 
 
 def read_answer(out: str) -> dict[str, Any] | None:
-    """What the module answers, in the program's output; None if it does not. ValueError if it is no JSON."""
+    """What the module answers, in its program's output; None if it does not. ValueError if unreadable."""
     line = next((line for line in reversed(out.splitlines()) if line.startswith(MARKER)), None)
-    found: dict[str, Any] | None = None if line is None else json.loads(line[len(MARKER) :])
+    found = None if line is None else json.loads(line[len(MARKER) :])
+    if not (found is None or isinstance(found, dict)):
+        raise ValueError(f"{type(found).__name__} instead of an object")
     return found

@@ -161,7 +161,9 @@ class Fleet:
             # It stops earlier units, may wait twice for new ones (systemd, then ready files) and stops those
             # that do not begin; and before that, another start there may do the same.
             longest = 2 * (2 * STOP_SECONDS["parameter_server"] + 2 * seconds)
-            return errands.run(host, "start", args, longest, stop, cut)
+            answer = errands.run(host, "start", args, longest, stop, cut)
+            _check_servers(host, items, answer)
+            return answer
 
         answers: dict[str, Answer | HostError] = {}
         for has_units in (True, False):
@@ -226,6 +228,26 @@ def with_passwords(hosts: dict[str, Host], inventory: Path) -> dict[str, Host]:
         name: replace(host, first_login=known[name].first_login) if name in known else host
         for name, host in hosts.items()
     }
+
+
+def _check_servers(host: Host, items: Sequence[Mapping[str, Any]], answer: Answer) -> None:
+    """HostError unless the answer to a start says where each server of ``items`` listens, and of no other."""
+    wanted = sorted(item["name"] for item in items if item["role"] == "parameter_server")
+    try:
+        told = [
+            (str(item["name"]), item["host"], int(item["port"]), int(item["pid"]), int(item["started"]))
+            for item in answer["servers"]
+        ]
+        found = sorted(name for name, address, port, *_ in told if address and port)
+        str(answer["boot"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise HostError(host.name, f"sent an answer that cannot be read: {error!r}") from None
+    if found != wanted:
+        raise HostError(
+            host.name,
+            f"has not told where its servers listen: expected {', '.join(wanted) or 'none'}, found "
+            f"{', '.join(found) or 'none'}",
+        )
 
 
 def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError]) -> list[ProcessState]:

@@ -29,6 +29,7 @@ from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import JobState
 from provision.node import process
+from provision.node.answer import MARKER
 from provision.node.jobfiles import TAKEN
 from provision.node.step import Plan, Step
 
@@ -377,6 +378,46 @@ def test_a_job_whose_id_is_anothers_leaves_that_one_alone(
     assert main.run(["jobs", "rm", job.id, "--yes", *flag]) == 0
     assert "on host a" not in capsys.readouterr().out
     assert reached == asked
+    assert not job.directory.exists()
+
+
+LISTENS = {"host": "192.0.2.2", "port": 7000, "pid": 1, "started": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ('{"ok": {"servers": [], "boot": "b"}}', "where its servers listen: expected server-1, found none"),
+        (json.dumps({"ok": {"servers": [{**LISTENS, "name": "x"}], "boot": "b"}}), "server-1, found x"),
+        ('{"ok": {"servers": [{"name": "server-1"}], "boot": "b"}}', "cannot be read: KeyError('host')"),
+        (json.dumps({"ok": {"servers": [{**LISTENS, "name": "server-1"}]}}), "be read: KeyError('boot')"),
+        ('{"ok": ', "sent an answer that cannot be read: Expecting value"),
+        ("5", "cannot be read: int instead of an object"),
+        ("{}", "cannot be read: it has neither `ok` nor `error`"),
+    ],
+)
+def test_a_host_that_does_not_tell_where_its_servers_listen_is_named_and_the_launch_undone(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, answer: str, words: str
+) -> None:
+    """Else workers would begin without the address of a server."""
+    found, job, placed = three_hosts(state_dir)
+    fine = json.dumps({"ok": {"servers": [{**LISTENS, "name": "server-0"}], "boot": "b"}})
+    stopped: set[str] = set()
+
+    def run(host: Host, *_: object, **__: object) -> tuple[int, str, str]:
+        return 0, f"hello\n{MARKER}{fine if host.name == 'a' else answer}\n", ""
+
+    def on_all(hosts: dict[str, object], *_: object) -> dict[str, object]:
+        stopped.update(hosts)
+        return {name: {"stopped": {}, "rows": {}} for name in hosts}
+
+    monkeypatch.setattr("provision.hosts.remote.run", run)
+    monkeypatch.setattr("provision.hosts.errands.on_all", on_all)
+    with pytest.raises(TrainingError) as caught:
+        launching.Launch(found, LaunchOptions(), state_dir).prepare(job, placed)
+    assert str(caught.value).startswith("the hosts could not be prepared: host b: ")
+    assert words in str(caught.value)
+    assert stopped == {"a", "b", "w"}
     assert not job.directory.exists()
 
 
