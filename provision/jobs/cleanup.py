@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from provision.cluster.errors import OeprovError, TrainingError
 from provision.cluster.state_directory import state_flag
+from provision.hosts.journal import cluster_lock
 from provision.jobs import environments, request, store
 from provision.jobs.backends import registry
 from provision.jobs.holding import Holding, disk_bytes, local_time
@@ -242,9 +244,12 @@ def _agreed(console: Console, chosen: list[Holding]) -> bool:
 
 def _remove_job(item: Holding, state_dir: Path, *, here_only: bool) -> None:
     """Remove a job, on its hosts first: if one does not answer, the job stays and can be removed later."""
-    if not item.job.broken:
-        registry.backend_of(item.job).remove(item, state_dir, here_only=here_only)
-    _remove_directory(item.job)
+    with (
+        cluster_lock(state_dir, item.spec.cluster) if item.spec else nullcontext()
+    ):  # nobody may resume it now
+        if not item.job.broken:
+            registry.backend_of(item.job).remove(item, here_only=here_only)
+        _remove_directory(item.job)
 
 
 def _remove_directory(job: Job) -> None:

@@ -56,5 +56,8 @@ class Backend(Protocol):
     def holding(self, job: Job, size: int) -> Holding:
         """What the job holds, for its removal; ``size``: bytes of its directory here."""
 
-    def remove(self, item: Holding, state_dir: Path, *, here_only: bool) -> None:
-        """Remove what the job has beyond its directory here; TrainingError if it must stay."""
+    def remove(self, item: Holding, *, here_only: bool) -> None:
+        """Remove what the job has beyond its directory here; TrainingError if it must stay.
+
+        The caller holds the lock of the job's cluster until it has removed the directory too.
+        """

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.hosts.journal import cluster_lock
 from provision.jobs import fetching, launching, logview, observing, stopping
 from provision.jobs.backends import units
 from provision.jobs.backends.ssh import Fleet
@@ -73,21 +72,20 @@ def holding(job: Job, size: int) -> Holding:
     )
 
 
-def remove(item: Holding, state_dir: Path, *, here_only: bool) -> None:
+def remove(item: Holding, *, here_only: bool) -> None:
     """See ``Backend``; on its hosts first: if one does not answer, the job stays and can be removed later."""
     if item.spec is None:  # nobody knows where it was
         return
-    with cluster_lock(state_dir, item.spec.cluster):  # nobody may resume it now
-        if is_running(item.job):
-            raise TrainingError(f"it was started meanwhile; stop it first: oeprov stop {item.job.id}")
-        for error in [] if here_only else Fleet(item.job, item.spec).remove():
-            raise TrainingError(
-                f"{error.host}: {error.reason}; the job stays; try again, or remove only what is here: "
-                f"oeprov jobs rm {item.job.id} --here-only"
-            )
-        for process in item.spec.processes:
-            item.job.remove_pools(process)
-        if left := [path for path, _ in item.pools if path.exists()]:
-            raise TrainingError(
-                f"{left[0]} could not be removed; check whether a server uses it, and who may write there"
-            )
+    if is_running(item.job):
+        raise TrainingError(f"it was started meanwhile; stop it first: oeprov stop {item.job.id}")
+    for error in [] if here_only else Fleet(item.job, item.spec).remove():
+        raise TrainingError(
+            f"{error.host}: {error.reason}; the job stays; try again, or remove only what is here: "
+            f"oeprov jobs rm {item.job.id} --here-only"
+        )
+    for process in item.spec.processes:
+        item.job.remove_pools(process)
+    if left := [path for path, _ in item.pools if path.exists()]:
+        raise TrainingError(
+            f"{left[0]} could not be removed; check whether a server uses it, and who may write there"
+        )

@@ -110,7 +110,7 @@ def test_an_ended_job_is_observed_held_and_removed(job: Job) -> None:
     held = cleanup.holding(job)
     assert (held.state, held.running, held.problem) == (report["state"], False, "")
     assert held.to_json()["on"] == backend.NAME
-    backend.remove(held, job.directory.parents[1], here_only=True)
+    backend.remove(held, here_only=True)
     assert job.directory.is_dir(), "the directory here is the caller's to remove"
 
 

@@ -16,6 +16,7 @@ from fake_processes import make_job
 from provision.cli import main as cli
 from provision.cluster.errors import HostError
 from provision.hosts import errands
+from provision.hosts.journal import is_locked
 from provision.jobs import store
 from provision.jobs.store import Job, JobState, ProcessState
 from provision.node import process
@@ -373,6 +374,26 @@ def test_what_a_job_has_on_hosts_goes_first(
     make("j2", 3, "done", host="h1")
     assert cli.run(["jobs", "rm", "j2", "--yes", "--here-only"]) == 0
     assert len(asked) == 2, "no host was asked"
+
+
+@pytest.mark.parametrize("host", ["", "h1"])
+def test_nobody_resumes_a_job_while_its_directory_goes(
+    make: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    job = make("wdl", 1.0, host=host)
+    held: list[bool] = []
+    monkeypatch.setattr(errands, "on_all", lambda hosts, *_: {name: {} for name in hosts})
+    removed = shutil.rmtree
+
+    def rmtree(path: Path, *more: Any, **named: Any) -> None:
+        if path == job.directory:
+            held.append(is_locked(job.directory.parents[1], job_cluster))
+        removed(path, *more, **named)
+
+    job_cluster = job.spec().cluster
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert cli.run(["jobs", "rm", job.id, "--yes"]) == 0
+    assert held == [True]
 
 
 def test_a_link_is_not_followed(state_dir: Path, make: Callable[..., Job], tmp_path: Path) -> None:

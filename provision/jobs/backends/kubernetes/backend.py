@@ -55,7 +55,7 @@ def holding(job: Job, size: int) -> Holding:
     return Holding(job, found.phase, bytes=size, claims=claims, stays=stays)
 
 
-def remove(item: Holding, state_dir: Path, *, here_only: bool) -> None:
+def remove(item: Holding, *, here_only: bool) -> None:
     """See ``Backend``: claims stay, as ``holding`` says; nothing else is left of a job that has ended."""
 
 
