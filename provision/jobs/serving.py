@@ -70,10 +70,14 @@ def find(state_dir: Path, name: str | None, **more: Any) -> Serving:
     export = summary(job.metrics_file).export
     if not export:
         place = registry.backend_of(job).results(job)
+        if place and not job.metrics_file.exists():  # of a run on Kubernetes no events come here
+            raise TrainingError(
+                f"job {job.id}: its export is not here: once it has exported, it is in {place}/export; serve "
+                "it there"
+            )
         raise TrainingError(
-            f"job {job.id} has no export{' here' if place else ''}; jobs export at their end, with --export "
-            "(OpenEmbedding with runtime_variant standalone, mirrored and mpi)"
-            + (f"; its run is in {place}" if place else "")
+            f"job {job.id} has no export; jobs export at their end, with --export (OpenEmbedding with "
+            "runtime_variant standalone, mirrored and mpi)"
         )
     here = job.here(export)
     if here.exists() and job.is_old("export"):

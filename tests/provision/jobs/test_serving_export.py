@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from fake_processes import make_job
 from recorded import Programs
+from test_backends import on_kubernetes, over_ssh
 
 from provision.cli import main as cli
 from provision.cluster.errors import TrainingError
@@ -142,6 +143,19 @@ def test_a_job_without_export(job: Job) -> None:
     job.metrics_file.write_text("")
     with pytest.raises(TrainingError, match="has no export; jobs export at their end, with --export"):
         serving.find(job.directory.parents[1], job.id)
+
+
+def test_an_export_elsewhere_is_named_with_its_place(tmp_path: Path) -> None:
+    """Only of a job whose events do not come here; else they say that there is none."""
+    job = on_kubernetes(tmp_path / "one")
+    with pytest.raises(TrainingError, match=r"it is in claim data: /shared/oeprov/pods/run/export; serve it"):
+        serving.find(tmp_path / "one", job.id)
+    job = over_ssh(tmp_path / "two")
+    job.metrics_file.write_text('{"event": "end"}\n')
+    with pytest.raises(
+        TrainingError, match=r"has no export; jobs export at their end, with --export .*mpi\)$"
+    ):
+        serving.find(tmp_path / "two", job.id)
 
 
 def test_the_last_export_is_served_whatever_ran_since(job: Job) -> None:
