@@ -335,7 +335,7 @@ def _connection(raw: RawHost, problems: _Problems) -> str:
         problems.add_at(
             raw,
             "ansible_connection",
-            f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Paramiko only in `oeprov adopt`: "
+            f"found {found!r}; oeprov reaches hosts by OpenSSH, and by Fabric only in `oeprov adopt`: "
             "remove this line; for a host that takes no keys, set oeprov_connection: password",
         )
         return "ssh"

@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from provision.jobs import store
+from provision.jobs.store import Job
+
 Document = dict[str, Any]
 STEPS = ["reading /shared/criteo", "step 20/40  loss 0.61", "step 40/40  loss 0.52"]
+
+
+def all_jobs(state_dir: Path) -> list[Job]:
+    """Every job on Kubernetes, oldest first."""
+    return [job for job in store.directories(state_dir) if job.on_kubernetes]
 
 
 class FakeCluster:

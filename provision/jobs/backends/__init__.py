@@ -24,7 +24,6 @@ class Backend(Protocol):
     A new backend is one module with these names, and a line in ``registry``.
     """
 
-    NAME: str
     STAYS: bool  # something of a job may be left there though it has ended
 
     def start(self, inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:

@@ -15,7 +15,6 @@ from provision.jobs.metrics import summary
 from provision.jobs.request import LaunchOptions
 from provision.jobs.store import Job
 
-NAME = "hosts"
 STAYS = False
 is_running = stopping.is_running
 observe = observing.readable_report

@@ -14,7 +14,7 @@ from typing import Any
 
 import ansible_runner
 import pytest
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, all_jobs
 from fake_processes import make_environment
 from kill_sweep import run_apart
 from test_kubernetes_manifests import inventory_file
@@ -237,11 +237,11 @@ def test_launch_on_kubernetes(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
 
     def again(directory: Path) -> None:
         """Resume the job, or launch one if there is none; in the end nothing of it is on the cluster."""
-        if not (jobs := record.all_jobs(directory)):
+        if not (jobs := all_jobs(directory)):
             follow(directory, words)
         elif record.read(jobs[-1]).phase != "done":
             follow(directory, ["resume", jobs[-1].id])
-        assert record.read(record.all_jobs(directory)[-1]).phase == "done"
+        assert record.read(all_jobs(directory)[-1]).phase == "done"
         assert cluster.kinds() == []
 
     try:

@@ -74,7 +74,7 @@ def test_host_keys_are_checked_unless_the_inventory_says_otherwise(tmp_path: Pat
         ("ansible_sudo_pass: hunter2", "is an old name; use ansible_become_password"),
         ("ansible_become_method: doas", "becomes root by sudo; `oeprov adopt` sets that up by sudo or su"),
         ("ansible_connection: paramiko", "found 'paramiko'; oeprov reaches hosts by OpenSSH"),
-        ("ansible_connection: ansible.netcommon.paramiko_ssh", "and by Paramiko only in `oeprov adopt`"),
+        ("ansible_connection: ansible.netcommon.paramiko_ssh", "and by Fabric only in `oeprov adopt`"),
         ("ansible_become_user: admin", "becomes root only"),
         ("ansible_become_flags: -i", "becomes root by `sudo -n`"),
         ("ansible_ssh_executable: /opt/ssh", "runs the `ssh` that is on the PATH"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import Document, FakeCluster
+from fake_cluster import Document, FakeCluster, all_jobs
 from test_kubernetes_manifests import inventory_file
 
 from provision.cli import main as cli
@@ -59,7 +59,7 @@ def oeprov(tmp_path: Path) -> Callable[..., int]:
 
 
 def states(tmp_path: Path) -> list[str]:
-    return [record.read(job).phase for job in record.all_jobs(tmp_path / "state")]
+    return [record.read(job).phase for job in all_jobs(tmp_path / "state")]
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -91,7 +91,7 @@ def test_an_old_cluster_gets_the_budget_that_it_knows(
     assert oeprov("launch-training", "--detach") == 0
     budget = next(path for path in cluster.objects if "/poddisruptionbudgets/" in path)
     assert budget.startswith("/apis/policy/v1beta1/")
-    (job,) = record.all_jobs(tmp_path / "state")
+    (job,) = all_jobs(tmp_path / "state")
     assert "PodDisruptionBudget" in [item["kind"] for item in record.documents(job)]
     assert oeprov("stop") == 0
     assert cluster.kinds() == VOLUMES
@@ -120,7 +120,7 @@ def test_status_logs_and_stop(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert oeprov("launch-training", "--detach") == 0
-    (job,) = record.all_jobs(tmp_path / "state")
+    (job,) = all_jobs(tmp_path / "state")
     token = job.token_file.read_text().strip()
     for file in job.directory.iterdir():
         if file.is_file() and file != job.token_file:
@@ -156,7 +156,7 @@ def test_what_could_not_be_deleted_is_not_said_to_be_gone(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert oeprov("launch-training", "--detach") == 0
-    (job,) = record.all_jobs(tmp_path / "state")
+    (job,) = all_jobs(tmp_path / "state")
     cluster.denied = {("delete", "services")}
     assert oeprov("stop") == 1
     said = capsys.readouterr().out
@@ -190,10 +190,10 @@ def test_the_last_job_is_the_youngest_and_not_the_one_that_ended_last(
 ) -> None:
     assert oeprov("launch-training", "--name", "old", "--detach") == 0
     assert oeprov("launch-training", "--name", "young", "--detach") == 0
-    names = [job.id for job in record.all_jobs(tmp_path / "state")]
+    names = [job.id for job in all_jobs(tmp_path / "state")]
     assert names[0].startswith("old-")
     assert oeprov("stop", names[0]) == 0
-    assert [job.id for job in record.all_jobs(tmp_path / "state")] == names
+    assert [job.id for job in all_jobs(tmp_path / "state")] == names
     assert store.find(tmp_path / "state", None).id == names[1]
 
 

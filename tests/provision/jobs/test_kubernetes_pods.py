@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, all_jobs
 from rich.console import Console
 from test_kubernetes_manifests import inventory_file
 
@@ -25,7 +25,7 @@ class TestPodsThatDoNotStart:
         self.state = tmp_path / "state"
         path = inventory_file(tmp_path)
         assert self.oeprov("launch-training", "-i", str(path), "--on", "kubernetes", "--detach") == 0
-        (self.job,) = record.all_jobs(self.state)
+        (self.job,) = all_jobs(self.state)
         found, documents = record.read(self.job), record.documents(self.job)
         self.follower = follow.Follower(Api(), found, documents, Console(file=self.said, width=200))
         self.server = f"{self.job.id}-server-1"

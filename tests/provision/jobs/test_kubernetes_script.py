@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, all_jobs
 from test_kubernetes_manifests import VERSIONS, Document, inventory_file, made, pod_of, settled
 
 from oe_runtime.run import options as trainer
@@ -346,7 +346,7 @@ class TestJobs:
         (volume,) = [item for item in pod["volumes"] if "configMap" in item]
         assert volume["configMap"]["name"] == config["metadata"]["name"]
         assert pod["containers"][0]["args"][-3:] == ["--", "--epochs", "3"]
-        (job,) = record.all_jobs(self.state)
+        (job,) = all_jobs(self.state)
         text = (job.directory / record.MANIFESTS).read_text()
         assert text.startswith("# Made by `oeprov manifests` for job train-")
         assert config["metadata"]["name"] in text

@@ -12,7 +12,6 @@ from provision.jobs.holding import Holding
 from provision.jobs.request import LaunchOptions
 from provision.jobs.store import Job
 
-NAME = "kubernetes"
 STAYS = True  # volumes and objects, until `oeprov stop` has deleted them
 start = run.launch
 stop = run.stop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -89,8 +88,3 @@ def volume_claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 for index in range(item["spec"]["replicas"])
             ]
     return claims
-
-
-def all_jobs(state_dir: Path) -> list[Job]:
-    """Every job on Kubernetes, oldest first."""
-    return [job for job in store.directories(state_dir) if job.on_kubernetes]
