@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from provision.cluster.errors import HostError, Interrupted, TrainingError
+from provision.cluster.errors import HostError, Interrupted
 from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import remove_private_files
 from provision.hosts.stop_request import TICK, StopRequest
@@ -24,30 +23,19 @@ from provision.jobs.store import ACTIVE, DONE, STOPPED, Job, Phase
 from provision.node import process
 
 
-def find(state_dir: Path, name: str | None) -> Job:
-    """The job on hosts to stop: the named one, or the last of those that run."""
-    if name is not None:
-        return store.find(state_dir, name)
-    for job in reversed(store.all_jobs(state_dir)):
-        with contextlib.suppress(TrainingError):  # `status` says what is wrong with it
-            if is_running(job):
-                return job
-    raise TrainingError(f"no job is running in {store.jobs_dir(state_dir)}")
-
-
 def is_running(job: Job) -> bool:
     """Whether anything of a job on hosts runs, or may still run."""
     state = job.state()
     return state.phase in ACTIVE or any(item.alive for item in state.processes)
 
 
-def stop(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
-    """Stop a job on hosts, by default the one that runs: workers write a checkpoint, then the servers end.
+def stop(state_dir: Path, name: str, *, as_json: bool = False) -> int:
+    """Stop a job on hosts: workers write a checkpoint, then the servers end.
 
     Returns 0 if nothing of it runs any more, 1 if a host could not be reached to stop its part.
     """
     console = Console(stderr=as_json)
-    job = find(state_dir, name)
+    job = store.find(state_dir, name)
     if not is_running(job):
         console.print(f"job {job.id} is not running: it is {job.state().phase}")
     else:

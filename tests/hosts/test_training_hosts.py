@@ -45,6 +45,7 @@ from provision.jobs import (
     stopping,
     store,
 )
+from provision.jobs.backends import registry
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.ending import last_screen
 from provision.jobs.request import LaunchOptions
@@ -284,7 +285,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     for words in ("server-2", two.name, "2,345", "1,234", "4 MiB", "5 MiB", "1,002"):
         assert words in shown
 
-    assert stopping.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
     shown = capsys.readouterr().out
     assert f"{one.name}: stopped server-0, server-1" in shown
     assert f"oeprov resume {job.id}" in shown
@@ -319,7 +320,7 @@ def test_real_servers_train_over_encrypted_connections(
             told = json.loads(host.enter("cat", f"/var/lib/oeprov/jobs/{job.id}/metrics/{name}.json"))
         assert (told["connections"]["encrypted"], told["connections"]["open"]) == (True, 1)
     assert cluster.report()["state"] == "running"
-    assert stopping.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
     assert job.state().message.endswith("which is saved"), job.log("worker-0").read_text()
     cluster.assert_clean()
     assert cluster.launch(resume=job.id) == 0
@@ -370,7 +371,7 @@ def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
         assert store.all_jobs(other.state_dir) == []
         assert [item["state"] for item in cluster.report()["processes"]] == ["runs"] * 3, "the first goes on"
     finally:
-        stopping.stop(cluster.state_dir, None)
+        stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id)
         left = cluster.tell(one, "ls /mnt/pmem0/oeprov").strip()
         cluster.tell(one, "umount /mnt/pmem0")
         two.enter("rm", "/etc/oeprov/memory.env")
@@ -390,7 +391,7 @@ def test_fewer_servers_leave_no_rows_of_the_former_ones(
         assert cluster.launch(detach=True, servers=2) == 0
         job = cluster.job()
         until(job.run_dir / "waiting")
-        stopping.stop(cluster.state_dir, None)
+        stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id)
         assert cluster.tell(one, f"ls /mnt/pmem0/oeprov/{job.id}").split() == ["server-0", "server-1"]
         with monkeypatch.context() as patched:  # killed before the new server starts
             patched.setattr(Fleet, "prepare", lambda *_: os._exit(9))
@@ -447,7 +448,7 @@ def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
         assert views.status(cluster.state_dir) == 0
         shown = capsys.readouterr().out
         assert f"{two.name}: {two.address} port 22 refuses connections" in shown
-        assert stopping.stop(cluster.state_dir, None) == 1
+        assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 1
         shown = capsys.readouterr().out
         assert "node001: stopped server-0" in shown
         assert f"{two.name}: server-1 could not be stopped and may still run" in shown
@@ -506,7 +507,7 @@ def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -
     assert [item["state"] for item in report["processes"]] == ["runs", "runs", "ended"]
     views.status(cluster.state_dir)
     assert f"its servers still run; stop them with: oeprov stop {job.id}" in capsys.readouterr().out
-    assert stopping.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
     shown = capsys.readouterr().out
     assert f"{one.name}: stopped server-0" in shown
     assert f"{two.name}: stopped server-1" in shown
@@ -529,7 +530,7 @@ def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -
     if number == signal.SIGKILL:
         job = cluster.job()
         assert cluster.report()["state"] == "interrupted"
-        assert stopping.stop(cluster.state_dir, None) == 0
+        assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
         assert [item.alive for item in job.state().processes] == [False, False]
     else:
         assert store.all_jobs(cluster.state_dir) == []
@@ -625,7 +626,7 @@ def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
     interrupted.send_signal(signal.SIGINT)
     interrupted.wait(20)
     wait_for(lambda: tails(cluster) == 2)
-    assert stopping.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
     rest, _ = follow.communicate(timeout=20)
     assert follow.returncode == 0
     assert "server-0   | server 0 ends: SIGTERM" in rest
@@ -663,7 +664,7 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     unit = cluster.tell(two, f"cat /etc/systemd/system/oeprov-{job.id}-worker-0.service")
     assert f"--servers {one.address}:" in unit
     assert "Restart" not in unit, "a worker that failed is resumed by people"
-    assert stopping.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
     shown = capsys.readouterr().out
     assert f"{two.name}: stopped worker-0" in shown
     assert job.state().message == "stopped at step 3, which is saved"
@@ -721,7 +722,7 @@ def test_a_job_that_uploads_is_resumed_on_another_host(
     job = cluster.job()
     run = f"/var/lib/oeprov/jobs/{job.id}/run"
     wait_for(lambda: cluster.report()["step"] == 3, 60)
-    assert stopping.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
     found = cluster.tell(two, f"tar -c -C {run} checkpoints | base64")
     cluster.tell(one, f"mkdir -p {run} && echo '{found}' | base64 -d | tar -x -C {run}")
     capsys.readouterr()
@@ -762,7 +763,7 @@ def test_script_travels_to_its_worker(cluster: Cluster, capsys: pytest.CaptureFi
     assert f"-m oe_runtime.train --script {there}/script/train.py" in unit
     assert unit.split("ExecStart=")[1].splitlines()[0].endswith(" -- --rows 9")
     wait_for(lambda: cluster.report()["step"] == 3, 60)
-    assert stopping.stop(cluster.state_dir, None) == 0
+    assert stopping.stop(cluster.state_dir, registry.find_running(cluster.state_dir, None).id) == 0
     capsys.readouterr()
 
     # It goes on with the script as it is now; what has not changed is not sent again.

@@ -25,6 +25,7 @@ from provision.cluster.inventory import Host, Inventory
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
 from provision.jobs import ending, jobspec, launching, placement, servers, stopping, store
+from provision.jobs.backends import registry
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request
 from provision.jobs.store import JobState
@@ -523,7 +524,7 @@ def test_launch_stop_and_resume(
     until(job.run_dir / "waiting")
     with pytest.raises(TrainingError, match=f"job {job.id} is running; stop it first"):
         launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
-    assert stopping.stop(state_dir, None, as_json=True) == 0
+    assert stopping.stop(state_dir, registry.find_running(state_dir, None).id, as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["state"], report["checkpoint_step"]) == ("interrupted", 3)
     assert report["message"] == "stopped at step 3, which is saved"
@@ -743,7 +744,7 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
 @pytest.mark.usefixtures("ready")
 def test_stop_without_a_running_job(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrainingError, match="no job is running"):
-        stopping.stop(state_dir, None)
+        stopping.stop(state_dir, registry.find_running(state_dir, None).id)
     job = make_job(state_dir)
     job.write_state(JobState(phase="done"))
     assert stopping.stop(state_dir, job.id) == 0
