@@ -52,10 +52,10 @@ class _Declared(_Configured, keras.optimizers.Optimizer):  # type: ignore[misc]
         values = {name: float(getattr(self, name)) for name in self._own if name not in self._in_tables_only}
         operations, results, slots = _core.trace_rule(self._rule, values)
         self.__dict__["_program"] = operations, results  # TensorFlow would track lists that are set
-        self._slots = [
-            self.add_optimizer_variables(variables, name, keras.initializers.Constant(first))
-            for name, first in slots
-        ]
+        # All slots of a variable before those of the next one, as in Keras's classes: files have them by place.
+        self._slots = self.add_optimizer_variables(
+            variables, [name for name, _ in slots], [keras.initializers.Constant(first) for _, first in slots]
+        )
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Update one variable: carry the rule's operations out in Keras."""

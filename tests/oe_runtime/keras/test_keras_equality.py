@@ -180,3 +180,12 @@ def test_layers_of_every_dtype(dtype, atol, optimizer, tmp_path):
     exported = tf.saved_model.load(tmp_path / "export")
     served = np.asarray(tf.cast(exported.serve(ids), tf.float64))
     np.testing.assert_allclose(served, after, rtol=0, atol=atol)
+
+
+def test_optimizer_variables_lie_as_those_of_keras():
+    """Files of plain Keras have an optimizer's variables by their place."""
+    ours, adam = embed.AdamAsync(), keras.optimizers.Adam()
+    variables = [keras.Variable(np.zeros(size), name=name) for name, size in (("a", 2), ("b", 3))]
+    for optimizer in (ours, adam):
+        optimizer.build(variables)
+    assert [v.name for v in ours.variables] == [v.name for v in adam.variables]
