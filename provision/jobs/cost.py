@@ -1,7 +1,7 @@
 """``oeprov cost``: what an epoch costs on each server set of a price table, for a model of a given size.
 
 Sizes of rows are those of the runtime: weights and optimizer state without a header
-(core/table/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
+(core/spec/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
 wastes more than a quarter (core/storage/row_store.h), and beside them the slots for what changes between
 checkpoints (core/storage/slot_store.h). On drives, rows are packed into blocks, with room for the cleaner
 (docs/design/decisions/rows-on-nvme.md).

@@ -30,7 +30,7 @@ namespace oe {
 //   header checksum       u64, XXH3-64 of all bytes before it
 //   tombstones            u64 each: keys of the base that may have a row there and have none now
 //   blocks                of block_rows rows, the last one shorter: keys (u64 each), then the rows
-//                         (row_bytes each: table/row_format.h)
+//                         (row_bytes each: spec/row_format.h)
 //   checksum              u64, XXH3-64 of all bytes before it
 //
 // The size of the file follows from the header. Rows are in no particular order. Files without a base are

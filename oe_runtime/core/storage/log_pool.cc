@@ -52,7 +52,7 @@ void LogPool::DoChore() noexcept {
   try {
     const std::shared_lock<FairSharedMutex> working(moves_mutex_);
     log_->Tend();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): RowLog::failure() says it
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the next Reserve() or checkpoint meets it
   }
 }
 

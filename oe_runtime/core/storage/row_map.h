@@ -166,7 +166,7 @@ class RowMap {
   }
 
  private:
-  static constexpr size_t kAtOnce = 64;
+  static constexpr size_t kAtOnce = RowStore::kMostKeys;
 
   Index* const index_;  // the store's
   RowStore* const store_;

@@ -89,9 +89,11 @@ class RowStore {
   // Whether anything changed since the last checkpoint, or since there is none.
   virtual bool changed() const noexcept { return true; }
 
-  // Before rows are written: numbers[i], which the index has of keys[i], becomes that of a row that may be
-  // written until the next checkpoint, or an Upkeep() between, which moves() shows; kNoRow for those that are
-  // damaged. Rows of a log stay pinned until Unpin(). Throws StorageError; then some have other numbers.
+  static constexpr size_t kMostKeys = 64;
+  // Before the rows of n <= kMostKeys are written: numbers[i], which the index has of keys[i], becomes that
+  // of a row that may be written until the next checkpoint, or an Upkeep() between, which moves() shows;
+  // kNoRow for those that are damaged. Rows of a log stay pinned until Unpin(). Throws StorageError; then
+  // some have other numbers.
   virtual void MakeWritable(const Key* /*keys*/, size_t /*n*/, uint32_t* /*numbers*/) {}
   // Changes when rows have other numbers than before.
   virtual uint64_t moves() const noexcept { return 0; }

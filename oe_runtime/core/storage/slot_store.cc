@@ -262,7 +262,7 @@ bool SlotStore::Fits(Key key, uint32_t number, const std::byte* content) const n
 }
 
 void SlotStore::MakeWritable(const Key* keys, size_t n, uint32_t* numbers) {
-  std::array<uint32_t, kAtOnce> old;  // NOLINT(cppcoreguidelines-pro-type-member-init)
+  std::array<uint32_t, kMostKeys> old;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   size_t count = 0;
   for (size_t i = 0; i < n; ++i) {
     if (numbers[i] != kNoRow) PrefetchWritable(numbers[i]);

@@ -74,8 +74,6 @@ class SlotStore final : public RowStore {
   void Reserve() override;
   uint32_t Add(Key key) noexcept override;
   uint64_t size() const noexcept override { return size_; }
-  // nullptr: there is none.
-  RowCache* cache() const noexcept { return cache_.get(); }
 
   // Replaces rows of earlier epochs by copies. A damaged row has none, which would have a right checksum: its
   // key gets kNoRow.
