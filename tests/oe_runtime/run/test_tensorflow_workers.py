@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from oe_runtime.keras import workers
+from oe_runtime.run import tensorflow_workers as workers
 
 
 def listener() -> socket.socket:
