@@ -242,9 +242,9 @@ def file_rows(
 ) -> Generator[Batch, None, None]:
     """Yield a file's rows after the skipped ones: one batch per piece, perhaps empty.
 
-    `ahead`: read and parse a few pieces ahead, in other threads.
+    `ahead`: read and parse a few pieces ahead, in other threads, and skip without parsing; not from a pipe.
     """
-    if broken.limit == 0:  # else skipped lines must be parsed, too
+    if broken.limit == 0 and ahead:  # else skipped lines must be parsed, too
         pass_.rows = file.skip(pass_.start)
     line = file.first + pass_.rows
     parsed = read_ahead(file.pieces()) if ahead else (task() for task in file.pieces())

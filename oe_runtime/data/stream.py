@@ -300,7 +300,7 @@ class StandardInput(Stream):
         place = Place(file=STDIN)
         while True:
             try:
-                one = found.get_nowait()
+                one = found.get(timeout=0.05)  # one read of a pipe has fewer rows than most batches
             except queue.Empty:
                 yield None
                 continue

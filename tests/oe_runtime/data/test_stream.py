@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from oe_runtime.data import open_source, row_schema
+from oe_runtime.data.files import Pass, file_rows
+from oe_runtime.data.row_schema import Category, Schema
+from oe_runtime.data.rows import BrokenRows
 from oe_runtime.data.stream import Arrived, GrowingDirectory, Place, StandardInput
+from oe_runtime.data.text import TextFile
 from oe_runtime.errors import DataError
 
 SCHEMA = row_schema.load('{"label": "bought", "numbers": {"nth": "none"}, "categories": {"site": 9}}')
@@ -208,3 +212,34 @@ def test_a_broken_line_of_standard_input_is_named(monkeypatch: pytest.MonkeyPatc
         whole(pipe(monkeypatch, b"bought,nth,place\n1,1,s\n", 5), Place())
     with pytest.raises(DataError, match="standard input line 2"):
         whole(pipe(monkeypatch, b"bought,nth,site\n" + b"1" * (9 << 20), 1 << 20), Place())
+
+
+class Pieces:
+    """A pipe that gives one piece for each read."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = [*pieces, b""]
+
+    def read(self, most: int) -> bytes:
+        return self._pieces.pop(0) if len(self._pieces) > 1 else b""
+
+    def tell(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+COLUMNS = Schema("y", categories=(Category("u"),))
+
+
+def test_a_piece_of_a_pipe_may_end_within_a_value() -> None:
+    file = TextFile(Path("-"), COLUMNS, commas=True, pipe=Pieces(b"y,u\n1,7.0\n0,7.", b"5\n"))
+    assert "values such as 7.0" in file.doubts()["u"]
+
+
+def test_a_bad_row_among_the_skipped_ones_of_a_pipe_is_refused() -> None:
+    """A run with --max-bad-rows did not count it, so one that goes on without must not either."""
+    file = TextFile(Path("-"), COLUMNS, commas=True, pipe=Pieces(b"y,u\n1,a\nx,b\n0,c\n1,d\n"))
+    with pytest.raises(DataError, match="line 3"):
+        list(file_rows(Path("-"), file, Pass(2), BrokenRows(0), ahead=False))
