@@ -82,7 +82,7 @@ def _interrupted(session: Session, interrupted: Interrupted) -> int:
 def _failed(session: Session, error: Exception) -> int:
     """Say why the run has ended. Raises the error of a bug, whose traceback is wanted."""
     message = explain(error, session.options)
-    message = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in message)
+    message = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in message)
     if session.directory is not None:
         session.directory.event("error", message=message or f"{type(error).__name__}: {error}")
     if not message:

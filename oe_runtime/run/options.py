@@ -461,6 +461,8 @@ def outside(
         flag = "--" + name.replace("_", "-")
         if value is True:
             words.append(flag)
+        elif value is False and name == "pipeline":  # the only one that is on unless it is switched off
+            words.append("--no-pipeline")
         elif name == "data" and not isinstance(value, (str, os.PathLike, type(None))):
             raise TypeError(f"data is {value!r}; a job has one path, directory, glob or URL")
         elif value is not None and value is not False:  # 0 is a value

@@ -178,10 +178,15 @@ class Session:
 
         Raises RunError for servers that hold another run's rows.
         """
-        self._client = connect(self.options)
-        if self._client is not None and self.rank == 0 and not self.options.resume:
-            refuse_trained(self._client)
-        return self._client
+        client = connect(self.options)
+        if client is not None and self.rank == 0 and not self.options.resume:
+            try:
+                refuse_trained(client)
+            except BaseException:
+                client.close()
+                raise
+        self._client = client
+        return client
 
     def client(self) -> Client:
         """Return the one client of this process."""

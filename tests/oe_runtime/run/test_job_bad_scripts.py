@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from training_runs import events
 
 from oe_runtime import checkpoint
+from oe_runtime.client import Client
 from oe_runtime.run.options import outside, parse
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks
@@ -339,3 +340,23 @@ def test_workers_have_the_step_of_worker_0(tmp_path: Path, monkeypatch: pytest.M
 
 def test_defaults_of_zero_are_taken() -> None:
     assert outside(Path("train.py"), checkpoint_steps=0).checkpoint_steps == 0
+
+
+def test_a_flag_that_is_on_can_be_switched_off() -> None:
+    assert outside(Path("train.py")).steps_of_models()["pipeline"] is True
+    assert outside(Path("train.py"), pipeline=False).steps_of_models()["pipeline"] is False
+
+
+def test_servers_with_trained_rows_are_refused_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(client: Client) -> None:
+        raise RunError("server 0 already holds trained rows")
+
+    monkeypatch.setattr("oe_runtime.run.session.refuse_trained", refuse)
+    alone = outside(tmp_path / "train.py", run_dir=tmp_path / "run")
+    session = Session(alone, StopRequest(with_parent=False), View(), launched=False)
+    for _ in range(2):
+        with pytest.raises(RunError, match="already holds"):
+            session.client()
+    assert session.connected is None
