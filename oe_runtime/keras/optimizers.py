@@ -52,7 +52,7 @@ class _Declared(_Configured, keras.optimizers.Optimizer):  # type: ignore[misc]
         values = {name: float(getattr(self, name)) for name in self._own if name not in self._in_tables_only}
         operations, results, slots = _core.trace_rule(self._rule, values)
         self.__dict__["_program"] = operations, results  # TensorFlow would track lists that are set
-        # All slots of a variable before those of the next one, as in Keras's classes: files have them by place.
+        # All slots of a variable come before those of the next one, as Keras's do: files have them by place.
         self._slots = self.add_optimizer_variables(
             variables, [name for name, _ in slots], [keras.initializers.Constant(first) for _, first in slots]
         )
