@@ -209,18 +209,18 @@ def run(name: str, quick: Quick, fetch: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="bench-quick-") as directory, tempfile.TemporaryFile() as log:
         try:
             command = words(quick.command, Path(directory))
-            status = subprocess.run(
+            status: int | None = subprocess.run(
                 command, stdout=log, stderr=log, timeout=SECONDS, env=environment, check=False
             ).returncode
         except subprocess.TimeoutExpired:
-            status = -1
+            status = None
         except subprocess.CalledProcessError as error:  # a program that does not build
             status = error.returncode
         log.seek(0)
         output = log.read().decode(errors="replace")
     problem = ""
     if status not in (0, MISSED):
-        problem = f"it ended with status {status}" if status >= 0 else f"it did not end in {SECONDS} s"
+        problem = f"it did not end in {SECONDS} s" if status is None else f"it ended with status {status}"
     elif empty := without_figures(output, quick.rows):
         problem = f"no figures for {', '.join(empty)}"
     if problem:

@@ -357,7 +357,10 @@ def _write_serving_model(run_directory: Path, path: Path) -> Path:
         )
     try:
         options = ModelOptions.from_config(config, str(file))
-        click_model.import_keras()
+        click_model.import_keras(
+            deterministic=bool(config.get("deterministic", True)),
+            device="cpu" if config.get("device") == "cpu" else "auto",  # a GPU's run is served anywhere
+        )
         with Client.in_process() as client:
             click_model.build(options, client).save_serving_model(path)
     except (AttributeError, DataError, KeyError, TypeError) as error:

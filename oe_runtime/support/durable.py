@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,16 @@ def rename(new: Path, path: Path) -> None:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a JSON file, without flushing it: readers see the old file or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # by other users too, as the umask says
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        file = partial.open("x", encoding="utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with file:
             json.dump(value, file)
             file.write("\n")
-        Path(name).replace(path)
+        partial.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise

@@ -31,3 +31,13 @@ def test_a_name_is_durable_after_the_content_and_before_the_return(tmp_path, mon
     assert {str(new), str(new / "variables"), str(new / "variables" / "data")} == {
         name for what, name in done[:-2] if what == "sync"
     }
+
+
+def test_small_files_are_for_whom_the_umask_says(tmp_path):
+    before = os.umask(0o027)
+    try:
+        durable.write_json(tmp_path / "ready.json", {"port": 1})
+    finally:
+        os.umask(before)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o640
