@@ -451,6 +451,7 @@ def outside(
 
     `more` are other flags by name: run_dir, resume, checkpoint_steps, data, …
     """
+    p = parser(_Raising)
     words = ["--servers", ",".join(servers)] if servers else ["--in-process"]
     if token_file is not None:
         words += ["--token-file", str(token_file)]
@@ -461,13 +462,12 @@ def outside(
         flag = "--" + name.replace("_", "-")
         if value is True:
             words.append(flag)
-        elif value is False and name == "pipeline":  # the only one that is on unless it is switched off
-            words.append("--no-pipeline")
+        elif value is False and p.get_default(name) is True:
+            words.append(f"--no-{flag[2:]}")
         elif name == "data" and not isinstance(value, (str, os.PathLike, type(None))):
             raise TypeError(f"data is {value!r}; a job has one path, directory, glob or URL")
         elif value is not None and value is not False:  # 0 is a value
             words += [flag, str(value)]
-    p = parser(_Raising)
     values = _settle(p, p.parse_args(words), script.stem)
     names = {f.name for f in fields(RunOptions)}
     values = {name: value for name, value in values.items() if name in names}
