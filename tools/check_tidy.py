@@ -19,11 +19,7 @@ PREPOSITIONS = "of|in|at|on|by|for|with|from|to|into|under|over|after|before|as|
 # "_of_rows" says whose, not what is done; "on" alone, not even that.
 NO_NAME = re.compile(rf"_*(of_\w+|{PREPOSITIONS})")
 # Words that were modules here, and did not say what they held.
-NO_MODULE = {
-    *("bodies", "come_after_others", "excuse", "fresh", "longer", "poke", "unchanged"),
-    "misc",
-    "utils",
-}
+NO_MODULE = {"bodies", "come_after_others", "excuse", "fresh", "longer", "misc", "poke", "unchanged", "utils"}
 TEST_FOLDERS = {"pytorch": "torch", "tfkeras": "tf_keras"}  # with another name than theirs
 # Found by their folder, their ending or a tool's rule, not by their name.
 UNNAMED = re.compile(

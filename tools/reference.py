@@ -208,9 +208,6 @@ _STATISTICS: dict[str, Any] = {
 }
 
 
-# Exit codes and errors.
-
-
 def optimizers() -> str:
     """The optimizers of tables, from the core's registry."""
     import oe_runtime._core as core
@@ -230,6 +227,9 @@ def optimizers() -> str:
         )
         lines.append(f"| `{name}` | {', '.join(values)} |")
     return "\n".join([*lines, ""])
+
+
+# Exit codes and errors.
 
 
 def exit_codes() -> str:

@@ -142,10 +142,7 @@ class Settings(BaseModel):
     @classmethod
     def process_flags(cls) -> list[str]:
         """The fields that are marked as ``ProcessFlag``."""
-        marked = cls.model_fields.items()
-        return [
-            name for name, field in marked if any(isinstance(mark, ProcessFlag) for mark in field.metadata)
-        ]
+        return [name for name, field in cls.model_fields.items() if ProcessFlag() in field.metadata]
 
     def process_options(self) -> dict[str, Any]:
         """Those of them that are set, and their values."""

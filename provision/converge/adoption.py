@@ -7,7 +7,6 @@ password, by Fabric; afterwards OpenSSH must get in.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.markup import escape
 
 from provision.artifacts.bundle import Bundle
-from provision.cluster.errors import ConvergeError, HostError, HostKeyUnknown, LoginRefused
+from provision.cluster.errors import HostError, HostKeyUnknown, LoginRefused
 from provision.cluster.inventory import Host, Inventory
 from provision.converge import adoption_plan
 from provision.converge.changes import How
@@ -142,7 +141,7 @@ class _Adoption:
         self._show_lost()
         pending = {name: plan for name, plan in plans.items() if plan.steps}
         if not self.how.check and pending:
-            if not self._has_consent():
+            if not self.how.has_consent():
                 self.screen.say("nothing was changed")
                 return 1
             self._apply(pending, ways)
@@ -327,13 +326,6 @@ class _Adoption:
             found.problems.extend([lacks] if lacks else [])
         return found
 
-    def _has_consent(self) -> bool:
-        if self.how.consent.yes:
-            return True
-        if not self.screen.can_ask:
-            raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return self.screen.confirm("Apply these steps?")
-
     # Apply
 
     def _apply(self, plans: Mapping[str, Plan], ways: Mapping[str, _Way]) -> None:
@@ -399,9 +391,7 @@ class _Adoption:
         for error in self.bundle.send_all(hosts, states) if self.bundle is not None and hosts else ():
             self.lost[error.host] = error
             left.pop(error.host)
-        where = f"{platform.node()} (pid {os.getpid()})"
-        owner = f"{platform.node()}:{self.how.state_dir.absolute()}:{self.inventory.cluster}"
-        run = {"id": self.journal.run, "owner": owner, "where": where}
+        run = self.how.identity(self.journal.run, self.inventory.cluster)
         while first := {name: steps.pop(0) for name, steps in left.items() if steps}:
             for item in carrier.carry_out(
                 hosts, first, run, lambda name, step: self.journal.begin(name, step.id, step.what)

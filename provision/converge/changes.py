@@ -70,6 +70,20 @@ class How:
     screen: Screen
     check: bool = False
 
+    def has_consent(self) -> bool:
+        """Whether the user agrees to the shown steps, by --yes or at a prompt."""
+        if self.consent.yes:
+            return True
+        if not self.screen.can_ask:
+            raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
+        return self.screen.confirm("Apply these steps?")
+
+    def identity(self, run: str, cluster: str) -> dict[str, str]:
+        """Who changes the hosts. The cluster's lock allows one live run per owner."""
+        where = f"{platform.node()} (pid {os.getpid()})"
+        owner = f"{platform.node()}:{self.state_dir.absolute()}:{cluster}"
+        return {"id": run, "owner": owner, "where": where}
+
 
 def bootstrap(inventory: Inventory, how: How, *, bundle: Bundle | None = None) -> int:
     """Converge every host to the inventory; 0: converged, 1: not; with ``check`` 2: changes are pending.
@@ -444,11 +458,7 @@ class _Change:
                 f"--consent {shlex.quote(f'{fold(hosts)}:{item}')}" for item, hosts in named.items()
             )
             raise ConvergeError(f"data would be lost; to agree, add: {flags}")
-        if self.consent.yes:
-            return True
-        if not self.screen.can_ask:
-            raise ConvergeError("no terminal to ask at: add --yes to agree to these steps")
-        return self.screen.confirm("Apply these steps?")
+        return self.how.has_consent()
 
     def _apply(self, found: ClusterSurvey, pending: list[Plan], number: int) -> tuple[str, Path | None]:
         """Change the hosts in turns; returns the outcome and Ansible's log of the last run."""
@@ -611,10 +621,7 @@ class _Change:
         return ready
 
     def _identity(self) -> dict[str, str]:
-        """Who changes the hosts. The cluster's lock allows one live run per owner."""
-        where = f"{platform.node()} (pid {os.getpid()})"
-        owner = f"{platform.node()}:{self.state_dir.absolute()}:{self.inventory.cluster}"
-        return {"id": self.id, "owner": owner, "where": where}
+        return self.how.identity(self.id, self.inventory.cluster)
 
     def _approved(self, plan: Plan) -> dict[str, Any]:
         """What the module on the host may do: the agreed steps, only from the state of their plan."""

@@ -66,7 +66,7 @@ def render(inventory: Inventory, hosts: list[Document], state_dir: Path, runs: i
     there = store.all_jobs(state_dir)[-_MOST_JOBS:]
     listed = [observing.readable_report(job) for job in reversed(there)]
     shown = list(islice((page for job in reversed(there) if (page := run_page(job))), runs))
-    asked = registry.asked(state_dir, _MOST_JOBS)
+    asked = registry.asked(store.directories(state_dir), _MOST_JOBS)
     environment = Environment(
         loader=PackageLoader("provision.dashboard", "."),
         autoescape=True,

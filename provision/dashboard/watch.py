@@ -107,7 +107,7 @@ class Watch:
             item["detailed"] = item["job"] in names
         there = [
             {**registry.backend_of(job).observe(job), "detailed": True}
-            for job in registry.asked(self.state_dir, MOST_JOBS)
+            for job in registry.asked(store.directories(self.state_dir), MOST_JOBS)
         ]
         return [*reversed(there), *reversed(found)]
 

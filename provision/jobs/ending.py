@@ -128,7 +128,7 @@ def _within(path: str, job: Job) -> str:
     try:
         return str(Path(path).relative_to(job.directory))
     except ValueError:
-        worker = next((item for item in job.spec().processes if item.role == "worker" and item.unit), None)
+        worker = job.spec().worker_unit
         return f"{worker.host}:{path}" if worker else path
 
 

@@ -88,6 +88,11 @@ class JobSpec(_Record):
         return [item for item in self.processes if item.unit and item.host not in self.foreign]
 
     @property
+    def worker_unit(self) -> ProcessSpec | None:
+        """The first worker that is a unit on a host, where the run's results are."""
+        return next((item for item in self.processes if item.role == "worker" and item.unit), None)
+
+    @property
     def is_servers_alone(self) -> bool:
         """Whether these are parameter servers for others (``oeprov servers``), and nothing trains."""
         return all(item.role == "parameter_server" for item in self.processes)
@@ -194,7 +199,7 @@ class Job:
 
     def is_old(self, name: str) -> bool:
         """Whether the job has exported since ``name`` was fetched into ``run/``; no if it was not fetched."""
-        if not any(item.role == "worker" and item.unit for item in self.spec().processes):
+        if self.spec().worker_unit is None:
             return False
         try:
             since = int(json.loads(self.fetched_file.read_bytes())[name])

@@ -30,8 +30,9 @@ def status(
     another.
     """
     if name is None:
-        there = registry.asked(state_dir, _MOST_JOBS)
-        here = [job for job in store.directories(state_dir) if not registry.backend_of(job).STAYS]
+        known = store.directories(state_dir)
+        there = registry.asked(known, _MOST_JOBS)
+        here = [job for job in known if not registry.backend_of(job).STAYS]
     else:
         named = store.find(state_dir, name)
         here, there = ([], [named]) if registry.backend_of(named).STAYS else ([named], [])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.jobs import fetching, launching, logview, observing, stopping
+from provision.jobs import fetching, logview, observing, stopping
 from provision.jobs.backends import units
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.holding import Holding, disk_bytes
@@ -22,11 +22,15 @@ observe = observing.readable_report
 
 def start(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
     """See ``Backend``."""
+    from provision.jobs import launching  # slow to import, and only a launch needs it
+
     return launching.launch(inventory, options, state_dir=state_dir)
 
 
 def resume(_: Job, inventory: Callable[[], Inventory], options: LaunchOptions, *, state_dir: Path) -> int:
     """See ``Backend``; ``options.resume`` names the job."""
+    from provision.jobs import launching
+
     return launching.launch(inventory(), options, state_dir=state_dir)
 
 
@@ -47,7 +51,7 @@ def fetch(job: Job, *, checkpoints: bool, replace: bool) -> int:
 
 def results(job: Job) -> str:
     """See ``Backend``."""
-    worker = next((item for item in job.spec().processes if item.role == "worker" and item.unit), None)
+    worker = job.spec().worker_unit
     return "" if worker is None else f"host {worker.host}: {units.job_directory(job.id)}/run"
 
 

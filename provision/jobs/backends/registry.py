@@ -30,9 +30,9 @@ def backend_of(job: Job) -> Backend:
     return named("kubernetes" if job.on_kubernetes else "hosts")
 
 
-def asked(state_dir: Path, most: int) -> list[Job]:
-    """The last jobs that are asked about where they run although they may have ended, oldest first."""
-    return [job for job in store.directories(state_dir) if backend_of(job).STAYS][-most:]
+def asked(known: list[Job], most: int) -> list[Job]:
+    """The last of the jobs that are asked about where they run although they may have ended, oldest first."""
+    return [job for job in known if backend_of(job).STAYS][-most:]
 
 
 def find_running(state_dir: Path, name: str | None) -> Job:
