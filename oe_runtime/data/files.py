@@ -22,13 +22,13 @@ from oe_runtime.data.identity import InputFile, identify
 from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.rows import BrokenRows, RowFile, read_ahead, reading
 from oe_runtime.data.source import Source
+from oe_runtime.data.text import CODECS, TextFile
 from oe_runtime.data.work_queue import Range
 from oe_runtime.errors import DataError
 from oe_runtime.support import remote_files
 
 RANGE_BYTES = 64 << 20
 
-_COMPRESSED = (".gz", ".zst")
 _ENOUGH = 1000  # rows to say that a label is constant
 _CHECKS = 8  # files checked at the same time
 # First bytes by kind; zstd files may also begin with a skippable frame (RFC 8878).
@@ -237,17 +237,12 @@ class Pass:
     read: int = 0  # bytes
 
 
-def file_rows(
-    path: Path, file: RowFile, pass_: Pass, broken: BrokenRows, *, ahead: bool = True
-) -> Generator[Batch, None, None]:
-    """Yield a file's rows after the skipped ones: one batch per piece, perhaps empty.
-
-    `ahead`: read and parse a few pieces ahead, in other threads, and skip without parsing; not from a pipe.
-    """
-    if broken.limit == 0 and ahead:  # else skipped lines must be parsed, too
+def file_rows(path: Path, file: RowFile, pass_: Pass, broken: BrokenRows) -> Generator[Batch, None, None]:
+    """Yield a file's rows after the skipped ones: one batch per piece, perhaps empty."""
+    if broken.limit == 0 and not file.is_pipe:  # else skipped lines must be parsed, too
         pass_.rows = file.skip(pass_.start)
     line = file.first + pass_.rows
-    parsed = read_ahead(file.pieces()) if ahead else (task() for task in file.pieces())
+    parsed = (task() for task in file.pieces()) if file.is_pipe else read_ahead(file.pieces())
     with contextlib.closing(parsed) as pieces:
         for batch, problems, pass_.read in pieces:
             for row, problem in problems:
@@ -267,7 +262,7 @@ def empty_file(path: Path, schema: Schema) -> DataError:
 def _check_magic(path: Path, kind: str, schema: Schema) -> None:
     """Raise DataError for a file that is not what its name says. TFRecord files have no magic bytes."""
     ending = path.suffix.lower()
-    name = ending if ending in _COMPRESSED else kind
+    name = ending if ending in CODECS else kind
     if name not in _MAGIC or (kind == "tfrecord" and name == ".zst"):  # the latter is refused elsewhere
         return
     what, magics = _MAGIC[name]
@@ -300,7 +295,6 @@ def open_file(path: Path, schema: Schema) -> RowFile:
         from oe_runtime.data.tfrecord import RecordFile
 
         return RecordFile(path, schema)
-    from oe_runtime.data.text import TextFile
 
     return TextFile(path, schema, commas=kind == "commas")
 
@@ -308,7 +302,7 @@ def open_file(path: Path, schema: Schema) -> RowFile:
 def file_kind(path: Path) -> str | None:
     """Return the kind of a file by its name; None if the name does not tell."""
     name = Path(path.name.lower())
-    compressed = name.suffix in _COMPRESSED
+    compressed = name.suffix in CODECS
     if compressed:
         name = Path(name.stem)
     elif not name.suffix:
@@ -366,7 +360,7 @@ def _find_files(name: str) -> list[Path]:
             p for p in path.iterdir() if p.is_file() and not p.name.startswith((".", "_")) and file_kind(p)
         )
         if not files:
-            kinds = ", ".join([k for k in _KINDS if k] + [f"those with {', '.join(_COMPRESSED)}"])
+            kinds = ", ".join([k for k in _KINDS if k] + [f"those with {', '.join(CODECS)}"])
             raise DataError(f"{name} is a directory without data files ({kinds})")
         return files
     if not remote_files.is_remote(path):

@@ -38,6 +38,7 @@ class RowFile(ABC):
 
     unit: str  # what a row is called in messages
     first = 1  # the number of the first row in messages
+    is_pipe = False  # rows come when they are sent: they are read neither ahead nor by skipping
 
     @abstractmethod
     def parts(self, target_bytes: int) -> list[tuple[int, int]]:

@@ -325,7 +325,7 @@ class StandardInput(Stream):
             file = TextFile(path, self._schema, commas=True, pipe=_Pipe())
             for doubt in file.doubts().values():
                 print(f"warning: {path}: {doubt}", file=sys.stderr)
-            for batch in file_rows(path, file, pass_, BrokenRows(self._max_bad_rows), ahead=False):
+            for batch in file_rows(path, file, pass_, BrokenRows(self._max_bad_rows)):
                 found.put((batch, pass_.rows))
             found.put((None, pass_.rows))
         except BaseException as error:

@@ -51,7 +51,7 @@ class TextFile(RowFile):
     def __init__(self, path: Path, schema: Schema, commas: bool, pipe: Any = None) -> None:
         """`pipe` is read instead of the file if it is given: an object with `read`, `tell` and `close`."""
         self._path = path
-        self._is_pipe = pipe is not None
+        self.is_pipe = pipe is not None
         with reading(path):
             self._raw, self._stream = open_text(path) if pipe is None else (pipe, pipe)
         try:
@@ -96,7 +96,7 @@ class TextFile(RowFile):
     def doubts(self) -> dict[str, str]:
         """See RowFile."""
         head = self._head
-        if self._is_pipe and b"\n" in head:
+        if self.is_pipe and b"\n" in head:
             head = head[: head.rfind(b"\n")]  # what has come may end within a value
         return _doubts(self._form, head)
 

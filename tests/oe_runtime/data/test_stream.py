@@ -242,4 +242,4 @@ def test_a_bad_row_among_the_skipped_ones_of_a_pipe_is_refused() -> None:
     """A run with --max-bad-rows did not count it, so one that goes on without must not either."""
     file = TextFile(Path("-"), COLUMNS, commas=True, pipe=Pieces(b"y,u\n1,a\nx,b\n0,c\n1,d\n"))
     with pytest.raises(DataError, match="line 3"):
-        list(file_rows(Path("-"), file, Pass(2), BrokenRows(0), ahead=False))
+        list(file_rows(Path("-"), file, Pass(2), BrokenRows(0)))
