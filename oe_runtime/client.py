@@ -114,7 +114,8 @@ class Client:
     restores = False  # whether a checkpoint will replace all rows: models bring none (oe_runtime.job)
     fit_alone = ""  # why `fit` may not train without a JobCallback (oe_runtime.job)
     fixed = ""  # why a script may not change tables now (oe_runtime.job)
-    steps: Mapping[str, Any] = {}  # how steps go unless models say it: pipeline, … (oe_runtime.job)
+    # How steps go unless models say it; a job's flags may say otherwise (oe_runtime.job).
+    steps: Mapping[str, Any] = {"pipeline": True, "staleness": 0, "micro_batches": 1}
     workers: Any = None  # the workers of the job that made this client (oe_runtime.job)
 
     def _begin(self, core: _core.Client, job: str = "") -> None:

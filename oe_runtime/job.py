@@ -43,7 +43,6 @@ resume_step: int
 arguments: Sequence[str]
 """The program's own arguments, also in `sys.argv`."""
 
-_STEPS = {"pipeline": True, "staleness": 0, "micro_batches": 1}  # without flags
 _VALUES = ("rank", "workers", "local_rank", "local_workers", "data", "run_dir", "resume_step", "arguments")
 
 
@@ -106,7 +105,7 @@ def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState
     if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
         from oe_runtime.torch.job_state import TorchScriptState
 
-        if current().options.steps_of_models() != _STEPS:
+        if current().options.steps_of_models() != Client.steps:
             raise JobError(
                 "--no-pipeline, --staleness and --micro-batch are of Keras models: leave them out for PyTorch"
             )

@@ -104,11 +104,11 @@ def distributed_model(
     several workers for clipping and regularizers, which need the gradients of all.
     """
     del num_shards, override_method
-    steps = step_settings(client, pipeline, staleness, micro_batches)
-    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh)
     refuse_legacy(model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"a keras.Model is needed, not {type(model).__name__}")
+    steps = step_settings(client, pipeline, staleness, micro_batches)
+    settings = Settings(seed, name_prefix, nonfinite_gradients, *steps, in_worker, fresh)
     kinds = (Embedding, DistributedModel, Distributed)
     new: Distributed = convert(model, client, workers, settings, kinds, sparse_as_dense_size, explicit)
     return new

@@ -125,8 +125,7 @@ def step_settings(
     """Return how a model's steps go; None is what the job of `client` says, or the usual value."""
     client = client if client is not None else job_client()
     given: dict[str, Any] = {"pipeline": pipeline, "staleness": staleness, "micro_batches": micro_batches}
-    usual: dict[str, Any] = {"pipeline": True, "staleness": 0, "micro_batches": 1}
-    known = usual if client is None else {**usual, **getattr(client, "steps", {})}
+    known = (client or Client).steps
     pipelined, stale, parts = (known[name] if value is None else value for name, value in given.items())
     return pipelined, stale, parts
 
