@@ -52,7 +52,8 @@ void LogPool::DoChore() noexcept {
   try {
     const std::shared_lock<FairSharedMutex> working(moves_mutex_);
     log_->Tend();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the next Reserve() or checkpoint meets it
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+    // The next Reserve() or checkpoint meets it.
   }
 }
 

@@ -61,8 +61,8 @@ TableFileInfo Table::Save(const std::string& file, std::optional<uint64_t> since
         const std::unique_lock<FairSharedMutex> lock(map->mutex());
         try {
           map->CheckRow(key);
-        } catch (
-            const StorageError&) {  // NOLINT(bugprone-empty-catch): as in CheckRows(); the file is complete
+        } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch)
+          // As in CheckRows(): it is noted; the file is complete.
         }
       }
     } catch (const StorageError&) {  // NOLINT(bugprone-empty-catch): there is no room to note it
