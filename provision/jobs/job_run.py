@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from provision.hosts.stop_request import StopRequest
-from provision.jobs.backends.ssh import Fleet
+from provision.jobs.backends import Process
+from provision.jobs.backends.local import Child
+from provision.jobs.backends.ssh import Fleet, HostServer, HostWorker
 from provision.jobs.metrics import Event, MetricsTail
-from provision.jobs.store import Job
+from provision.jobs.store import Job, ProcessSpec, ProcessState
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,14 @@ class JobRun:
         self.last: dict[str, Event] = {}  # kind of event -> the last one of this run
         self.tail = MetricsTail(job.metrics_file)
         self._on_event = on_event
+
+    def process(self, spec: ProcessSpec, prepared: ProcessState | None = None) -> Process:
+        """The process where it runs; ``prepared``: the state of a server that the launch has started."""
+        if not spec.unit:
+            return Child(self.job, spec)
+        if spec.role == "worker":
+            return HostWorker(self.fleet, spec, self.emit)
+        return HostServer(self.fleet, spec, prepared or spec.state(pid=0, started=0))
 
     def emit(self, event: Event) -> None:
         """Remember and show an event."""

@@ -15,9 +15,9 @@ class ServersRun(Supervisor):
         self.servers.start()
         self._write("running")
         while not self.stop.wait(TICK):
-            for child in self.servers.lost_children():
-                if self.servers.restart(child) is None:
-                    return Outcome("failed", f"{child.label} {child.how_it_ended()}", 1)
+            for server in self.servers.lost():
+                if not self.servers.restart(server):
+                    return Outcome("failed", f"{server.label} {server.how_it_ended()}", 1)
         return Outcome("done", STOPPED, 0)
 
 

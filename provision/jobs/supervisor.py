@@ -13,8 +13,7 @@ from typing import Literal
 
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import worker_group
-from provision.jobs.backends.local import Child, Refused, Stopped
-from provision.jobs.backends.ssh import HostServer
+from provision.jobs.backends import Process, Refused, Stopped
 from provision.jobs.backends.units import WORKER_LOST
 from provision.jobs.job_run import JobRun, Limits
 from provision.jobs.metrics import Event, MetricsTail
@@ -45,9 +44,9 @@ class Supervisor:
         self.job, self.stop, self.limits = job, stop, limits or Limits()
         self.job_run = JobRun(job, on_event, stop, self.limits, lambda: self._write(self.phase))
         self.last = self.job_run.last
-        # The launch has started the units and state.json has their endpoints; from now on it is written here.
+        # state.json has the servers that the launch has started; from now on it is written here.
         prepared = job.state()
-        self.servers = ServerGroup(self.job_run, [item for item in prepared.processes if item.unit])
+        self.servers = ServerGroup(self.job_run, prepared.processes)
         self.workers = WorkerGroup(self.job_run)
         self.events_from = prepared.events_from
         self.phase: Phase = "starting"
@@ -120,7 +119,7 @@ class Supervisor:
         if not (several or self._has_trained()):
             return False
         mistakes = any(map(worker_group.has_mistake, workers.members))
-        return self.job.has_checkpoint() and not (mistakes and not self.servers.lost_children())
+        return self.job.has_checkpoint() and not (mistakes and not self.servers.lost())
 
     def _has_trained(self) -> bool:
         """Whether all steps were made, and the hosts of all workers answer."""
@@ -143,9 +142,9 @@ class Supervisor:
             if self.stop.wait(TICK):
                 self._drain()
                 break
-            for child in self.servers.lost_children():
-                if self.servers.restart(child) is None:
-                    return self._server_lost(child)
+            for server in self.servers.lost():
+                if not self.servers.restart(server):
+                    return self._server_lost(server)
         return self._ended()
 
     def _drain(self) -> None:
@@ -175,7 +174,7 @@ class Supervisor:
             return Outcome("failed", words, 1)
         # Those that failed by themselves, in front of those that failed after them; then those killed here. A
         # host that does not answer was not killed.
-        killed = [worker for worker in killed if not worker_group.is_silent(worker)]
+        killed = [worker for worker in killed if not worker.silent]
         failed += [worker for worker in self.workers.failed() if worker not in failed]
         failed = [worker for worker in failed if worker not in killed] or failed
         if failed and (server := self.servers.find_lost()):
@@ -190,7 +189,7 @@ class Supervisor:
             how = f"ended with exit status {code}: {message}"
         return Outcome("failed", f"{worker.label} {how}", 1)
 
-    def _stopped(self, failed: list[worker_group.Worker]) -> Outcome:
+    def _stopped(self, failed: list[Process]) -> Outcome:
         """How the run ended after a stop request."""
         event = self.last.get("interrupted", {})
         step = event.get("step")
@@ -204,7 +203,7 @@ class Supervisor:
             message = "stopped before the first step"
         return Outcome("interrupted", message, 130)
 
-    def _server_lost(self, server: Child | HostServer) -> Outcome:
+    def _server_lost(self, server: Process) -> Outcome:
         """How the run ended, once its workers have noticed that the server is lost."""
         self.job_run.emit({"event": "server_lost", "name": server.spec.name, "host": server.spec.host})
         if self.servers.waited_for:
@@ -216,7 +215,7 @@ class Supervisor:
         if self._is_over():
             return Outcome("done", DONE, 0)
         message = f"{server.label}, listening on {server.endpoint}, {server.how_it_ended()}"
-        if isinstance(server, Child) and server.restarts:
+        if server.restarts:
             message += f" (it was restarted {server.restarts} times before)"
         error = self.last.get("error", {}).get("message")
         if self.workers.kill():

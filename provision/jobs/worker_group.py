@@ -7,32 +7,31 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from provision.cluster.errors import HostError
 from provision.hosts.stop_request import TICK
-from provision.jobs.backends.local import Child, Refused, start
-from provision.jobs.backends.ssh import HostWorker, message_of
+from provision.jobs.backends import Process, Refused
+from provision.jobs.backends.ssh import ended, message_of
 from provision.jobs.backends.units import INTERRUPTED, WORKER_LOST
 from provision.jobs.job_run import JobRun
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS, ProcessSpec, ProcessState
 
-Worker = Child | HostWorker
 _MISTAKES = (1, 2)  # exit statuses of the trainer that starting again would not change
 
 
 class WorkerGroup:
-    """All workers of a run: children, or systemd units on other hosts."""
+    """All workers of a run."""
 
     def __init__(self, run: JobRun) -> None:
         self.run = run
         self.everyone = [spec for spec in run.spec.processes if spec.role == "worker"]
         self.specs = self.everyone  # of those that train, by rank
-        self.members: list[Worker] = []  # by rank
-        self.killed: list[Worker] = []  # members that did not end after SIGTERM
-        self.dropped: list[Worker] = []  # lost workers without which the others continue
+        self.members: list[Process] = []  # by rank
+        self.killed: list[Process] = []  # members that did not end after SIGTERM
+        self.dropped: list[Process] = []  # lost workers without which the others continue
         self.continues = run.settings.get("on_worker_lost") == "continue"  # without lost ones
         self._losses: list[str] = []  # how the dropped ones were lost
+        self._stopped: list[ProcessState] = []  # all, after they were stopped
         self._generation = 0
 
     @property
@@ -46,7 +45,8 @@ class WorkerGroup:
 
     def states(self) -> list[ProcessState]:
         """For ``state.json``."""
-        return [worker.state() for worker in [*self.members, *self.dropped]]
+        everyone = [*self.members, *self.dropped]
+        return self._stopped or [state for worker in everyone if (state := worker.state())]
 
     def are_running(self) -> bool:
         """Whether at least one has not ended."""
@@ -56,13 +56,13 @@ class WorkerGroup:
         """Whether all have ended with exit status 0."""
         return all(worker.poll() == 0 for worker in self.members)
 
-    def failed(self) -> list[Worker]:
+    def failed(self) -> list[Process]:
         """Those that ended, but neither at the end of training nor by a stop request."""
         return list(filter(has_failed, self.members))
 
     def are_silent(self) -> bool:
         """Whether the host of at least one does not answer."""
-        return any(map(is_silent, self.members))
+        return any(worker.silent for worker in self.members)
 
     def start(self, endpoints: str, *, resume: bool) -> None:
         """Start all; ``endpoints`` are the servers'. Raises Refused."""
@@ -75,9 +75,11 @@ class WorkerGroup:
             several = len(self.everyone) > 1 and not spec.adapted
             more = ["--generation", str(self._generation)] if several else []
             argv = with_words(spec, argv, [*more, *(["--resume"] if resume else [])])
-            self._start(spec, argv, fresh=not resume)
-            pid = self.members[-1].pid
-            self.run.emit({"event": "worker", "pid": pid, "name": spec.name, "host": spec.host})
+            worker = self.run.process(spec)
+            self.members.append(worker)  # from now on it may be there, and must be stopped
+            worker.start(argv, environment_among(spec, self.specs), fresh=not resume)
+            self.run.write_state()
+            self.run.emit({"event": "worker", "pid": worker.pid, "name": spec.name, "host": spec.host})
 
     def _with_ports(self) -> dict[str, str]:
         """The endpoints of workers on hosts as their command lines have them, and with ports of today.
@@ -86,9 +88,9 @@ class WorkerGroup:
         inventory sets.
         """
         argv = commands(self.specs, self.everyone, {})[0]
-        if not self.specs[0].unit or "--workers" not in argv:
+        listed = argv[argv.index("--workers") + 1] if "--workers" in argv else WORKERS
+        if listed == WORKERS:
             return {}
-        listed = argv[argv.index("--workers") + 1]
         places = [place.rpartition(":") for place in listed.split(",")]
         wanted = [(spec, int(port)) for spec, (_, _, port) in zip(self.specs, places, strict=True)]
         try:
@@ -98,20 +100,6 @@ class WorkerGroup:
         return {
             listed: ",".join(f"{where}:{port}" for (where, _, _), port in zip(places, ports, strict=True))
         }
-
-    def _start(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> None:
-        environment = environment_among(spec, self.specs)
-        if not spec.unit:
-            child = start(self.run.job, spec.model_copy(update={"environment": environment}), argv)
-            self.members.append(replace(child, spec=spec))
-            self.run.write_state()
-            return
-        worker = HostWorker(self.run.fleet, spec, self.run.emit)
-        self.members.append(worker)  # from now on it may be there, and must be stopped
-        try:
-            worker.start(argv, environment, fresh=fresh)
-        except HostError as error:
-            raise Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
 
     def drop_lost_of_queue(self) -> None:
         """Drop lost workers of a queue: the others neither wait for them nor restart."""
@@ -130,15 +118,14 @@ class WorkerGroup:
         self._drop(lost, left, again=True)
         return True
 
-    def _drop(self, lost: list[Worker], left: list[ProcessSpec], *, again: bool) -> None:
+    def _drop(self, lost: list[Process], left: list[ProcessSpec], *, again: bool) -> None:
         self._losses += [f"{worker.label} {worker.how_it_ended()}" for worker in lost]
         dropped = [worker for worker in self.members if worker.spec not in left]
         self.specs = left
         self.dropped += dropped
         self.members = [worker for worker in self.members if worker not in dropped]
         for worker in dropped:
-            if isinstance(worker, Child):
-                worker.end(self.run.limits.server)
+            worker.end(self.run.limits.server)
         self.run.write_state()
         self.run.emit({"event": "workers_go_on", "message": self.warning, "again": again})
 
@@ -146,15 +133,7 @@ class WorkerGroup:
         """Signal those that run."""
         for worker in self.members:
             if worker.poll() is None:
-                self._signal(worker, number)
-
-    def _signal(self, worker: Worker, number: int) -> None:
-        try:
-            worker.send(number)
-        except HostError as error:
-            self.run.emit({"event": "trouble", "message": str(error)})
-            if number == signal.SIGKILL and isinstance(worker, HostWorker):
-                worker.give_up(error.reason)
+                worker.send(number)
 
     def wait(self, seconds: float) -> bool:
         """Show events until all have ended; False after ``seconds`` or at a further stop request."""
@@ -166,27 +145,22 @@ class WorkerGroup:
             time.sleep(TICK)
         return True
 
-    def kill(self) -> list[Worker]:
+    def kill(self) -> list[Process]:
         """Kill the workers that still run and return them."""
         self.killed = [worker for worker in self.members if worker.poll() is None]
         for worker in self.killed:
-            self._signal(worker, signal.SIGKILL)
-            if isinstance(worker, Child):
-                worker.popen.wait()
+            worker.send(signal.SIGKILL)
         return self.killed
 
     def stop(self, known: str) -> str:
         """End those that still run; names hosts out of reach, with the reason unless it is in ``known``."""
-        everyone = [*self.members, *self.dropped]
-        for worker in self.members:
-            if isinstance(worker, Child):
-                worker.end(self.run.limits.server)
-        units = [worker for worker in everyone if isinstance(worker, HostWorker)]
-        if not units:
+        if not self.members:
             return ""
-        left = message_of(self.run.fleet.stop("worker"), known)
-        for worker in units if not left else ():
-            worker.end()
+        for worker in self.members:
+            worker.end(self.run.limits.server)
+        answers = self.run.fleet.stop("worker")
+        self._stopped = ended(self.states(), answers)
+        left = message_of(answers, known)
         try:
             self.run.fleet.take_events()
         except (HostError, OSError) as error:
@@ -194,24 +168,19 @@ class WorkerGroup:
         return left
 
 
-def has_failed(worker: Worker) -> bool:
+def has_failed(worker: Process) -> bool:
     """Whether it ended, but neither at the end of training nor by a stop request."""
     return worker.poll() not in (None, 0, INTERRUPTED)
 
 
-def is_silent(worker: Worker) -> bool:
-    """Whether its host does not answer."""
-    return isinstance(worker, HostWorker) and worker.silent
-
-
-def was_lost(worker: Worker) -> bool:
+def was_lost(worker: Process) -> bool:
     """Whether it was killed or its host does not answer; not after a mistake or another's loss."""
-    return is_silent(worker) or (has_failed(worker) and worker.poll() not in (*_MISTAKES, WORKER_LOST))
+    return worker.silent or (has_failed(worker) and worker.poll() not in (*_MISTAKES, WORKER_LOST))
 
 
-def has_mistake(worker: Worker) -> bool:
+def has_mistake(worker: Process) -> bool:
     """Whether it ended with an error that it would have again."""
-    return worker.poll() in _MISTAKES and not is_silent(worker)
+    return worker.poll() in _MISTAKES and not worker.silent
 
 
 def rest(specs: Sequence[ProcessSpec], lost: Collection[str]) -> list[ProcessSpec]:

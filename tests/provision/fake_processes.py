@@ -17,8 +17,9 @@ ready, behaviour = sys.argv[1:3]
 if behaviour == "dies":
     sys.exit("warning: first\\nerror: port 7001 on 127.0.0.1 is taken")
 if behaviour == "comes-back-broken":
-    if os.path.exists(ready):
+    if os.path.exists(ready + ".pool"):  # of the process before
         sys.exit("error: pool of table C1 is damaged")
+    open(ready + ".pool", "w").close()
 threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: sys.exit(0))
 if behaviour != "silent":

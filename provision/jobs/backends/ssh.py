@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
 from provision.hosts import errands, fanout, remote
 from provision.hosts.stop_request import StopRequest
-from provision.jobs.backends import units
+from provision.jobs.backends import Process, Refused, units
 from provision.jobs.metrics import last_end
 from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
 from provision.jobs.store import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
@@ -264,42 +264,40 @@ def ended(states: list[ProcessState], answers: Mapping[str, Answer | HostError])
     return found
 
 
-class HostProcess:
+class HostProcess(Process):
     """A process that runs as a unit; ``how`` says how it ended."""
 
-    spec: ProcessSpec
-    pid: int
-    how: str
-
-    @property
-    def label(self) -> str:
-        """Name, host and pid as far as it is known, for messages."""
-        return f"{self.spec.name} on {self.spec.host}" + (f" (pid {self.pid})" if self.pid else "")
-
-    def how_it_ended(self) -> str:
-        """In words."""
-        return self.how or "still runs"
-
-
-@dataclass
-class HostServer(HostProcess):
-    """A parameter server that runs as a unit; ``refresh`` gives it its host's answer."""
-
-    spec: ProcessSpec
-    pid: int
-    started: int
-    boot: str
-    endpoint: str
-    waited_for: bool = False  # systemd may restart it, and training continues
-    exit_code: int | None = None
-    how: str = ""
+    def __init__(self, fleet: Fleet, spec: ProcessSpec, pid: int = 0, boot: str = "") -> None:
+        self.fleet, self.spec = fleet, spec
+        self.pid, self.boot = pid, boot
+        self.exit_code: int | None = None
+        self.how = ""
 
     def poll(self) -> int | None:
         """The exit code once it has ended or is another process than the one started."""
         return self.exit_code
 
+    def send(self, number: int) -> None:
+        """See ``Process``; HostError if its host does not answer."""
+        args = self.fleet.args(name=self.spec.name, signal=signal.Signals(number).name)
+        errands.run(self.fleet.hosts[self.spec.host], "send", args, OBSERVE_SECONDS)
+
+    def how_it_ended(self) -> str:
+        """See ``Process``."""
+        return self.how or "still runs"
+
+
+class HostServer(HostProcess):
+    """A parameter server that the launch has started as a unit; ``refresh`` gives it its host's answer."""
+
+    def __init__(self, fleet: Fleet, spec: ProcessSpec, prepared: ProcessState) -> None:
+        super().__init__(fleet, spec, prepared.pid, prepared.boot)
+        self.started, self.endpoint = prepared.started, prepared.endpoint
+        # systemd may restart it, and training continues
+        self.waited_for = bool(fleet.spec.settings.get("server_wait"))
+
     def refresh(self, answer: Answer | HostError) -> None:
-        """Update it from its host's answer."""
+        """See ``Process``."""
         if isinstance(answer, HostError):
             self.exit_code, self.how = -signal.SIGKILL, f"cannot be reached any more: {answer.reason}"
             return
@@ -328,29 +326,25 @@ class HostWorker(HostProcess):
 
     def __init__(self, fleet: Fleet, spec: ProcessSpec, emit: Callable[[Answer], None]) -> None:
         """``emit`` gets events of a host that does not answer."""
-        self.fleet = fleet
+        super().__init__(fleet, spec)
         self._emit = emit
-        self.spec = spec
-        self.pid = 0
-        self.boot = ""
-        self.endpoint = ""
         self.first = fleet.worker is not None and fleet.worker.name == spec.name  # it writes the events
         self._since = 0  # where the events of its run begin
-        self.exit_code: int | None = None
-        self.how = ""
-        self.silent = False  # its host cannot be reached: it may still run
         self._answered = time.monotonic()
         self._is_unanswered = False  # the last observation
         self._next = 0.0
 
-    def start(self, argv: list[str], environment: Mapping[str, str], *, fresh: bool) -> None:
-        """Start its unit; HostError says why it did not begin."""
-        if self.first and not fresh:
-            self.fleet.take_events()
-            self._since = self.fleet.mirrored
+    def start(self, argv: Sequence[str], environment: Mapping[str, str], *, fresh: bool = True) -> None:
+        """See ``Process``; it may be there although its host refused."""
         spec = self.spec.model_copy(update={"environment": dict(environment)})
-        answer = self.fleet.start_worker(spec, argv, fresh=fresh and self.first)
-        self.boot, self.pid = answer["boot"], int(answer["workers"].get(self.spec.name, 0))
+        try:
+            if self.first and not fresh:
+                self.fleet.take_events()
+                self._since = self.fleet.mirrored
+            answer = self.fleet.start_worker(spec, list(argv), fresh=fresh and self.first)
+        except HostError as error:
+            raise Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
+        self.boot, self.pid = answer["boot"], int(answer["workers"].get(spec.name, 0))
 
     def poll(self) -> int | None:
         """Observe it, at most every POLL_SECONDS; the exit code once it has ended or is out of reach."""
@@ -404,9 +398,13 @@ class HostWorker(HostProcess):
             self.how = how[3:] if how.startswith("it ") else f"was lost: {how}"
 
     def send(self, number: int) -> None:
-        """Signal it: SIGTERM to finish the step and write a checkpoint, SIGKILL to end at once."""
-        args = self.fleet.args(name=self.spec.name, signal=signal.Signals(number).name)
-        errands.run(self.fleet.hosts[self.spec.host], "send", args, OBSERVE_SECONDS)
+        """See ``Process``; a host that does not answer is reported."""
+        try:
+            super().send(number)
+        except HostError as error:
+            self._emit({"event": "trouble", "message": str(error)})
+            if number == signal.SIGKILL:
+                self.give_up(error.reason)
 
     def give_up(self, reason: str) -> None:
         """Its host does not answer, so it is unknown whether the process runs."""
@@ -416,11 +414,6 @@ class HostWorker(HostProcess):
         """For ``state.json``."""
         exit_code = None if self.silent else self.exit_code
         return self.spec.state(pid=self.pid, started=0, boot=self.boot, exit_code=exit_code)
-
-    def end(self) -> None:
-        """Its host has stopped its unit."""
-        self.silent = False
-        self.exit_code = self.exit_code or 0
 
 
 def message_of(answers: Mapping[str, Answer | HostError], known: str = "") -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 from provision.cli.views.jobs import status
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts.stop_request import StopRequest
-from provision.jobs import cleanup, server_group, worker_group
+from provision.jobs import cleanup, worker_group
 from provision.jobs.backends.local import Child
 from provision.jobs.backends.ssh import Fleet, HostServer, HostWorker
 from provision.jobs.background import start_detached
@@ -175,15 +175,14 @@ def test_each_start_of_the_workers_is_of_a_higher_generation(
 ) -> None:
     """So that servers need not wait for the end of connections of those before."""
     started: list[tuple[str, int]] = []
-    real = server_group.start
+    real = Child.start
 
-    def start(job: Job, spec: ProcessSpec, argv: list[str]) -> Child:
+    def start(child: Child, argv: list[str], environment: dict[str, str], *, fresh: bool = True) -> None:
         at = argv.index("--generation") + 1 if "--generation" in argv else 0
-        started.append((spec.name, int(argv[at]) if at else 0))
-        return real(job, spec, argv)
+        started.append((child.spec.name, int(argv[at]) if at else 0))
+        real(child, argv, environment, fresh=fresh)
 
-    for module in (server_group, worker_group):
-        monkeypatch.setattr(module, "start", start)
+    monkeypatch.setattr(Child, "start", start)
     job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", restarts=1)
     supervise(job)
     assert [name for name, _ in started] == ["server-0", *["worker-0", "worker-1"] * 2]
@@ -370,8 +369,10 @@ def test_server_that_dies_again_and_again_ends_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_a_unit_that_systemd_has_started_again(tmp_path: Path, *, waited_for: bool) -> None:
-    spec = make_job(tmp_path).spec().processes[0].model_copy(update={"unit": "oeprov-j-server-0.service"})
-    server = HostServer(spec, 811, 5, "boot-1", "10.0.0.1:7001", waited_for)
+    job = make_job(tmp_path, server_wait=300 if waited_for else 0)
+    spec = job.spec().processes[0].model_copy(update={"unit": "oeprov-j-server-0.service"})
+    prepared = spec.state(pid=811, started=5, boot="boot-1", endpoint="10.0.0.1:7001")
+    server = HostServer(Fleet(job, job.spec()), spec, prepared)
     answer = {"up": True, "pid": 811, "started": 5, "how": "", "exit_code": None}
     server.refresh({"boot": "boot-1", "processes": {"server-0": answer}})
     assert (server.poll(), server.pid) == (None, 811)
