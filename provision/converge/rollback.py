@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rich.markup import escape
+
 from provision.cluster.errors import ConvergeError
 from provision.cluster.inventory import Inventory
 from provision.cluster.settings import GpuSettings, SsdSettings
@@ -37,7 +39,8 @@ def kernel(inventory: Inventory, how: How) -> int:
         return _report_nothing(how, "kernel")
     code = changes.kernel_only(replace(inventory, hosts=hosts), how)
     if code == 0 and not how.screen.as_json:
-        print(f"note: set kernel_version in {inventory.path}, or the next bootstrap plans to undo this")
+        words = f"note: set kernel_version in {inventory.path}, or the next bootstrap plans to undo this"
+        how.screen.say(escape(words))
     return code
 
 
@@ -71,5 +74,6 @@ def _journal(state_dir: Path) -> Journal:
 def _report_nothing(how: How, what: str) -> int:
     how.screen.report({"converged": True, "changed": []})
     if not how.screen.as_json:
-        print(f"{how.state_dir / 'journal.jsonl'} has no other {what} of these hosts: nothing to do")
+        words = f"{how.state_dir / 'journal.jsonl'} has no other {what} of these hosts: nothing to do"
+        how.screen.say(escape(words))
     return 0

@@ -333,7 +333,7 @@ class Launch:
             self.stop_request.wait(TICK)
             state = job.state()
         if self.stop_request.count and state.phase in ACTIVE:
-            stop(self.state_dir, job.id, as_json=self.options.as_json)
+            stop(job, state_dir=self.state_dir, as_json=self.options.as_json)
             return 130
         if state.phase in ("failed", "interrupted"):
             last_screen(job, self.state_dir, self.console)

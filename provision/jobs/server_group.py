@@ -34,7 +34,7 @@ class ServerGroup:
     def start(self) -> str:
         """Start all; their endpoints in order, once all listen."""
         for server in self.members:
-            server.start(server.spec.argv, server.spec.environment)
+            server.start(server.spec.argv, server.spec.environment, self.run.stop)
             self.run.write_state()
         for server in self.members:
             self._wait_ready(server)
@@ -75,7 +75,7 @@ class ServerGroup:
         argv = list(server.spec.argv)
         if "--port" in argv:
             argv[argv.index("--port") + 1] = server.endpoint.rpartition(":")[2]
-        server.start(argv, server.spec.environment)
+        server.start(argv, server.spec.environment, run.stop)
         server.restarts += 1
         run.write_state()
         event = _event("server_restarted", server.spec)

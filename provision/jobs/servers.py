@@ -129,7 +129,7 @@ def _wait(job: Job, seconds: float, stop_request: StopRequest) -> None:
 
 def down(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
     """Stop servers; rows that have a checkpoint stay. 0, or 1 when a host could not be reached."""
-    return stopping.stop(state_dir, find(state_dir, name).id, as_json=as_json)
+    return stopping.stop(find(state_dir, name), state_dir=state_dir, as_json=as_json)
 
 
 def find(state_dir: Path, name: str | None) -> Job:

@@ -14,7 +14,6 @@ from provision.cluster.errors import HostError, Interrupted
 from provision.cluster.state_directory import state_flag
 from provision.hosts.journal import remove_private_files
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.jobs import store
 from provision.jobs.backends import ssh
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.ending import last_screen, result
@@ -29,13 +28,12 @@ def is_running(job: Job) -> bool:
     return state.phase in ACTIVE or any(item.alive for item in state.processes)
 
 
-def stop(state_dir: Path, name: str, *, as_json: bool = False) -> int:
+def stop(job: Job, *, state_dir: Path, as_json: bool = False) -> int:
     """Stop a job on hosts: workers write a checkpoint, then the servers end.
 
     Returns 0 if nothing of it runs any more, 1 if a host could not be reached to stop its part.
     """
     console = Console(stderr=as_json)
-    job = store.find(state_dir, name)
     if not is_running(job):
         console.print(f"job {job.id} is not running: it is {job.state().phase}")
     else:

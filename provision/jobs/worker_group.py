@@ -65,7 +65,7 @@ class WorkerGroup:
         return any(worker.silent for worker in self.members)
 
     def start(self, endpoints: str, *, resume: bool) -> None:
-        """Start all; ``endpoints`` are the servers'. Raises Refused."""
+        """Start all; ``endpoints`` are the servers'. Raises Refused, Stopped."""
         self.members, self.killed = [], []
         words = {SERVERS: endpoints, WORKERS: free_endpoints(len(self.specs)), **self._with_ports()}
         # Servers still hold the places of workers whose host has vanished, and may not serve those that come
@@ -77,7 +77,7 @@ class WorkerGroup:
             argv = with_words(spec, argv, [*more, *(["--resume"] if resume else [])])
             worker = self.run.process(spec)
             self.members.append(worker)  # from now on it may be there, and must be stopped
-            worker.start(argv, environment_among(spec, self.specs), fresh=not resume)
+            worker.start(argv, environment_among(spec, self.specs), self.run.stop, fresh=not resume)
             self.run.write_state()
             self.run.emit({"event": "worker", "pid": worker.pid, "name": spec.name, "host": spec.host})
 

@@ -41,7 +41,7 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for jobs in tmp_path.glob("*/jobs"):
         for job in store.all_jobs(jobs.parent):
             if any(item.alive for item in job.state().processes):
-                stopping.stop(jobs.parent, job.id)
+                stopping.stop(job, state_dir=jobs.parent)
 
 
 def fails_at_first(cluster: Cluster) -> None:
@@ -96,7 +96,12 @@ def follow(cluster: Cluster, command: Callable[[], int]) -> None:
             return
         advice = re.findall(r"oeprov (?:stop|servers down) ([^;`()\s]*)", said)
         assert advice, f"names no command: {said}"
-        assert stopping.stop(cluster.state_dir, shlex.split(advice[-1])[0]) == 0
+        assert (
+            stopping.stop(
+                store.find(cluster.state_dir, shlex.split(advice[-1])[0]), state_dir=cluster.state_dir
+            )
+            == 0
+        )
     raise AssertionError(said)
 
 
@@ -108,7 +113,7 @@ def go_on(cluster: Cluster) -> None:
     job = cluster.job()
     assert job.state().phase == "done", job.state()
     if any(item.alive for item in job.state().processes):  # `status` says so
-        assert stopping.stop(cluster.state_dir, job.id) == 0
+        assert stopping.stop(job, state_dir=cluster.state_dir) == 0
 
 
 def test_launch(cluster: Cluster) -> None:
@@ -128,7 +133,7 @@ def test_stop_of_servers_whose_launcher_was_killed(cluster: Cluster) -> None:
         return 0
 
     def stop() -> int:
-        return stopping.stop(cluster.state_dir, cluster.job().id)
+        return stopping.stop(cluster.job(), state_dir=cluster.state_dir)
 
     assert sweep(cluster, stop, up, stop) == []
 
@@ -141,6 +146,6 @@ def test_servers_up(cluster: Cluster) -> None:
     def again() -> None:
         follow(cluster, up)
         for job in store.all_jobs(cluster.state_dir):
-            assert stopping.stop(cluster.state_dir, job.id) == 0
+            assert stopping.stop(job, state_dir=cluster.state_dir) == 0
 
     assert sweep(cluster, up, lambda: None, again) == []

@@ -89,8 +89,10 @@ class Process(ABC):
         """Name, host and pid as far as it is known, for messages."""
         return f"{self.spec.name} on {self.spec.host}" + (f" (pid {self.pid})" if self.pid else "")
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], *, fresh: bool = True) -> None:  # noqa: B027 - a default
-        """Start it, unless the launch has; raises Refused. ``fresh``: without an earlier run's events."""
+    def start(  # noqa: B027 - a default
+        self, argv: Sequence[str], environment: Mapping[str, str], stop: StopRequest, *, fresh: bool = True
+    ) -> None:
+        """Start it, unless the launch has. ``fresh``: forget earlier events. Raises Refused, Stopped."""
 
     def wait_ready(self, stop: StopRequest) -> dict[str, Any] | None:
         """Wait until a server listens; what it says then, if that is new. Raises Refused, Stopped."""

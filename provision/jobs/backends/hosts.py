@@ -17,6 +17,7 @@ from provision.jobs.store import Job
 
 STAYS = False
 is_running = stopping.is_running
+stop = stopping.stop
 observe = observing.readable_report
 
 
@@ -32,11 +33,6 @@ def resume(_: Job, inventory: Callable[[], Inventory], options: LaunchOptions, *
     from provision.jobs import launching
 
     return launching.launch(inventory(), options, state_dir=state_dir)
-
-
-def stop(job: Job, *, state_dir: Path, as_json: bool) -> int:
-    """See ``Backend``."""
-    return stopping.stop(state_dir, job.id, as_json=as_json)
 
 
 def logs(job: Job, *, process: str | None, follow: bool, lines: int) -> int:

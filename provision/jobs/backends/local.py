@@ -33,7 +33,9 @@ class Child(Process):
         self._popen: subprocess.Popen[bytes] | None = None
         self._started = 0
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], *, fresh: bool = True) -> None:
+    def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], stop: StopRequest, *, fresh: bool = True
+    ) -> None:
         """See ``Process``; also starts it anew once it has ended."""
         self._close()
         self.ready_file.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
 from provision.hosts import errands, fanout, remote
 from provision.hosts.stop_request import StopRequest
-from provision.jobs.backends import Process, Refused, units
+from provision.jobs.backends import Process, Refused, Stopped, units
 from provision.jobs.metrics import last_end
 from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
 from provision.jobs.store import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
@@ -133,14 +133,17 @@ class Fleet:
             ports[name] = answer["ports"]
         return [ports[spec.host].pop(0) for spec, _ in wanted]
 
-    def start_worker(self, spec: ProcessSpec, argv: list[str], *, fresh: bool) -> Answer:
+    def start_worker(
+        self, spec: ProcessSpec, argv: Sequence[str], stop: StopRequest, *, fresh: bool
+    ) -> Answer:
         """Start the worker's unit; its host's answer. HostError says why it did not start.
 
-        ``fresh``: remove events that an earlier attempt left on the host.
+        A stop request ends the wait. ``fresh``: remove events that an earlier attempt left on the host.
         """
-        unit = {**worker_start(self.job.id, spec, argv), "forget_events": fresh}
+        unit = {**worker_start(self.job.id, spec, list(argv)), "forget_events": fresh}
         args = self.args(user=units.USER, token="", seconds=START_SECONDS, units=[unit])
-        return errands.run(self.hosts[spec.host], "start", args, START_SECONDS + 30)
+        longest = _longest_start("worker", START_SECONDS)
+        return errands.run(self.hosts[spec.host], "start", args, longest, stop)
 
     def prepare(
         self, hosts: Mapping[str, Host], wanted: Mapping[str, Mapping[str, Any]], stop: StopRequest
@@ -158,9 +161,7 @@ class Fleet:
             items = wanted[host.name]["units"]
             seconds = max((limits[item["name"]] for item in items), default=0)
             args = self.args(user=wanted[host.name]["user"], token=token, seconds=seconds, units=items)
-            # It stops earlier units, may wait twice for new ones (systemd, then ready files) and stops those
-            # that do not begin; and before that, another start there may do the same.
-            longest = 2 * (2 * STOP_SECONDS["parameter_server"] + 2 * seconds)
+            longest = _longest_start("parameter_server", seconds)
             answer = errands.run(host, "start", args, longest, stop, cut)
             _check_servers(host, items, answer)
             return answer
@@ -228,6 +229,15 @@ def with_passwords(hosts: dict[str, Host], inventory: Path) -> dict[str, Host]:
         name: replace(host, first_login=known[name].first_login) if name in known else host
         for name, host in hosts.items()
     }
+
+
+def _longest_start(role: Role, seconds: int) -> int:
+    """Seconds that a host may need to start units of a role, each of which may take ``seconds``.
+
+    It stops earlier units, may wait twice for new ones (systemd, then ready files) and stops those that do
+    not begin; and before that, another start there may do the same.
+    """
+    return 2 * (2 * STOP_SECONDS[role] + 2 * seconds)
 
 
 def _check_servers(host: Host, items: Sequence[Mapping[str, Any]], answer: Answer) -> None:
@@ -334,15 +344,19 @@ class HostWorker(HostProcess):
         self._is_unanswered = False  # the last observation
         self._next = 0.0
 
-    def start(self, argv: Sequence[str], environment: Mapping[str, str], *, fresh: bool = True) -> None:
+    def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], stop: StopRequest, *, fresh: bool = True
+    ) -> None:
         """See ``Process``; it may be there although its host refused."""
         spec = self.spec.model_copy(update={"environment": dict(environment)})
         try:
             if self.first and not fresh:
                 self.fleet.take_events()
                 self._since = self.fleet.mirrored
-            answer = self.fleet.start_worker(spec, list(argv), fresh=fresh and self.first)
+            answer = self.fleet.start_worker(spec, argv, stop, fresh=fresh and self.first)
         except HostError as error:
+            if stop.count:
+                raise Stopped from None
             raise Refused(f"{spec.name} on {spec.host}: {error.reason}") from None
         self.boot, self.pid = answer["boot"], int(answer["workers"].get(spec.name, 0))
 

@@ -88,7 +88,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for jobs in tmp_path.glob("*/jobs"):
         for job in store.all_jobs(jobs.parent):
             if job.state().supervised:
-                stopping.stop(jobs.parent, job.id)
+                stopping.stop(job, state_dir=jobs.parent)
 
 
 def without_ansible(**settings: Any) -> object:

@@ -524,7 +524,7 @@ def test_launch_stop_and_resume(
     until(job.run_dir / "waiting")
     with pytest.raises(TrainingError, match=f"job {job.id} is running; stop it first"):
         launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
-    assert stopping.stop(state_dir, registry.find_running(state_dir, None).id, as_json=True) == 0
+    assert stopping.stop(registry.find_running(state_dir, None), state_dir=state_dir, as_json=True) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["state"], report["checkpoint_step"]) == ("interrupted", 3)
     assert report["message"] == "stopped at step 3, which is saved"
@@ -744,10 +744,10 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
 @pytest.mark.usefixtures("ready")
 def test_stop_without_a_running_job(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrainingError, match="no job is running"):
-        stopping.stop(state_dir, registry.find_running(state_dir, None).id)
+        stopping.stop(registry.find_running(state_dir, None), state_dir=state_dir)
     job = make_job(state_dir)
     job.write_state(JobState(phase="done"))
-    assert stopping.stop(state_dir, job.id) == 0
+    assert stopping.stop(job, state_dir=state_dir) == 0
     assert f"job {job.id} is not running: it is done" in capsys.readouterr().out
 
 
@@ -757,7 +757,7 @@ def test_stop_waits_for_processes_whose_launcher_was_killed(state_dir: Path) -> 
     job.write_state(
         JobState(phase="running", supervisor_pid=os.getpid(), supervisor_started=1, processes=[item])
     )
-    thread = threading.Thread(target=stopping.stop, args=(state_dir, job.id))
+    thread = threading.Thread(target=stopping.stop, args=(job,), kwargs={"state_dir": state_dir})
     thread.start()
     thread.join(20)
     assert not thread.is_alive(), "a process with another start time is not one of ours"

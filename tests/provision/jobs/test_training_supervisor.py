@@ -18,6 +18,7 @@ from provision.cli.views.jobs import status
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import cleanup, worker_group
+from provision.jobs.backends import Stopped, ssh
 from provision.jobs.backends.local import Child
 from provision.jobs.backends.ssh import Fleet, HostServer, HostWorker
 from provision.jobs.background import start_detached
@@ -177,10 +178,10 @@ def test_each_start_of_the_workers_is_of_a_higher_generation(
     started: list[tuple[str, int]] = []
     real = Child.start
 
-    def start(child: Child, argv: list[str], environment: dict[str, str], *, fresh: bool = True) -> None:
+    def start(child: Child, argv: list[str], *more: Any, fresh: bool = True) -> None:
         at = argv.index("--generation") + 1 if "--generation" in argv else 0
         started.append((child.spec.name, int(argv[at]) if at else 0))
-        real(child, argv, environment, fresh=fresh)
+        real(child, argv, *more, fresh=fresh)
 
     monkeypatch.setattr(Child, "start", start)
     job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", restarts=1)
@@ -231,6 +232,34 @@ def test_exit_codes_that_count_as_a_lost_worker(tmp_path: Path) -> None:
     assert worker_group.was_lost(worker)
     assert not worker_group.has_mistake(worker)
     assert worker.state().exit_code is None, "nobody knows whether it runs"
+
+
+def test_a_workers_start_is_waited_for_as_long_as_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host ends an earlier worker first, which writes a checkpoint; a stop request ends the wait."""
+    job, stop = make_job(tmp_path), StopRequest()
+    spec = job.spec().processes[-1].model_copy(update={"host": "gpu-2", "unit": "oeprov-j-worker-0.service"})
+    job.write_spec(job.spec().model_copy(update={"processes": [spec], "hosts": {}}))
+    fleet = Fleet(job, job.spec())
+    fleet.__dict__["hosts"] = {"gpu-2": None}
+
+    def run(
+        host: object, errand: str, args: dict[str, Any], longest: int, asked: StopRequest
+    ) -> dict[str, Any]:
+        assert errand == "start"
+        assert longest >= 2 * (600 + 2 * args["seconds"] + 600)
+        if not asked.count:
+            return {"boot": "b", "workers": {spec.name: 7}}
+        raise HostError("gpu-2", "was not waited for: a stop request")
+
+    monkeypatch.setattr(ssh.errands, "run", run)
+    worker = HostWorker(fleet, spec, print)
+    worker.start(spec.argv, {}, stop)
+    assert (worker.pid, worker.boot) == (7, "b")
+    stop.ask()
+    with pytest.raises(Stopped):
+        worker.start(spec.argv, {}, stop)
 
 
 def test_a_host_that_does_not_answer_is_named_at_once(
