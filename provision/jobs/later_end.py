@@ -18,27 +18,29 @@ from provision.jobs.store import Job
 
 @dataclass(frozen=True)
 class Trained:
-    """How far the newest checkpoint of a job is: all its steps, and its whole epochs."""
+    """How far the newest checkpoint of a job is: all its steps, and its whole epochs; None: unknown."""
 
-    step: int
-    epochs: int
+    step: int | None
+    epochs: int | None
+    saved: bool = True  # False: the job is known to have no checkpoint
 
     def __str__(self) -> str:
-        return f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}, {self.step} steps"
+        epochs = [] if self.epochs is None else [f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"]
+        return ", ".join([*epochs, *([] if self.step is None else [f"{self.step} steps"])])
 
 
 def trained(job: Job) -> Trained:
     """How far a job is, from its checkpoint, or where that is on another host from its events."""
     facts = summary(job.metrics_file)
     step = newest_checkpoint(job, facts)[0] or 0
-    settings = job.spec().settings
+    settings, saved = job.spec().settings, job.has_checkpoint()
     if settings.get("script"):
-        return Trained(step, facts.epoch or 0)
+        return Trained(step, facts.epoch or 0, saved)
     limit = int(settings.get("steps") or 0)
     if job.state().phase == "done" and not (limit and step >= limit):
         epochs = settings.get("epochs")  # they were its end
-        return Trained(step, int(trainer_defaults()["epochs"] if epochs is None else epochs))
-    return Trained(step, _epochs(job))
+        return Trained(step, int(trainer_defaults()["epochs"] if epochs is None else epochs), saved)
+    return Trained(step, _epochs(job), saved)
 
 
 def _epochs(job: Job) -> int:
@@ -48,34 +50,31 @@ def _epochs(job: Job) -> int:
     return summary(job.metrics_file).epoch or 0
 
 
-def extended(job: Job, wanted: Request, end: Mapping[str, int], flavor: str) -> Request:
+def extended(wanted: Request, end: Mapping[str, int], job: str, flavor: str, done: Trained) -> Request:
     """The request with a new ``end``: "steps", "epochs" or both; what is not named is no limit.
 
-    TrainingError if the job has already trained as long.
+    TrainingError if the job has already trained as long, or has no checkpoint.
     """
-    if not end:
-        return wanted
     flags = " and ".join(f"--{name} {value}" for name, value in end.items())
     if flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"{flags}: flavor {flavor} cannot resume from a checkpoint; start a new job")
     if wanted.training.script:
         raise TrainingError(
-            f"{flags}: the script of job {job.id} decides how long it trains; give it other arguments: "
-            f"oeprov resume {job.id} -- ARGUMENTS"
+            f"{flags}: the script of job {job} decides how long it trains; give it other arguments: "
+            f"oeprov resume {job} -- ARGUMENTS"
         )
-    done = trained(job)
+    limits = {"epochs": done.epochs or 0, "steps": done.step or 0}
     steps, epochs = end.get("steps", 0), end.get("epochs", 0)
     if "steps" in end and "epochs" not in end and not steps:
         epochs = wanted.training.decided().epochs or 0
-    if (steps and steps <= done.step) or (epochs and epochs <= done.epochs) or not (steps or epochs):
-        limits = {"epochs": done.epochs, "steps": done.step}
-        low = [name for name, value in end.items() if 0 < value <= limits[name]] or list(end)
-        above = [f"above {limits[name]}" + (f" for --{name}" if len(end) > 1 else "") for name in low]
-        raise TrainingError(
-            f"{flags}: job {job.id} has trained {done} already; use a number {' and '.join(above)}"
-        )
-    if not job.has_checkpoint():
-        raise TrainingError(f"{flags}: job {job.id} has no checkpoint to resume from; start a new job")
+    low = 0 < steps <= limits["steps"] or 0 < epochs <= limits["epochs"]
+    if low or not (steps or epochs):
+        names = [name for name, value in end.items() if 0 < value <= limits[name]] or list(end)
+        above = [f"above {limits[name]}" + (f" for --{name}" if len(end) > 1 else "") for name in names]
+        how = f"has trained {done} already" if str(done) else "needs an end"
+        raise TrainingError(f"{flags}: job {job} {how}; use a number {' and '.join(above)}")
+    if not done.saved:
+        raise TrainingError(f"{flags}: job {job} has no checkpoint to resume from; start a new job")
     return replace(
         wanted, training=wanted.training.model_copy(update={"steps": steps or None, "epochs": epochs or None})
     )

@@ -164,12 +164,11 @@ class Launch:
                     f"has; stop them first: oeprov stop {job.id}"
                 )
         wanted = script.resumed(job, Request.from_job(spec), arguments)
-        wanted = later_end.extended(job, wanted, end, inventory.flavor)
-        if workers is not None:
-            wanted = replace(wanted, workers=workers)
+        if end:
+            wanted = later_end.extended(wanted, end, job.id, inventory.flavor, later_end.trained(job))
         if servers is not None:
             _require_stopped(job, alive, "its number of servers changes")
-            wanted = replace(wanted, servers=servers)
+        wanted = replace(wanted, workers=workers or wanted.workers, servers=servers or wanted.servers)
         states = self._check(wanted)
         with self.console.status(f"waiting for processes of {job.id} that are still ending"):
             wait_for_orphans(job, self.stop_request)

@@ -106,13 +106,114 @@ def test_a_job_that_fails_keeps_its_volumes(
     assert result["state"] == "failed"
     assert "backoff limit" in result["message"]
     assert cluster.kinds() == VOLUMES
-    assert oeprov("resume", "--workers", "2") == 1
-    assert "as many workers as it had" in capsys.readouterr().err
-    assert oeprov("resume", "--epochs", "2") == 1
-    assert "--epochs: a job on Kubernetes cannot be trained longer; launch a new" in capsys.readouterr().err
+    assert oeprov("resume", "--servers", "2") == 1
+    assert "has a server for each of 3 local volumes; launch a new one" in capsys.readouterr().err
     cluster.worker = "done"
     assert oeprov("resume") == 0
     assert cluster.kinds() == []
+    assert states(tmp_path) == ["done"]
+
+
+def arguments_of(cluster: FakeCluster, kind: str) -> list[str]:
+    """Of the container of the object that was made last."""
+    found = [item for item in cluster.objects.values() if item.get("kind") == kind][-1]
+    words: list[str] = found["spec"]["template"]["spec"]["containers"][0]["args"]
+    return words
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1] if flag in words else ""
+
+
+def test_a_done_job_is_trained_longer(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.worker = "done"
+    assert oeprov("launch-training", "--epochs", "2") == 0
+    (job,) = all_jobs(tmp_path / "state")
+    capsys.readouterr()
+    for epochs in ("1", "2"):
+        assert oeprov("resume", "--epochs", epochs) == 1
+        said = f"job {job.id} has trained 2 epochs already; use a number above 2"
+        assert said in capsys.readouterr().err
+    assert cluster.kinds() == []
+    assert states(tmp_path) == ["done"]
+    cluster.worker = "runs"
+    assert oeprov("resume", "--epochs", "5", "--detach") == 0
+    assert value(arguments_of(cluster, "Job"), "--epochs") == "5"
+    assert oeprov("resume", "--steps", "100") == 1
+    assert "is running; stop it first" in capsys.readouterr().err
+    assert oeprov("stop") == 0
+    assert oeprov("resume", "--steps", "100", "--detach") == 0
+    words = arguments_of(cluster, "Job")
+    assert (value(words, "--epochs"), value(words, "--steps")) == ("", "100")
+    (document,) = [item for item in record.documents(job) if item["kind"] == "Job"]
+    assert document["spec"]["template"]["spec"]["containers"][0]["args"] == words
+
+
+@pytest.mark.parametrize("variables", ["", "kubernetes_workers: 3"])
+def test_a_job_resumes_with_other_numbers_of_workers(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, variables: str
+) -> None:
+    """From one to two, and from three: with the service and the policy that several workers need."""
+    assert oeprov("launch-training", "--detach", variables=variables) == 0
+    assert oeprov("stop") == 0
+    cluster.posts.clear()
+    assert oeprov("resume", "--workers", "2", "--detach") == 0
+    assert [cluster.posts.count(kind) for kind in ("Service", "NetworkPolicy")] == [2, 2]
+    assert len(value(arguments_of(cluster, "Job"), "--workers").split(",")) == 2
+    (job,) = all_jobs(tmp_path / "state")
+    assert record.read(job).workers == 2
+    assert oeprov("stop") == 0
+    assert cluster.kinds() == VOLUMES
+    cluster.posts.clear()
+    assert oeprov("resume", "--workers", "1", "--detach") == 0
+    assert [cluster.posts.count(kind) for kind in ("Service", "NetworkPolicy")] == [1, 1]
+    assert "--workers" not in arguments_of(cluster, "Job")
+    assert oeprov("stop") == 0
+
+
+def test_a_job_resumes_with_other_numbers_of_servers(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where its rows are in files: in DRAM, or when it is done."""
+    assert oeprov("launch-training", "--detach", variables="parameter_server_storage: dram") == 0
+    assert oeprov("stop") == 0
+    assert oeprov("resume", "--servers", "2", "--detach") == 0
+    assert value(arguments_of(cluster, "StatefulSet"), "--count") == "2"
+    assert len(value(arguments_of(cluster, "Job"), "--servers").split(",")) == 2
+    assert len([name for name in cluster.pods if "-server-" in name]) == 2
+    assert oeprov("stop") == 0
+    assert cluster.kinds() == []
+
+    variables = "kubernetes_storage_class: pmem, kubernetes_storage_size: 10G"
+    assert oeprov("launch-training", "--detach", variables=variables) == 0
+    job = all_jobs(tmp_path / "state")[-1]
+    assert oeprov("stop") == 0
+    capsys.readouterr()
+    assert oeprov("resume", job.id, "--servers", "2") == 1
+    said = f"the rows of job {job.id} are in the volumes of 3 servers, which 2 cannot open; resume it with 3"
+    assert said in capsys.readouterr().err
+    cluster.worker = "done"
+    assert oeprov("resume", job.id, "--servers", "3") == 0
+    cluster.worker = "runs"
+    assert oeprov("resume", job.id, "--servers", "2", "--epochs", "9", "--detach") == 0
+    assert value(arguments_of(cluster, "StatefulSet"), "--count") == "2"
+
+
+def test_a_job_of_an_earlier_version_resumes_as_it_was(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oeprov("launch-training", "--detach") == 0
+    assert oeprov("stop") == 0
+    (job,) = all_jobs(tmp_path / "state")
+    kept = json.loads(job.cluster_file.read_text())
+    del kept["plan"]
+    job.cluster_file.write_text(json.dumps(kept))
+    assert oeprov("resume", "--workers", "2", "--steps", "9") == 1
+    assert f"--workers, --steps: job {job.id} was launched by an earlier version" in capsys.readouterr().err
+    cluster.worker = "done"
+    assert oeprov("resume") == 0
     assert states(tmp_path) == ["done"]
 
 

@@ -22,7 +22,7 @@ def check(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Docume
     or volumes that are there already.
     """
     try:
-        documents = _for_version(cluster, plan, documents)
+        documents = for_version(cluster, plan, documents)
         _namespace(cluster, plan)
         _rights(cluster, plan, documents)
         _claim(cluster, plan)
@@ -40,7 +40,7 @@ def check(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Docume
         raise TrainingError(f"the Kubernetes API at {cluster.address} refused: {error}") from None
 
 
-def _for_version(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Document]:
+def for_version(cluster: Api, plan: PodPlan, documents: list[Document]) -> list[Document]:
     """The documents for the cluster's version; TrainingError if that cannot run the job.
 
     The cluster drops fields that it does not know yet (a Job's ``podFailurePolicy``) by itself.

@@ -31,6 +31,7 @@ class Record(BaseModel):
     run: str  # as pods see it
     script: str = ""  # of a job with a script: its path, here or in the claim
     claim_path: str = ""  # where pods mount the claim
+    plan: dict[str, Any] = {}  # that its objects were built from; see ``resuming``
     phase: Phase = "running"
     message: str = ""
 

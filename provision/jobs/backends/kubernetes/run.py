@@ -18,7 +18,7 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
-from provision.jobs.backends.kubernetes import api, checks, manifests, record, script, state
+from provision.jobs.backends.kubernetes import api, checks, manifests, record, resuming, script, state
 from provision.jobs.backends.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.backends.kubernetes.follow import Follower
 from provision.jobs.backends.kubernetes.plan import settle
@@ -50,34 +50,37 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
 
 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
-    """Make the objects of a stopped or failed job again: it resumes from its last checkpoint."""
+    """Make the objects of a job that has ended again: it resumes from its last checkpoint."""
     found = record.read(job)
     if options.consent:
         raise TrainingError(
             "--consent: a job on Kubernetes keeps its rows in volumes; to lose them: kubectl delete pvc NAME"
         )
-    for what in ("epochs", "steps"):
-        if what in options.settings:
-            raise TrainingError(f"--{what}: a job on Kubernetes cannot be trained longer; launch a new one")
-    for what in ("servers", "workers"):
-        if what in options.settings:
-            raise TrainingError(f"--{what}: a job on Kubernetes resumes with as many {what} as it had")
-    if found.phase == "done":
-        raise TrainingError(f"job {job.id} is done; there is nothing to resume")
+    longer = options.script_arguments is not None or {"epochs", "steps"} & options.settings.keys()
+    if found.phase == "done" and not longer:
+        how = "-- ARGUMENTS" if found.script else "--epochs N (or --steps N)"
+        raise TrainingError(
+            f"job {job.id} is done; there is nothing to resume; to train it longer: oeprov resume {job.id} "
+            f"{how}"
+        )
     if found.phase == "running":
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
-    documents = record.documents(job)
-    if found.script:
+    if options.script_arguments is not None and not found.script:
+        raise TrainingError(f"arguments after --: job {job.id} trains a built-in model, which takes none")
+    documents, plan = record.documents(job), resuming.resumed(found, options)
+    if plan is None and found.script:
         pods = script.found(found.script, found.claim_path)
         documents = script.renewed(documents, pods, options.script_arguments)
-    elif options.script_arguments is not None:
-        raise TrainingError(f"arguments after --: job {job.id} trains a built-in model, which takes none")
     cluster = Api(found.context)
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
+        if plan is not None:
+            documents = checks.for_version(cluster, plan, manifests.build(plan))
         checks.rehearse(cluster, [_secret(job), *documents])
-        if found.script:
-            record.rewrite(job, manifests.text(documents))
+        record.rewrite(job, manifests.text(documents))
+        if plan is not None:
+            counts = {"servers": plan.servers, "workers": plan.settings.workers}
+            record.write(job, found.model_copy(update={**counts, "plan": resuming.kept(plan)}))
         return _Run(cluster, job, options, state_dir, stop_request).start()
 
 
@@ -122,6 +125,7 @@ def _create(inventory: Inventory, options: LaunchOptions, name: str, cluster: Ap
             run=str(plan.directory / "run"),
             script=plan.request.training.script,
             claim_path=plan.settings.claim_path,
+            plan=resuming.kept(plan),
         ),
     )
     return job

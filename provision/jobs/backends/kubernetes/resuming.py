@@ -1,0 +1,84 @@
+"""What a resumed job on Kubernetes may have otherwise than before: a later end, other numbers, its script.
+
+Its objects are built again from the plan of the launch, which the job's record keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from provision.cluster import flavor_facts
+from provision.cluster.errors import TrainingError
+from provision.jobs import jobspec, later_end, request
+from provision.jobs.backends.kubernetes import script
+from provision.jobs.backends.kubernetes.plan import PodPlan
+from provision.jobs.backends.kubernetes.record import Record
+from provision.jobs.later_end import Trained
+from provision.jobs.request import LaunchOptions
+
+_PLAN = TypeAdapter(PodPlan)
+
+
+def kept(plan: PodPlan) -> dict[str, Any]:
+    """The plan for the job's record; a script is read again where the job resumes."""
+    found: dict[str, Any] = _PLAN.dump_python(replace(plan, script=None), mode="json")
+    return found
+
+
+def resumed(found: Record, options: LaunchOptions) -> PodPlan | None:
+    """The plan of a job that resumes; None for a record of an earlier version, which has none.
+
+    TrainingError says what of the ``options`` cannot be.
+    """
+    given = options.given()
+    servers, workers = given.get("servers"), given.get("workers")
+    end: dict[str, int] = {name: given[name] for name in ("epochs", "steps") if name in given}
+    if not found.plan:
+        if changed := [request.flag(name) for name in ("servers", "workers", *end) if name in given]:
+            raise TrainingError(
+                f"{', '.join(changed)}: job {found.id} was launched by an earlier version, which kept too "
+                "little of it for that; launch a new one"
+            )
+        return None
+    try:
+        plan = _PLAN.validate_python(found.plan)
+    except ValidationError as error:
+        raise TrainingError(f"job {found.id}: its kubernetes.json has an unusable plan: {error}") from None
+    request.check_counts(servers, workers)
+    wanted = plan.request
+    if end:
+        wanted = later_end.extended(wanted, end, found.id, flavor_facts.DEFAULT, _trained(plan, found))
+    if options.script_arguments is not None:
+        training = wanted.training.model_copy(update={"script_arguments": list(options.script_arguments)})
+        wanted = replace(wanted, training=training)
+    settings = plan.settings.model_copy(update={"workers": workers or plan.settings.workers})
+    jobspec.check_together(wanted.training, settings.workers)
+    if servers not in (None, plan.servers):
+        _check_servers(plan, found, servers)
+    pods = script.settle(wanted.training, settings)
+    return replace(plan, request=wanted, settings=settings, servers=servers or plan.servers, script=pods)
+
+
+def _trained(plan: PodPlan, found: Record) -> Trained:
+    """How far a job that is done has come, if its limits say so: its events are in the claim."""
+    training = plan.request.training.decided()
+    if found.phase != "done" or (training.epochs and training.steps):
+        return Trained(None, None)
+    return Trained(training.steps or None, training.epochs or None)
+
+
+def _check_servers(plan: PodPlan, found: Record, servers: int) -> None:
+    """Refuse another number of servers where their volumes do not allow it."""
+    if plan.local:
+        raise TrainingError(
+            f"--servers {servers}: job {found.id} has a server for each of {plan.servers} local volumes; "
+            "launch a new one, or use kubernetes_storage_class"
+        )
+    if plan.pools and found.phase != "done":
+        raise TrainingError(
+            f"--servers {servers}: the rows of job {found.id} are in the volumes of {plan.servers} servers, "
+            f"which {servers} cannot open; resume it with {plan.servers}"
+        )
