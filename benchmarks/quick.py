@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "virtual nodes": lambda: "it emulates a host for many minutes; make test-lab tests what it is made of",
 }
 FETCHED = "message libraries"  # with --fetch
+_RUNNING: set[int] = set()  # benchmarks, each in a session of its own
 
 TRAINING = "--dims 4 --rows 1000 --batch-size 128 --seconds 0 --rounds 1"
 ENGINE = "--rows 20000 --dim 8 --optimizer adagrad --rounds 1"
@@ -209,11 +211,9 @@ def run(name: str, quick: Quick, fetch: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="bench-quick-") as directory, tempfile.TemporaryFile() as log:
         try:
             command = words(quick.command, Path(directory))
-            status: int | None = subprocess.run(
-                command, stdout=log, stderr=log, timeout=SECONDS, env=environment, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status = None
+            status = _ended(
+                subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            )
         except subprocess.CalledProcessError as error:  # a program that does not build
             status = error.returncode
         log.seek(0)
@@ -231,6 +231,19 @@ def run(name: str, quick: Quick, fetch: bool) -> str:
     return f"ok       {name}: {time.monotonic() - began:.0f} s{without}"
 
 
+def _ended(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit status; None after SECONDS, when it is killed with the servers and workers that it started."""
+    _RUNNING.add(process.pid)
+    try:
+        return process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+    finally:
+        _RUNNING.remove(process.pid)
+
+
 def main() -> int:
     """Run them; 1 if one failed."""
     parser = argparse.ArgumentParser(
@@ -246,11 +259,16 @@ def main() -> int:
     options = parser.parse_args()
     began, said = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as threads:
-        for done in as_completed(
-            threads.submit(run, name, QUICK[name], options.fetch) for name in options.only
-        ):
-            said.append(done.result())
-            print(said[-1], flush=True)
+        begun = [threads.submit(run, name, QUICK[name], options.fetch) for name in options.only]
+        try:
+            for done in as_completed(begun):
+                said.append(done.result())
+                print(said[-1], flush=True)
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for group in list(_RUNNING):
+                os.killpg(group, signal.SIGKILL)
+            raise
     counts = [sum(line.startswith(mark) for line in said) for mark in ("ok", "not run", "FAILED")]
     took = (time.monotonic() - began) / 60
     print(f"{counts[0]} benchmarks ran in {took:.1f} minutes, {counts[1]} did not, {counts[2]} failed")

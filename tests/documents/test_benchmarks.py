@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def test_each_short_form_says_which_rows_have_figures(quick) -> None:
     for name, one in quick.QUICK.items():
         assert one.rows or one.needs == ("virtual nodes",), name
         assert set(one.needs) <= quick.NEEDS.keys(), name
+
+
+def test_a_benchmark_over_its_time_takes_its_servers_along(quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "SECONDS", 0)
+    words = ["sh", "-c", "sleep 1000 & echo begun; wait"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout.readline() == b"begun\n"
+        assert quick._ended(process) is None
+        assert process.stdout.read() == b""  # the end of the file comes when nobody can write any more
 
 
 @pytest.mark.parametrize(
