@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,30 +90,8 @@ def run(
     log = state_dir.absolute() / "logs" / f"{run_id}-{name}.log"
     log.parent.mkdir(mode=0o700, exist_ok=True)
     failures: list[TaskResult] = []
-
-    def handle(event: dict[str, Any]) -> bool:
-        data = event.get("event_data", {})
-        host, role, task = (str(data.get(key) or "") for key in ("host", "role", "task"))
-        if event.get("event") == "runner_on_start":
-            on_start(host, role, task)
-        elif status := _STATUS.get(str(event.get("event"))):
-            seconds = float(data.get("duration") or 0.0)
-            result = TaskResult(host, role, task, status, data.get("res") or {}, seconds)
-            if status in ("failed", "unreachable") and not data.get("ignore_errors"):
-                failures.append(result)
-            on_result(result)
-        return False  # no file for every event
-
     try:
-        values = private / "hosts.json"
-        more = host_variables or {}
-        hosts = {
-            name: {**_interpreter(host), **_login(host), **host.variables(), **more.get(name, {})}
-            for name, host in inventory.hosts.items()
-        }
-        # A group: the names of 6,000 hosts are more than fits into an argument.
-        selected = {_SELECTED: {"hosts": dict.fromkeys(hosts)}}
-        values.write_text(json.dumps({"all": {"hosts": hosts, "children": selected}}))
+        values = _write_hosts(private, inventory, host_variables or {})
         words, passwords, answers = vault.for_run()
         result = ansible_runner.run(
             private_data_dir=str(private),
@@ -132,7 +111,7 @@ def run(
             tags=",".join(tags),
             ident="run",
             quiet=True,
-            event_handler=handle,
+            event_handler=partial(_handle, failures, on_start, on_result),
             cancel_callback=lambda: stop.count > 0,
         )
         output = private / "artifacts" / "run" / "stdout"
@@ -147,6 +126,39 @@ def run(
         # The private directory has a copy of the whole environment. `cluster_lock` removes that of a run that
         # was killed.
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _handle(
+    failures: list[TaskResult],
+    on_start: Callable[[str, str, str], None],
+    on_result: Callable[[TaskResult], None],
+    event: dict[str, Any],
+) -> bool:
+    """Pass an event of Ansible's on, and add to the failures."""
+    data = event.get("event_data", {})
+    host, role, task = (str(data.get(key) or "") for key in ("host", "role", "task"))
+    if event.get("event") == "runner_on_start":
+        on_start(host, role, task)
+    elif status := _STATUS.get(str(event.get("event"))):
+        seconds = float(data.get("duration") or 0.0)
+        result = TaskResult(host, role, task, status, data.get("res") or {}, seconds)
+        if status in ("failed", "unreachable") and not data.get("ignore_errors"):
+            failures.append(result)
+        on_result(result)
+    return False  # no file for every event
+
+
+def _write_hosts(private: Path, inventory: Inventory, more: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Write an inventory of the hosts' final values, and `more` of them by host."""
+    hosts = {
+        name: {**_interpreter(host), **_login(host), **host.variables(), **more.get(name, {})}
+        for name, host in inventory.hosts.items()
+    }
+    # A group: the names of 6,000 hosts are more than fits into an argument.
+    selected = {_SELECTED: {"hosts": dict.fromkeys(hosts)}}
+    values = private / "hosts.json"
+    values.write_text(json.dumps({"all": {"hosts": hosts, "children": selected}}))
+    return values
 
 
 def _collections(private: Path) -> str:

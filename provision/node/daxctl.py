@@ -82,6 +82,33 @@ def unit_text(uuids: List[str], keys: List[str], movable: bool, region: Optional
     It also fails if one of the devices does not come: an extent of CXL memory can be taken away.
     It holds udev's rules meanwhile: EL's 40-redhat.rules bring memory online too, on guests not as movable.
     """
+    script = _script(uuids, keys, movable)
+    return "\n".join(
+        [
+            "# Written by oeprov: persistent or CXL memory as memory nodes.",
+            "[Unit]",
+            "Description=Persistent or CXL memory as memory nodes",
+            "Wants=systemd-udev-settle.service",
+            "After=systemd-udev-settle.service",
+            "",
+            "[Service]",
+            "Type=oneshot",
+            "RemainAfterExit=yes",
+            # The kernel retries a block with pinned pages until a signal comes.
+            "TimeoutStartSec=600",
+            *(_region(region, keys[0]) if region else []),
+            f"ExecStart=/bin/sh -c '{script}'",
+            "ExecStopPost=-/bin/sh -c 'udevadm control --start-exec-queue'",
+            "",
+            "[Install]",
+            "WantedBy=multi-user.target",
+            "",
+        ]
+    )
+
+
+def _script(uuids: List[str], keys: List[str], movable: bool) -> str:
+    """Words of the unit's shell: wait for the devices, reconfigure each, bring its blocks online."""
     wanted, state = ("=", "online_movable") if movable else ("!=", "online_kernel")
     # The exit status of daxctl v66 proves nothing, the kernel's driver link does. Memory that is online in
     # another zone goes offline first, as far as it can.
@@ -123,29 +150,7 @@ def unit_text(uuids: List[str], keys: List[str], movable: bool, region: Optional
         state=state,
     )
     # systemd expands $ and % itself, and takes backslashes and single quotes out.
-    script = script.replace("$", "$$").replace("%", "%%")
-    return "\n".join(
-        [
-            "# Written by oeprov: persistent or CXL memory as memory nodes.",
-            "[Unit]",
-            "Description=Persistent or CXL memory as memory nodes",
-            "Wants=systemd-udev-settle.service",
-            "After=systemd-udev-settle.service",
-            "",
-            "[Service]",
-            "Type=oneshot",
-            "RemainAfterExit=yes",
-            # The kernel retries a block with pinned pages until a signal comes.
-            "TimeoutStartSec=600",
-            *(_region(region, keys[0]) if region else []),
-            f"ExecStart=/bin/sh -c '{script}'",
-            "ExecStopPost=-/bin/sh -c 'udevadm control --start-exec-queue'",
-            "",
-            "[Install]",
-            "WantedBy=multi-user.target",
-            "",
-        ]
-    )
+    return script.replace("$", "$$").replace("%", "%%")
 
 
 def _device(system: System, name: str) -> DaxDevice:

@@ -29,9 +29,9 @@ def is_drive(name: str) -> bool:
     return name.startswith("/dev/")
 
 
-def use(desired: Desired) -> mount.Use:
+def use(desired: Desired) -> mount.MountUse:
     """How drives are mounted."""
-    return mount.Use(desired.ssd_mount_prefix, desired.ssd_filesystem, OPTIONS, DEVICE_TIMEOUT)
+    return mount.MountUse(desired.ssd_mount_prefix, desired.ssd_filesystem, OPTIONS, DEVICE_TIMEOUT)
 
 
 def place(desired: Desired, name: str) -> str:

@@ -9,7 +9,7 @@ from .state import OsInfo, Runtime, State, decode
 from .step import Desired, Step
 
 
-class Flavor(NamedTuple):
+class HostFlavor(NamedTuple):
     """The functions of one flavor."""
 
     observe: Callable[[System, OsInfo, Desired], Runtime]
@@ -48,9 +48,9 @@ def _nothing(_state: State, _desired: Desired) -> List[str]:
     return []
 
 
-_FLAVORS: Dict[str, Flavor] = {
-    DEFAULT: Flavor(_ours, runtime.plan, runtime.problems, _nothing, _make, _our_framework),
-    "openembedding": Flavor(
+_FLAVORS: Dict[str, HostFlavor] = {
+    DEFAULT: HostFlavor(_ours, runtime.plan, runtime.problems, _nothing, _make, _our_framework),
+    "openembedding": HostFlavor(
         openembedding.observe,
         openembedding.plan,
         openembedding.problems,
@@ -59,12 +59,12 @@ _FLAVORS: Dict[str, Flavor] = {
         openembedding.framework,
     ),
     # Its default developer image has no CUDA.
-    "deeprec": Flavor(
+    "deeprec": HostFlavor(
         deeprec.observe, deeprec.plan, deeprec.problems, deeprec.notes, deeprec.make, _no_framework
     ),
 }
 
 
-def get(desired: Desired) -> Flavor:
+def get(desired: Desired) -> HostFlavor:
     """The inventory's flavor."""
     return _FLAVORS[desired.runtime_flavor]

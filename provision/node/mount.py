@@ -13,7 +13,7 @@ _TIMEOUT = "x-systemd.device-timeout="
 _DAX = "dax"
 
 
-class Use(NamedTuple):
+class MountUse(NamedTuple):
     """How block devices of one sort are used; ``timeout``: seconds that a boot waits for one."""
 
     prefix: str  # of the mount points; a number follows
@@ -22,9 +22,9 @@ class Use(NamedTuple):
     timeout: int
 
 
-def pmem_use(desired: Desired) -> Use:
+def pmem_use(desired: Desired) -> MountUse:
     """How persistent memory is mounted."""
-    return Use(desired.pmem_mount_prefix, desired.pmem_filesystem, [_DAX], desired.pmem_device_timeout)
+    return MountUse(desired.pmem_mount_prefix, desired.pmem_filesystem, [_DAX], desired.pmem_device_timeout)
 
 
 def parse_mounts(text: str) -> List[Mount]:
@@ -42,7 +42,7 @@ def mounts_of(state: State, device: str) -> List[Mount]:
     return [item for item in state.mounts if devices.is_on(item.device, device)]
 
 
-def entry_ok(entry: FstabEntry, uuid: str, where: str, use: Use) -> bool:
+def entry_ok(entry: FstabEntry, uuid: str, where: str, use: MountUse) -> bool:
     """The entry has the UUID, our options, and those that let a boot continue without the device."""
     wanted = fstab_options(use)
     return (
@@ -53,17 +53,17 @@ def entry_ok(entry: FstabEntry, uuid: str, where: str, use: Use) -> bool:
     )
 
 
-def fstab_options(use: Use) -> List[str]:
+def fstab_options(use: MountUse) -> List[str]:
     """Mount options for /etc/fstab."""
     return use.options + ["nofail", f"{_TIMEOUT}{use.timeout}s"]
 
 
-def is_place(where: str, use: Use) -> bool:
+def is_place(where: str, use: MountUse) -> bool:
     """The path is one of our mount points."""
     return where.startswith(use.prefix) and where[len(use.prefix) :].isdigit()
 
 
-def entered_by_us(entry: FstabEntry, use: Use) -> bool:
+def entered_by_us(entry: FstabEntry, use: MountUse) -> bool:
     """The entry is at one of our mount points and has our options, whatever its timeout."""
     waits = any(word.startswith(_TIMEOUT) for word in entry.options)
     return is_place(entry.where, use) and waits and {*use.options, "nofail"} <= set(entry.options)
@@ -122,7 +122,7 @@ def unmount_for_good(state: State, device: str) -> List[Step]:
     return [step._replace(why=why) for step in unmount_step(state, device)]
 
 
-def forget_for_good(state: State, use: Use, name: str) -> List[Step]:
+def forget_for_good(state: State, use: MountUse, name: str) -> List[Step]:
     """The step that removes our entries from /etc/fstab, and their mount points; none if there are none."""
     where = [item.where for item in state.fstab if entered_by_us(item, use)]
     if not where:
@@ -157,7 +157,7 @@ def forget_step(state: State, desired: Desired) -> List[Step]:
     ]
 
 
-def plan(state: State, use: Use, device: str, where: str, fresh: bool, size: int = 0) -> List[Step]:
+def plan(state: State, use: MountUse, device: str, where: str, fresh: bool, size: int = 0) -> List[Step]:
     """The steps from a block device of ``size`` bytes to a mount that survives a reboot.
 
     ``fresh``: the device does not exist yet or will be created again, so nothing on it can be kept.
@@ -199,7 +199,7 @@ def plan(state: State, use: Use, device: str, where: str, fresh: bool, size: int
     return steps
 
 
-def _why_made(state: State, use: Use, device: str, mounts: List[Mount]) -> str:
+def _why_made(state: State, use: MountUse, device: str, mounts: List[Mount]) -> str:
     """Why a file system is made on an existing device."""
     found = filesystem.observed(state, device)
     if found is None:
@@ -219,7 +219,7 @@ def _why_made(state: State, use: Use, device: str, mounts: List[Mount]) -> str:
     return content.why_data(state, found) or "the device is empty"
 
 
-def _fstab_steps(state: State, use: Use, device: str, where: str, uuid: str) -> List[Step]:
+def _fstab_steps(state: State, use: MountUse, device: str, where: str, uuid: str) -> List[Step]:
     """The step for the entry of a mount point; the UUID of a new file system is empty."""
     entries = [item for item in state.fstab if item.where == where]
     if uuid and len(entries) == 1 and entry_ok(entries[0], uuid, where, use):

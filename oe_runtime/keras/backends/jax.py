@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.keras.backends import one_by_one
-from oe_runtime.keras.backends.one_by_one import Collect, Layout, Rows, Supply
+from oe_runtime.keras.backends.one_by_one import Collect, Layout, PulledRows, Supply
 from oe_runtime.keras.feed import (
     NanCauses,
     dependent_ids_error,
@@ -127,7 +127,7 @@ class _Lookups:
             sources.append(numbers[key])
         return ids, sources
 
-    def check(self, state: Any, x: Any, rows: Rows) -> None:
+    def check(self, state: Any, x: Any, rows: PulledRows) -> None:
         """Raise ValueError, at the first batch, when computed ids depend on the rows."""
         if not self._unknown:
             return
@@ -238,7 +238,7 @@ class Steps:
         self._model._jax_state_synced = False
         self._model.jax_state_sync()
 
-    def _pull(self, state: Any, data: Any) -> tuple[Any, Rows, _Layout]:
+    def _pull(self, state: Any, data: Any) -> tuple[Any, PulledRows, _Layout]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         flat = one_by_one.all_inputs(x)
         key = (skeleton(x), tuple((np.shape(v), v.dtype) for v in flat))

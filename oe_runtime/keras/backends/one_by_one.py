@@ -99,7 +99,7 @@ class TableIds:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PulledRows:
     """The pulled rows of a batch, as NumPy arrays."""
 
     layers: Sequence[Any]  # of the lookups
@@ -112,7 +112,9 @@ class Rows:
     ids: Sequence[NDArray[np.int64]]  # of the lookups, flat
 
 
-def pull(client: Client, optimizer: Any, layers: Sequence[Any], ids: Any, sources: Sequence[int]) -> Rows:
+def pull(
+    client: Client, optimizer: Any, layers: Sequence[Any], ids: Any, sources: Sequence[int]
+) -> PulledRows:
     """Pull the rows of lookups: `layers[i]` looks up `ids[sources[i]]`, flat int64 arrays."""
     lookups = range(len(layers))
     # Frozen tables have a pull of their own, because a push covers all rows of its pull.
@@ -127,7 +129,7 @@ def pull(client: Client, optimizer: Any, layers: Sequence[Any], ids: Any, source
     arrays = [client.embeddings(group) for pulled in pulls for group in pulled.groups]
     groups = pulls[0].groups if trained else []
     regularized = any(layers[i].embeddings_regularizer is not None for i in trained)
-    return Rows(
+    return PulledRows(
         layers,
         pulls,
         len(groups),
@@ -198,8 +200,8 @@ def clip(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Sum the gradients of groups by row of each table, and clip them and the dense ones.
 
-    `places` and `numbers` are of `Rows.tables`. The result of a table has one row per id, of which the first
-    ones belong to its rows.
+    `places` and `numbers` are of `PulledRows.tables`. The result of a table has one row per id, of which the
+    first ones belong to its rows.
     """
     if not clips(optimizer):
         return dense, gradients
@@ -212,7 +214,7 @@ def clip(
 
 def push(
     served: Served,
-    rows: Rows,
+    rows: PulledRows,
     gradients: Sequence[NDArray[Any]],
     rate: float,
     iterations: Any,

@@ -12,7 +12,7 @@ import torch
 from keras import ops
 
 from oe_runtime.keras.backends import one_by_one
-from oe_runtime.keras.backends.one_by_one import Collect, Rows, Supply
+from oe_runtime.keras.backends.one_by_one import Collect, PulledRows, Supply
 from oe_runtime.keras.feed import (
     NanCauses,
     check_exact,
@@ -134,7 +134,7 @@ class Steps:
         rows = self._pull(x)
         return self._call(x, rows, [ops.convert_to_tensor(array) for array in rows.arrays], training=False)
 
-    def _call(self, x: Any, rows: Rows, leaves: Sequence[Any], *, training: bool) -> Any:
+    def _call(self, x: Any, rows: PulledRows, leaves: Sequence[Any], *, training: bool) -> Any:
         supply = Supply(rows.layers, one_by_one.split_by_lookup(rows.layout, leaves, len(rows.layers)))
         with feeding(supply):
             y_pred = self._model(x, training=training)
@@ -149,7 +149,7 @@ class Steps:
         y: Any,
         y_pred: Any,
         sample_weight: Any,
-        rows: Rows,
+        rows: PulledRows,
         leaves: Sequence[Any],
         *,
         training: bool,
@@ -162,7 +162,7 @@ class Steps:
         model._loss_tracker.update_state(loss.detach(), sample_weight=examples)
         return loss
 
-    def _pull(self, x: Any) -> Rows:
+    def _pull(self, x: Any) -> PulledRows:
         """Pull the rows of a batch. To learn the ids, calls the model up to its last lookup."""
         key = skeleton(x)
         collect = Collect(self._counts.get(key))
