@@ -122,47 +122,12 @@ class Launch:
         if given:
             flags = ", ".join(request.flag(name) for name in given)
             raise TrainingError(f"--resume keeps the settings of the job; leave out {flags}")
-        if options.resume:
-            job = store.find(self.state_dir, options.resume)
-        else:  # the last on hosts
-            job = store.choose(store.all_jobs(self.state_dir), None, store.jobs_dir(self.state_dir))
-        request.check_consent(options.consent, [job.id], job.directory.parent)
-        spec, state = job.spec(), job.state()
-        if spec.is_servers_alone:
-            raise TrainingError(
-                f"{job.id} are parameter servers alone, which have no training to resume; to start them "
-                f"again: oeprov servers up --resume {job.id}"
-            )
-        if state.phase in ACTIVE:
-            raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
         longer_asked = bool(end) or arguments is not None
-        if state.phase == "done" and not longer_asked:
-            how = "-- ARGUMENTS" if spec.settings.get("script") else "--epochs N (or --steps N)"
-            raise TrainingError(
-                f"job {job.id} is done: it has trained {later_end.trained(job)}; to train it longer: oeprov "
-                f"resume {job.id} {how}"
-            )
-        require_own_id(spec)
-        if spec.cluster != inventory.cluster:
-            raise TrainingError(
-                f"job {job.id} belongs to cluster {spec.cluster} ({spec.inventory}), "
-                f"not to {inventory.cluster} ({inventory.path})"
-            )
+        job = self._job_to_resume(longer_asked)
+        spec = job.spec()
         worker = next(item for item in spec.processes if item.role == "worker")
-        moves = worker.host != placement.worker_hosts(inventory)[0].name
-        if moves and not spec.settings.get("upload_to"):
-            raise TrainingError(
-                f"job {job.id} has its checkpoints on host {worker.host}, where worker 0 was; "
-                f"in {inventory.path} the first worker is another host"
-            )
-        alive = [item for item in state.processes if item.unit and item.alive]
-        removed = [item for item in alive if item.host not in inventory.hosts]
-        for left in removed:
-            if left.role != "worker":
-                raise TrainingError(
-                    f"job {job.id} still has servers on host {left.host}, which {inventory.path} no longer "
-                    f"has; stop them first: oeprov stop {job.id}"
-                )
+        moves = self._moves(job, spec, worker.host)
+        alive, removed = self._still_alive(job)
         wanted = script.resumed(job, Request.from_job(spec), arguments)
         if end:
             wanted = later_end.extended(wanted, end, job.id, inventory.flavor, later_end.trained(job))
@@ -175,34 +140,19 @@ class Launch:
         known = Fleet(job, spec)
         if options.consent:
             _require_stopped(job, [item for item in alive if item not in removed], "its rows are removed")
-        try:
-            known.take_events()
-        except HostError as error:
-            # The worker may have reported a checkpoint since then, whose rows are in the servers' pools.
-            if not moves:
-                raise TrainingError(f"{error}; nothing was started") from None
-            say(self.console, f"[yellow]![/] {escape(str(error))}; its last events are missing here")
+        self._take_events(known, moves)
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
             raise TrainingError(f"job {job.id} is done; there is nothing to resume{and_stop}")
-        kept = wanted.training.keep_checkpoints
-        if options.consent and job.pool_servers() is not None and not job.has_files(kept):
-            raise TrainingError(
-                f"job {job.id} has no checkpoint in files: without its rows in persistent memory there is "
-                f"nothing to resume; to lose them: oeprov jobs rm {job.id} --consent {job.id}, and launch it "
-                "again"
-            )
+        if options.consent:
+            _check_files(job, wanted.training.keep_checkpoints)
         job.make()
         needed = readiness.needed(inventory, wanted)
         planned = flavors.get(inventory.flavor).place(job, needed, states, wanted)
         others, saved = _changes_server_count(job, spec, planned, moves=moves), job.has_checkpoint()
         adapted = any(item.adapted for item in spec.processes)
-        if others and not (saved or adapted or options.consent) and (rows := job.rows_left()):
-            raise TrainingError(
-                f"job {job.id} has reported no checkpoint, but there are rows in {', '.join(rows)}, which "
-                f"another number of servers cannot open; resume it with as many as it had, or to lose them, "
-                f"add: --consent {job.id}"
-            )
+        if others and not (saved or adapted or options.consent):
+            _check_rows(job)
         if others:
             stays = [item for item in alive if item not in removed]
             _require_stopped(job, stays, "its number of servers changes")
@@ -228,6 +178,68 @@ class Launch:
                 say(self.console, f"job {job.id}: its rows in persistent memory were removed")
         job.write_spec(resumed)  # last: if this ends before, the next resume sees the old servers too
         return job, placed, saved
+
+    def _job_to_resume(self, longer_asked: bool) -> Job:
+        """The job, unless it runs, is done and shall not be trained longer, or is of another cluster."""
+        if self.options.resume:
+            job = store.find(self.state_dir, self.options.resume)
+        else:  # the last on hosts
+            job = store.choose(store.all_jobs(self.state_dir), None, store.jobs_dir(self.state_dir))
+        request.check_consent(self.options.consent, [job.id], job.directory.parent)
+        spec, state = job.spec(), job.state()
+        if spec.is_servers_alone:
+            raise TrainingError(
+                f"{job.id} are parameter servers alone, which have no training to resume; to start them "
+                f"again: oeprov servers up --resume {job.id}"
+            )
+        if state.phase in ACTIVE:
+            raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
+        if state.phase == "done" and not longer_asked:
+            how = "-- ARGUMENTS" if spec.settings.get("script") else "--epochs N (or --steps N)"
+            raise TrainingError(
+                f"job {job.id} is done: it has trained {later_end.trained(job)}; to train it longer: oeprov "
+                f"resume {job.id} {how}"
+            )
+        require_own_id(spec)
+        if spec.cluster != self.inventory.cluster:
+            raise TrainingError(
+                f"job {job.id} belongs to cluster {spec.cluster} ({spec.inventory}), "
+                f"not to {self.inventory.cluster} ({self.inventory.path})"
+            )
+        return job
+
+    def _moves(self, job: Job, spec: JobSpec, host: str) -> bool:
+        """Whether worker 0, which was on ``host``, starts on another; refused without uploads."""
+        if host == placement.worker_hosts(self.inventory)[0].name:
+            return False
+        if not spec.settings.get("upload_to"):
+            raise TrainingError(
+                f"job {job.id} has its checkpoints on host {host}, where worker 0 was; "
+                f"in {self.inventory.path} the first worker is another host"
+            )
+        return True
+
+    def _take_events(self, known: Fleet, moves: bool) -> None:
+        """Fetch what the job's hosts have reported since its state was written."""
+        try:
+            known.take_events()
+        except HostError as error:
+            # The worker may have reported a checkpoint since then, whose rows are in the servers' pools.
+            if not moves:
+                raise TrainingError(f"{error}; nothing was started") from None
+            say(self.console, f"[yellow]![/] {escape(str(error))}; its last events are missing here")
+
+    def _still_alive(self, job: Job) -> tuple[list[ProcessState], list[ProcessState]]:
+        """The job's units that its state calls alive, and those of them on hosts that are not used now."""
+        alive = [item for item in job.state().processes if item.unit and item.alive]
+        removed = [item for item in alive if item.host not in self.inventory.hosts]
+        for left in removed:
+            if left.role != "worker":
+                raise TrainingError(
+                    f"job {job.id} still has servers on host {left.host}, which {self.inventory.path} no "
+                    f"longer has; stop them first: oeprov stop {job.id}"
+                )
+        return alive, removed
 
     def _check(self, wanted: Request) -> dict[str, State]:
         """The hosts' states; TrainingError names the host that is not ready, or another obstacle."""
@@ -343,6 +355,26 @@ class Launch:
         if self.options.as_json:
             print(json.dumps(result(job)))
         return 1 if state.phase == "failed" else 0
+
+
+def _check_files(job: Job, kept: int) -> None:
+    """Refuse to remove the rows in persistent memory that no checkpoint in files has."""
+    if job.pool_servers() is not None and not job.has_files(kept):
+        raise TrainingError(
+            f"job {job.id} has no checkpoint in files: without its rows in persistent memory there is "
+            f"nothing to resume; to lose them: oeprov jobs rm {job.id} --consent {job.id}, and launch it "
+            "again"
+        )
+
+
+def _check_rows(job: Job) -> None:
+    """Refuse another number of servers where rows of no checkpoint would be lost."""
+    if rows := job.rows_left():
+        raise TrainingError(
+            f"job {job.id} has reported no checkpoint, but there are rows in {', '.join(rows)}, which "
+            f"another number of servers cannot open; resume it with as many as it had, or to lose them, add: "
+            f"--consent {job.id}"
+        )
 
 
 def _remove_pools(old: Fleet, used: Collection[str], console: Console) -> bool:
