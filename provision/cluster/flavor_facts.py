@@ -7,8 +7,10 @@ says what it needs on hosts.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from provision.cluster import own_sources, requirements
 from provision.cluster.runtime_settings import RuntimeSettings
@@ -19,39 +21,39 @@ from provision.node.openembedding import has_no_pmem
 DEFAULT = "oe_runtime"
 
 
-class FlavorFacts(Protocol):
-    """What each class of this module has."""
+@dataclass(frozen=True)
+class FlavorFacts:
+    """What the inventory knows of a flavor."""
 
-    own_wheel: bool  # its environment is made from oeprov's own wheel
+    folder: str  # of its environment, in /opt/oeprov
+    storages: Mapping[str, str]  # what `parameter_server_storage: auto` means by pmem_mode; dram in others
+    rows_in: tuple[str, ...]  # roles whose processes keep rows
+    own_wheel: bool = False  # its environment is made from oeprov's own wheel
+    drive_storage: str = "dram"  # the storage on hosts with drives and without persistent memory
+    has_pmem: Callable[[str], bool] = lambda package: True  # whether this runtime_package uses it
 
     def venv(self, local: bool, state_dir: Path) -> str:
         """Where its environment is, unless the inventory says."""
+        if not local:
+            return f"/opt/oeprov/{self.folder}"
+        return sys.prefix if self.own_wheel else str((state_dir / self.folder).absolute())
 
     def storage(self, mode: str, settings: RuntimeSettings, *, drives: bool) -> str:
         """What ``parameter_server_storage: auto`` means on a host of this ``pmem_mode``, with ``drives``."""
+        if drives and mode == "none":
+            return self.drive_storage
+        return self.storages.get(mode, "dram") if self.has_pmem(settings.package) else "dram"
 
     def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
         """Whether processes on such a host keep rows, so that its memory must fit their storage."""
+        return (parameter_server and "parameter_server" in self.rows_in) or (
+            worker and "worker" in self.rows_in
+        )
 
     def desired(self, kind: Kind, settings: RuntimeSettings) -> dict[str, Any]:
         """What the planner is told of the environment beyond the settings themselves."""
-
-
-class _OeRuntime:
-    own_wheel = True
-
-    def venv(self, local: bool, _state_dir: Path) -> str:
-        return sys.prefix if local else "/opt/oeprov/venv"  # the environment of oe_runtime
-
-    def storage(self, mode: str, _settings: RuntimeSettings, *, drives: bool) -> str:
-        if drives and mode == "none":
-            return "dram_ssd"
-        return "pmem_libpmem" if mode in ("fsdax", "directory") else "dram"
-
-    def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
-        return parameter_server
-
-    def desired(self, kind: Kind, settings: RuntimeSettings) -> dict[str, Any]:
+        if not self.own_wheel:
+            return {"runtime_extra": "", "runtime_requirements": []}
         extra = "" if settings.extra == "none" else settings.extra
         needs = list(requirements.extra_requirements(extra))
         found: dict[str, Any] = {"runtime_extra": extra, "runtime_requirements": needs}
@@ -62,40 +64,21 @@ class _OeRuntime:
         return found
 
 
-class _Foreign:
-    own_wheel = False
-
-    def desired(self, _kind: Kind, _settings: RuntimeSettings) -> dict[str, Any]:
-        return {"runtime_extra": "", "runtime_requirements": []}
-
-
-class _OpenEmbedding(_Foreign):
-    def venv(self, local: bool, state_dir: Path) -> str:
-        return str((state_dir / "openembedding").absolute()) if local else "/opt/oeprov/openembedding"
-
-    def storage(self, mode: str, settings: RuntimeSettings, *, drives: bool) -> str:
-        # PyPI's package has no persistent memory.
-        return "pmem_libpmem" if mode == "fsdax" and not has_no_pmem(settings.package) else "dram"
-
-    def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
-        return parameter_server or worker
-
-
-class _DeepRec(_Foreign):
-    def venv(self, local: bool, state_dir: Path) -> str:
-        return str((state_dir / "deeprec").absolute()) if local else "/opt/oeprov/deeprec"
-
-    def storage(self, mode: str, _settings: RuntimeSettings, *, drives: bool) -> str:
-        return {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}.get(mode, "dram")
-
-    def keeps_rows(self, *, parameter_server: bool, worker: bool) -> bool:
-        return worker
-
-
-_FLAVORS: dict[str, FlavorFacts] = {
-    DEFAULT: _OeRuntime(),
-    "openembedding": _OpenEmbedding(),
-    "deeprec": _DeepRec(),
+_FLAVORS = {
+    DEFAULT: FlavorFacts(
+        "venv",
+        {"fsdax": "pmem_libpmem", "directory": "pmem_libpmem"},
+        ("parameter_server",),
+        own_wheel=True,
+        drive_storage="dram_ssd",
+    ),
+    "openembedding": FlavorFacts(
+        "openembedding",
+        {"fsdax": "pmem_libpmem"},
+        ("parameter_server", "worker"),
+        has_pmem=lambda package: not has_no_pmem(package),  # PyPI's package has none
+    ),
+    "deeprec": FlavorFacts("deeprec", {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}, ("worker",)),
 }
 
 

@@ -7,7 +7,6 @@ The build is that of docs/docs_zh/Embedding-on-PMEM.md of its repository: memkin
 import hashlib
 import os
 import re
-import shlex
 from typing import Any, Dict, List
 
 from . import families, foreign, numa, registry, repositories
@@ -22,17 +21,26 @@ REPOSITORY = "https://github.com/DeepRec-AI/DeepRec.git"
 MEMKIND = "https://github.com/memkind/memkind.git"
 REVISION = "deeprec2402"  # its last release
 SCRIPT = "modelzoo/dlrm/train.py"
-_BAZEL = [
-    "bazel",
-    "build",
-    "--cxxopt=-D_GLIBCXX_USE_CXX11_ABI=0",
-    "--host_cxxopt=-D_GLIBCXX_USE_CXX11_ABI=0",
-    "-c",
-    "opt",
-    "--copt=-L/usr/local/lib",
-]
 # Libraries of its storage, by the use of persistent memory.
-_LINKED = {"fsdax": ["--copt=-lpmem", "--copt=-lmemkind"], "kmem": ["--copt=-lmemkind"]}
+_LINKED = {"fsdax": "--copt=-lpmem --copt=-lmemkind", "kmem": "--copt=-lmemkind"}
+# For bash in the container. TF_ENABLE_PMEM answers "Do you wish to build TensorFlow with PMEM support?", and
+# other questions get their defaults.
+_SCRIPT = """\
+apt-get update
+apt-get install -y libpmem-dev gzip numactl gdb autoconf
+pip install pandas numpy==1.16.0
+cd /work/memkind
+./autogen.sh
+./configure
+make -j
+make install
+cd /work/DeepRec
+export LD_LIBRARY_PATH=/usr/local/lib:$LD_LIBRARY_PATH
+{nodes}export TF_ENABLE_PMEM=1
+yes '' | ./configure
+bazel build --cxxopt=-D_GLIBCXX_USE_CXX11_ABI=0 --host_cxxopt=-D_GLIBCXX_USE_CXX11_ABI=0 -c opt \
+--copt=-L/usr/local/lib {linked} --config=opt //tensorflow/tools/pip_package:build_pip_package
+./bazel-bin/tensorflow/tools/pip_package/build_pip_package /work/wheels"""
 # N of the image's C library 2.N; programs run on the same or a newer one.
 _IMAGES = {"ubuntu18.04": 27, "ubuntu20.04": 31, "ubuntu22.04": 35}
 _HOURS = 6 * 3600
@@ -172,30 +180,8 @@ def commands(desired: Desired, into: str, nodes: List[int]) -> List[List[str]]:
 def script(desired: Desired, nodes: List[int]) -> str:
     """The script for the container."""
     kmem = memory(desired) == "kmem" and nodes
-    bazel = (
-        _BAZEL
-        + _LINKED[memory(desired)]
-        + ["--config=opt", "//tensorflow/tools/pip_package:build_pip_package"]
-    )
-    lines = [
-        "apt-get update",
-        "apt-get install -y libpmem-dev gzip numactl gdb autoconf",
-        "pip install pandas numpy==1.16.0",
-        "cd /work/memkind",
-        "./autogen.sh",
-        "./configure",
-        "make -j",
-        "make install",
-        "cd /work/DeepRec",
-        "export LD_LIBRARY_PATH=/usr/local/lib:$LD_LIBRARY_PATH",
-        "export MEMKIND_DAX_KMEM_NODES=" + ",".join(map(str, nodes)) if kmem else "",
-        # Answers "Do you wish to build TensorFlow with PMEM support?"; other questions get their defaults.
-        "export TF_ENABLE_PMEM=1",
-        "yes '' | ./configure",
-        " ".join(shlex.quote(word) for word in bazel),
-        "./bazel-bin/tensorflow/tools/pip_package/build_pip_package /work/wheels",
-    ]
-    return "\n".join(line for line in lines if line)
+    known = "export MEMKIND_DAX_KMEM_NODES=" + ",".join(map(str, nodes)) + "\n" if kmem else ""
+    return _SCRIPT.format(nodes=known, linked=_LINKED[memory(desired)])
 
 
 def make(system: System, os_info: OsInfo, args: Dict[str, Any]) -> str:
