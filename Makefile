@@ -106,7 +106,9 @@ SANITIZE = $(CMAKE_TEST) -DOE_WERROR=ON -DCMAKE_BUILD_TYPE=Sanitize -DOE_TEST_SH
 # Crashes under ASan, which takes ten times as long for each; make test has more (pool_crash_test.cc, row_log_crash_test.cc).
 SANITIZE_CRASH_POINTS ?= 2000
 # Long under TSan, which has nothing to see in them: they have one thread (more of them: oe_runtime/core/CMakeLists.txt).
-ONE_THREAD = CompactIndexTest.*:*EveryFlippedByte*
+ONE_THREAD = *AnyIndexTest.*:CompactIndexTest.*:*EveryFlippedByte*:RowLogTest.OneLargeReservation*:RowLogTest.CleaningMoves*
+# Of each storage, one number of kept checkpoints is enough for TSan: its threads are the same with any.
+KEPT = *TableUpdatesTest.*_3:*TableUpdatesTest.*_5
 # Tests that fork: memkind then takes all its locks, which are more than the 64 that TSan holds, if an earlier test of the
 # same process used it.
 FORKS = *AForkedProcessGivesNothingBack:*RefusesADirectoryThatALiveProcessHolds:*EveryRowIsAsItWasAtTheNewestCheckpoint*
@@ -117,7 +119,7 @@ sanitize: setup
 	export OE_CRASH_POINTS=$(SANITIZE_CRASH_POINTS); $(call ctest,build/asan)
 	@$(SANITIZE) -B build/tsan -DOE_SANITIZE=thread >/dev/null
 	cmake --build build/tsan --target core_test
-	export GTEST_FILTER='-$(ONE_THREAD):$(FORKS)'; $(call ctest,build/tsan)
+	export GTEST_FILTER='-$(ONE_THREAD):$(KEPT):$(FORKS)'; $(call ctest,build/tsan)
 
 FUZZ_SECONDS ?= 60
 
