@@ -51,7 +51,7 @@ double Distance(double left, double right) {
 }
 
 // The rows of the keys that fall into one of `parts`.
-struct Part {
+struct KeyPart {
   uint64_t number = 0;
   uint64_t parts = 1;
 
@@ -60,7 +60,7 @@ struct Part {
 
 class Rows {
  public:
-  Rows(const std::vector<const TableChain*>& chains, const Part& part, uint64_t expected, size_t bytes)
+  Rows(const std::vector<const TableChain*>& chains, const KeyPart& part, uint64_t expected, size_t bytes)
       : index_(NewHashIndex()), bytes_(bytes) {
     rows_.reserve(expected * bytes);
     for (const TableChain* chain : chains) {
@@ -115,7 +115,7 @@ class Comparison {
       for (const std::string& file : *chain) rows += ReadTableFileInfo(file).rows;
     }
     const uint64_t row_bytes = before_.row_bytes + kRowOverhead;
-    Part part;
+    KeyPart part;
     // A row's number has 32 bits, and one of them says that there is none.
     part.parts = 1 + std::max(rows * row_bytes / memory_, rows >> 31);
     for (part.number = 0; part.number < part.parts; ++part.number) {
@@ -126,7 +126,7 @@ class Comparison {
   const TableDifference& result() const { return result_; }
 
  private:
-  void ComparePart(const Rows& before, const std::vector<const TableChain*>& after, const Part& part) {
+  void ComparePart(const Rows& before, const std::vector<const TableChain*>& after, const KeyPart& part) {
     uint64_t common = 0;
     for (const TableChain* chain : after) {
       TableChainReader reader(*chain);

@@ -31,9 +31,9 @@ constexpr size_t kBlockBytes = size_t{1} << 20;
 }
 
 // One file's bytes from its beginning, hashed as they are read.
-class Reader {
+class HashedReader {
  public:
-  explicit Reader(const std::string& file) : file_(file), in_(OpenToRead(file)) {
+  explicit HashedReader(const std::string& file) : file_(file), in_(OpenToRead(file)) {
     struct stat status{};
     if (::fstat(in_.get(), &status) != 0) {
       throw CheckpointError("cannot read " + file + ": " + std::strerror(errno));
@@ -70,7 +70,7 @@ json Expected(const TableSpec& spec, uint64_t version) {
 }
 
 // How many bytes of counts follow. `expected`: the fields that must have these values.
-uint64_t ReadHeader(Reader* reader, const std::string& file, const json& expected) {
+uint64_t ReadHeader(HashedReader* reader, const std::string& file, const json& expected) {
   std::array<char, 8> magic{};
   uint32_t format = 0;
   uint32_t size = 0;
@@ -105,7 +105,7 @@ uint64_t ReadHeader(Reader* reader, const std::string& file, const json& expecte
   return bytes;
 }
 
-void Skip(Reader* reader, uint64_t bytes) {
+void Skip(HashedReader* reader, uint64_t bytes) {
   std::vector<char> block(kBlockBytes);
   while (bytes > 0) {
     const size_t size = std::min<uint64_t>(bytes, kBlockBytes);
@@ -114,7 +114,7 @@ void Skip(Reader* reader, uint64_t bytes) {
   }
 }
 
-uint64_t CheckEnd(Reader* reader, const std::string& file) {
+uint64_t CheckEnd(HashedReader* reader, const std::string& file) {
   const uint64_t wanted = reader->hash();
   uint64_t checksum = 0;
   reader->Read(&checksum, sizeof(checksum));
@@ -127,7 +127,7 @@ uint64_t CheckEnd(Reader* reader, const std::string& file) {
 std::string FilterFileName(const std::string& table_file) { return table_file + ".filter"; }
 
 FilterFileInfo VerifyFilterFile(const std::string& file) {
-  Reader reader(file);
+  HashedReader reader(file);
   Skip(&reader, ReadHeader(&reader, file, json::object()));
   return {reader.size(), CheckEnd(&reader, file)};
 }
@@ -185,7 +185,7 @@ bool LoadFilters(const std::vector<std::string>& table_files, const TableSpec& s
   if (!missing.empty()) throw CheckpointError(missing + " is missing (beside " + files.front() + ")");
   const json expected = Expected(spec, version);
   for (const std::string& file : files) {
-    Reader reader(file);
+    HashedReader reader(file);
     const uint64_t bytes = ReadHeader(&reader, file, expected);
     if (filter == nullptr) {
       Skip(&reader, bytes);

@@ -83,7 +83,7 @@ size_t HomeOf(Key key, unsigned shift) { return static_cast<size_t>((key * 0x9E3
 
 // Places in a list of distinct keys, found by key; -1 is an empty slot. A value, so that loops have it in
 // registers.
-struct Slots {
+struct KeySlots {
   int32_t* slots;
   unsigned shift;
   size_t mask;
@@ -106,17 +106,17 @@ struct Slots {
 };
 
 // What stays with the thread: new memory would cost as much as the search.
-class Scratch {
+class SlotMemory {
  public:
-  Scratch() : kept_(Kept()) {}
-  ~Scratch() {
+  SlotMemory() : kept_(Kept()) {}
+  ~SlotMemory() {
     if (kept_.slots.size() > kMostSlots) kept_ = {};
   }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+  SlotMemory(const SlotMemory&) = delete;
+  SlotMemory& operator=(const SlotMemory&) = delete;
 
   // Makes at least that many slots, all empty. The old ones are gone.
-  Slots Empty(size_t least) {
+  KeySlots Empty(size_t least) {
     unsigned bits = 4;
     while ((size_t{1} << bits) < least) ++bits;
     const size_t size = size_t{1} << bits;
@@ -152,7 +152,7 @@ struct Search {
 
 // Goes on to `end`, or until there are `most` keys.
 template <bool kFetches>
-void Number(const Slots slots, Search* search, size_t end, size_t most) {
+void Number(const KeySlots slots, Search* search, size_t end, size_t most) {
   const Search was = *search;
   size_t at = was.at;
   size_t count = was.count;
@@ -176,13 +176,13 @@ void Number(const Slots slots, Search* search, size_t end, size_t most) {
 // repeats its ids, as most do, stays in few slots, which lie in a nearer cache; another goes on in as many as
 // it may ever need.
 std::vector<Key> FindUnique(const Key* ids, size_t n, int32_t* inverse) {
-  Scratch scratch;
+  SlotMemory scratch;
   Search search{ids, inverse, scratch.Keys(n)};
-  const auto run = [&](const Slots& slots, size_t most) {
+  const auto run = [&](const KeySlots& slots, size_t most) {
     Number<true>(slots, &search, n - std::min(n, kAhead), most);
     Number<false>(slots, &search, n, most);
   };
-  Slots slots = scratch.Empty(n);
+  KeySlots slots = scratch.Empty(n);
   run(slots, (slots.mask + 1) / 4);
   if (search.at < n) {
     slots = scratch.Empty(4 * n);
@@ -231,8 +231,8 @@ void MarkCommon(const std::vector<Key>& keys, const std::vector<Key>& others, st
   const bool of_keys = keys.size() <= others.size();
   const std::vector<Key>& few = of_keys ? keys : others;
   const std::vector<Key>& many = of_keys ? others : keys;
-  Scratch scratch;
-  const Slots slots = scratch.Empty(2 * few.size());
+  SlotMemory scratch;
+  const KeySlots slots = scratch.Empty(2 * few.size());
   slots.Fill(few.data(), few.size());
   for (size_t i = 0; i < many.size(); ++i) {
     if (i + kAhead < many.size()) slots.Prefetch(many[i + kAhead]);
