@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where `make test` builds, with the same options: what is there already is not built twice.
@@ -102,24 +103,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(
-    storage: str,
-    base: Path,
-    *flags: str,
-    token: str = "",
-    prefix: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Server]:
-    """A server whose files lie in a fresh directory under `base`; `flags` are more of its command line's."""
+def server(storage: str, base: Path, *flags: str, **more: Any) -> Iterator[Server]:
+    """A server whose files lie in a fresh directory under `base`; `flags` and `more` are `Server`'s."""
     with tempfile.TemporaryDirectory(dir=base) as directory:
-        running = Server(
-            Path(directory) / "server",
-            *flags,
-            storage=storage,
-            token=token,
-            prefix=prefix,
-            environment=environment,
-        )
+        running = Server(Path(directory) / "server", *flags, storage=storage, **more)
         try:
             yield running
         finally:

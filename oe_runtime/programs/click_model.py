@@ -210,14 +210,13 @@ def make_optimizer(name: str, learning_rate: float) -> Any:
     """Return the Keras optimizer `name` of `oe_runtime.run.optimizers` with its default settings."""
     import keras
 
-    from oe_runtime.keras import optimizers as ours
+    from oe_runtime.keras.translate import CLASSES
 
     if name == "amsgrad":
         return keras.optimizers.Adam(learning_rate, amsgrad=True)
     if name == "momentum":
         return keras.optimizers.SGD(learning_rate, momentum=0.9)
-    kinds = {kind.lower(): value for kind, value in (vars(ours) | vars(keras.optimizers)).items()}
-    return kinds[name](learning_rate)
+    return {kind.__name__.lower(): kind for kind in CLASSES}[name](learning_rate)
 
 
 class Layout:
