@@ -15,14 +15,6 @@ namespace {
 constexpr uint64_t kLeastBlock = uint64_t{4} << 10;  // bytes of a block of rows and their frames, at most,
 constexpr uint64_t kMostBlock = uint64_t{32} << 10;
 constexpr uint64_t kBlocks = 4096;  // of a cache, so that each shard of some dozens of tables has several
-constexpr size_t kAlignment = 256;
-
-// Of a vector that grows by a little again and again: a quarter more, since the cache's memory does not count
-// what is not used.
-template <typename T>
-void ReserveFor(std::vector<T>* vector, size_t size) {
-  if (vector->capacity() < size) vector->reserve(std::max(size, vector->capacity() + vector->capacity() / 4));
-}
 
 }  // namespace
 
@@ -103,61 +95,22 @@ LogStore::LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage
       memory_(memory),
       damage_(damage),
       row_bytes_(log->spec().row_bytes),
-      blocks_at_once_(
-          static_cast<uint32_t>(std::max<uint64_t>(1, kMostBlock / (layout().block_bytes + FrameBytes())))) {
-  memory_->Join();
-}
-
-LogStore::~LogStore() {
-  for (size_t block = 0; block < copies().size(); ++block) {
-    if (beyond_[block]) {
-      ::operator delete[](copies()[block], std::align_val_t{kAlignment});
-    } else {
-      memory_->Give(copies()[block], layout().block_bytes, FrameBytes());
-    }
-  }
-  memory_->Leave();
-}
-
-// Frames.
-
-// One more block; `beyond` the memory of the cache if it has none.
-bool LogStore::AddBlock(bool beyond) {
-  const uint32_t rows = layout().block_rows();
-  ReserveFor(&copies(), copies().size() + 1);
-  ReserveFor(&beyond_, beyond_.size() + 1);
-  ReserveFor(&frames_, frames_.size() + rows);
-  ReserveFor(&free_, frames_.size() + rows);
-  const size_t more = FrameBytes();
-  std::byte* block = nullptr;
-  if (beyond) {
-    block = static_cast<std::byte*>(::operator new[](layout().block_bytes, std::align_val_t{kAlignment}));
-  } else {
-    block = memory_->Take(layout().block_bytes, more, bytes_);
-    if (block == nullptr) return false;
-  }
-  copies().push_back(block);
-  beyond_.push_back(beyond);
-  beyond_blocks_ += beyond ? 1 : 0;
-  const auto first = static_cast<uint32_t>(frames_.size());
-  frames_.resize(first + rows);
-  for (uint32_t frame = first + rows; frame > first; --frame) free_.push_back(frame - 1);
-  bytes_ += layout().block_bytes + more;
-  return true;
+      frames_(memory, &copies(), layout(), 0),
+      blocks_at_once_(static_cast<uint32_t>(std::max<uint64_t>(1, kMostBlock / frames_.block_bytes()))) {
+  frames_.Join();
 }
 
 void LogStore::EnsureFree() {
-  if (!free_.empty() || AddBlock(false) || EvictOne()) return;
+  if (frames_.has_free() || frames_.Grow() || EvictOne()) return;
   // All are pinned, or there is no room in the log: then that is so for the next rows too.
-  for (uint32_t i = 0; i < blocks_at_once_; ++i) (void)AddBlock(true);
+  for (uint32_t i = 0; i < blocks_at_once_; ++i) (void)frames_.Grow(true);
 }
 
 bool LogStore::EvictOne() noexcept {
   uint32_t least = kNoRow;
   uint8_t least_reads = 0;
   for (size_t seen = 0; seen < frames_.size() && (seen < kMostPassed || least == kNoRow); ++seen) {
-    if (hand_ >= frames_.size()) hand_ = 0;
-    const uint32_t at = hand_++;
+    const uint32_t at = frames_.Pass();
     Frame& frame = frames_[at];
     if (!frame.used || frame.pins > 0) continue;
     if (frame.reads == 0) return Evict(at);
@@ -174,8 +127,8 @@ bool LogStore::EvictOne() noexcept {
 bool LogStore::Evict(uint32_t at) noexcept {
   if (!has_index() || !WriteFrame(at)) return false;
   index().Set(frames_[at].key, frames_[at].slot);
-  evictions_.fetch_add(1, std::memory_order_relaxed);
-  Free(at);
+  frames_.CountEviction();
+  frames_.Free(at);
   return true;
 }
 
@@ -188,14 +141,8 @@ bool LogStore::WriteFrame(uint32_t at) noexcept {
   frame.dirty = 0;
   frame.entries = true;
   log_->Claim(-1);
-  write_backs_.fetch_add(1, std::memory_order_relaxed);
+  frames_.CountWriteBack();
   return true;
-}
-
-void LogStore::Free(uint32_t at) noexcept {
-  frames_[at] = Frame{};
-  free_.push_back(at);  // it has room for all
-  rows_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 // The content changes now: a checkpoint that is under way gets what was there, and there is no newest version
@@ -218,14 +165,12 @@ void LogStore::BeginChange(uint32_t at) {
 void LogStore::Reserve() { EnsureFree(); }
 
 uint32_t LogStore::Add(Key key) noexcept {
-  const uint32_t at = free_.back();
-  free_.pop_back();
+  const uint32_t at = frames_.Take();
   Frame& frame = frames_[at];
   frame.key = key;
   frame.used = true;
   frame.pins = 1;
   frame.dirty = static_cast<uint32_t>(log_->epoch());
-  rows_.fetch_add(1, std::memory_order_relaxed);
   log_->Claim(1);
   changed_ = true;
   ++size_;
@@ -245,7 +190,7 @@ void LogStore::Erase(Key key, uint32_t number) noexcept {
     if (frame.dirty != 0) log_->Claim(-1);
     slot = frame.slot;
     entries = frame.entries;
-    Free(at);
+    frames_.Free(at);
   }
   if (slot != kNoRow) log_->Supersede(slot);
   if (entries) (void)log_->AppendTombstone(key, epoch);
@@ -329,8 +274,7 @@ void LogStore::NoteReads(const Key* /*keys*/, const uint32_t* numbers, size_t n)
     hits += hit ? 1 : 0;
     misses += hit ? 0 : 1;
   }
-  hits_.fetch_add(hits, std::memory_order_relaxed);
-  misses_.fetch_add(misses, std::memory_order_relaxed);
+  frames_.CountReads(hits, misses);
 }
 
 void LogStore::Rows(const Key* keys, const uint32_t* numbers, size_t n, const std::byte** rows,
@@ -397,7 +341,7 @@ void LogStore::CheckRow(Key key, uint32_t number) {
 
 void LogStore::Upkeep() noexcept {
   try {
-    while (wants_shrink()) {
+    while (frames_.wants_shrink()) {
       const RowLog::Room room =
           log_->Reserve(uint64_t{layout().block_rows()} * blocks_at_once_, RowLog::Need::kWriteBack);
       const std::unique_lock<FairSharedMutex> lock(mutex());
@@ -444,9 +388,8 @@ void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead)
   } catch (const std::bad_alloc&) {
     return;
   }
-  if (free_.empty()) return;
-  const uint32_t at = free_.back();
-  free_.pop_back();
+  if (!frames_.has_free()) return;
+  const uint32_t at = frames_.Take();
   Frame& frame = frames_[at];
   frame.key = key;
   frame.used = true;
@@ -455,36 +398,16 @@ void LogStore::Install(Key key, uint32_t slot, const std::byte* row, bool ahead)
   frame.reads = ahead ? kReadAhead : kPulled;
   std::memcpy(content(at), row, row_bytes_);
   index().Set(key, at | kCopyBit);
-  rows_.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Gives some blocks of frames back, with room to write back as many rows; false: it could not.
 bool LogStore::Shrink() noexcept {
+  const auto evict = [this](uint32_t at) {
+    return !frames_[at].used || (frames_[at].pins == 0 && Evict(at));
+  };
   for (uint32_t i = 0; i < blocks_at_once_; ++i) {
-    if (!ShrinkByBlock()) return i > 0;
+    if (!frames_.wants_shrink() || !frames_.Shrink(evict)) return i > 0;
   }
-  return true;
-}
-
-bool LogStore::ShrinkByBlock() noexcept {
-  if (copies().empty() || !wants_shrink()) return false;
-  const auto first = static_cast<uint32_t>(frames_.size() - layout().block_rows());
-  for (uint32_t at = first; at < frames_.size(); ++at) {
-    if (frames_[at].used && (frames_[at].pins > 0 || !Evict(at))) return false;
-  }
-  free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t at) { return at >= first; }),
-              free_.end());
-  frames_.resize(first);
-  const size_t more = FrameBytes();
-  if (beyond_.back()) {
-    --beyond_blocks_;
-    ::operator delete[](copies().back(), std::align_val_t{kAlignment});
-  } else {
-    memory_->Give(copies().back(), layout().block_bytes, more);
-  }
-  bytes_ -= layout().block_bytes + more;
-  copies().pop_back();
-  beyond_.pop_back();
   return true;
 }
 
@@ -540,23 +463,7 @@ void LogStore::SetRows(uint64_t size, uint64_t digest) noexcept {
   size_ = size;
   digest_ = digest;
   changed_ = false;
-  free_.clear();
-  for (auto at = static_cast<uint32_t>(frames_.size()); at > 0; --at) {
-    frames_[at - 1] = Frame{};
-    free_.push_back(at - 1);
-  }
-  rows_ = 0;
-}
-
-CacheStats LogStore::cache_stats() const noexcept {
-  CacheStats stats;
-  stats.hits = hits_;
-  stats.misses = misses_;
-  stats.rows = rows_;
-  stats.bytes = bytes_;
-  stats.evictions = evictions_;
-  stats.write_backs = write_backs_;
-  return stats;
+  frames_.FreeAll();
 }
 
 }  // namespace oe

@@ -10,9 +10,8 @@
 
 #include "oe_runtime/core/common/fair_shared_mutex.h"
 #include "oe_runtime/core/index/index.h"
-#include "oe_runtime/core/storage/cache_memory.h"
 #include "oe_runtime/core/storage/damage.h"
-#include "oe_runtime/core/storage/row_cache.h"
+#include "oe_runtime/core/storage/frames.h"
 #include "oe_runtime/core/storage/row_log.h"
 #include "oe_runtime/core/storage/row_store.h"
 
@@ -76,7 +75,6 @@ class LogStore final : public RowStore {
  public:
   // All must outlive the store.
   LogStore(RowLog* log, BlockDevice* device, CacheMemory* memory, Damage* damage);
-  ~LogStore() override;
 
   RowLog* log() const noexcept override { return log_; }
   BlockDevice* device() const noexcept { return device_; }
@@ -132,7 +130,7 @@ class LogStore final : public RowStore {
   uint64_t digest() const noexcept { return digest_; }
   // After a recovery: so many rows in the log, and no frames in use.
   void SetRows(uint64_t size, uint64_t digest) noexcept;
-  CacheStats cache_stats() const noexcept override;
+  CacheStats cache_stats() const noexcept override { return frames_.stats(); }
 
  private:
   struct Frame {
@@ -154,43 +152,26 @@ class LogStore final : public RowStore {
   void TakeFrames(const Key* keys, size_t n, uint32_t* numbers);
   bool NoteRead(uint32_t number) const noexcept;
   void Keep(uint32_t number) const noexcept;
-  bool wants_shrink() const noexcept { return beyond_blocks_ > 0 || memory_->Owes(bytes_); }
   bool Shrink() noexcept;
   std::byte* content(uint32_t frame) const noexcept { return row(frame | kCopyBit); }
-  // Of a block, beside its rows.
-  size_t FrameBytes() const noexcept { return layout().block_rows() * sizeof(Frame); }
   void EnsureFree();
-  bool AddBlock(bool beyond);
-  bool ShrinkByBlock() noexcept;
   bool EvictOne() noexcept;
   bool Evict(uint32_t frame) noexcept;
   bool WriteFrame(uint32_t frame) noexcept;
   RowLog::Room RoomToWriteBack();
   void BeginChange(uint32_t frame);
-  void Free(uint32_t frame) noexcept;
 
   RowLog* const log_;
   BlockDevice* const device_;
   CacheMemory* const memory_;
   Damage* const damage_;
   const size_t row_bytes_;
+  Frames<Frame> frames_;
   const uint32_t blocks_at_once_;
 
   uint64_t size_ = 0;
   uint64_t digest_ = 0;
   bool changed_ = false;
-  std::vector<Frame> frames_;
-  std::vector<bool> beyond_;  // blocks that are not of the cache's memory
-  std::vector<uint32_t> free_;
-  uint32_t hand_ = 0;
-
-  mutable std::atomic<uint64_t> hits_{0};
-  mutable std::atomic<uint64_t> misses_{0};
-  std::atomic<uint64_t> rows_{0};
-  std::atomic<uint64_t> bytes_{0};
-  std::atomic<uint64_t> beyond_blocks_{0};
-  std::atomic<uint64_t> evictions_{0};
-  std::atomic<uint64_t> write_backs_{0};
 };
 
 }  // namespace oe

@@ -20,27 +20,15 @@ constexpr uint16_t kMissesToEnter = 3;    // of a row, where another one has to 
 constexpr uint16_t kCountBits = 3;        // of missed_times_
 constexpr size_t kCountsAFrame = 4;       // as many places does missed_times_ have
 
-void Count(std::atomic<uint64_t>* counter, uint64_t n = 1) {
-  counter->fetch_add(n, std::memory_order_relaxed);
-}
-
 }  // namespace
 
-RowCache::RowCache(CacheMemory* memory, SlotStore* slots, const RowLayout& layout)
-    : memory_(memory), slots_(slots), layout_(layout) {}
-
-RowCache::~RowCache() {
-  std::vector<std::byte*>& blocks = slots_->copy_blocks();
-  for (std::byte* block : blocks) memory_->Give(block, layout_.block_bytes, counted_bytes());
-  blocks.clear();
-  if (joined_) memory_->Leave();
-}
-
-// What a block of copies takes beside itself.
-size_t RowCache::counted_bytes() const noexcept {
-  return layout_.block_rows() * (sizeof(Frame) + sizeof(uint8_t) + kCountsAFrame * sizeof(uint16_t)) +
-         EpochMarks::BytesOf(layout_.block_rows());
-}
+RowCache::RowCache(CacheMemory* memory, SlotStore* slots, std::vector<std::byte*>* blocks,
+                   const RowLayout& layout)
+    : slots_(slots),
+      layout_(layout),
+      frames_(memory, blocks, layout,
+              layout.block_rows() * (sizeof(uint8_t) + kCountsAFrame * sizeof(uint16_t)) +
+                  EpochMarks::BytesOf(layout.block_rows())) {}
 
 void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept {
   // Whether a row is cached is hard to predict for the processor, so nothing branches on it; what looks like
@@ -59,10 +47,8 @@ void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noe
     // Other pulls read it too: a line that need not be written stays in all caches.
     if (__atomic_load_n(read, __ATOMIC_RELAXED) == 0) __atomic_store_n(read, uint8_t{1}, __ATOMIC_RELAXED);
   }
-  const size_t hits = n - misses - absent;
-  if (hits > 0) Count(&hits_, hits);
+  frames_.CountReads(n - misses - absent, misses);
   if (misses == 0) return;
-  Count(&misses_, misses);
   const std::lock_guard<std::mutex> lock(missed_mutex_);
   if (missed_.size() + misses > std::max(kLeastNotes, frames_.size())) return;
   try {
@@ -75,7 +61,7 @@ void RowCache::NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noe
 
 void RowCache::Upkeep(Index* index) noexcept {
   full_ = false;
-  if (memory_->Owes(bytes_.load(std::memory_order_relaxed))) {
+  if (frames_.wants_shrink()) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Shrink(index);
   }
@@ -93,7 +79,7 @@ void RowCache::Upkeep(Index* index) noexcept {
   for (size_t i = 0; i < n; ++i) Prefetch(MissesOf(Mix64(keys[i])));
   size_t wanted = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (!free_.empty() || Grow() || MissedOften(keys[i])) keys[wanted++] = keys[i];
+    if (frames_.has_free() || Grow() || MissedOften(keys[i])) keys[wanted++] = keys[i];
   }
   index->Find(keys.data(), wanted, numbers.data());
   for (size_t i = 0; i < wanted; ++i) {
@@ -116,7 +102,6 @@ void RowCache::Upkeep(Index* index) noexcept {
     std::memcpy(slots_->row(at | kCopyBit), slots_->row(slot), layout_.row_bytes);
     index->Set(keys[i], at | kCopyBit);
     ++moves_;
-    Count(&rows_);
   }
 }
 
@@ -129,17 +114,13 @@ void RowCache::NoteDamaged(Key key) noexcept {
 
 // A frame that is free; kNoRow when there is none at all.
 uint32_t RowCache::TakeFrame(Index* index) noexcept {
-  if (free_.empty() && !Grow()) {
-    if (frames_.empty()) return kNoRow;
-    while (__atomic_exchange_n(&read_[hand_ + 1], uint8_t{0}, __ATOMIC_RELAXED) != 0) {
-      hand_ = hand_ + 1 < frames_.size() ? hand_ + 1 : 0;
-    }
-    Evict(hand_, index);
-    hand_ = hand_ + 1 < frames_.size() ? hand_ + 1 : 0;
+  if (!frames_.has_free() && !Grow()) {
+    if (frames_.size() == 0) return kNoRow;
+    uint32_t at = frames_.Pass();
+    while (__atomic_exchange_n(&read_[at + 1], uint8_t{0}, __ATOMIC_RELAXED) != 0) at = frames_.Pass();
+    Evict(at, index);
   }
-  const uint32_t at = free_.back();
-  free_.pop_back();
-  return at;
+  return frames_.Take();
 }
 
 void RowCache::Evict(uint32_t at, Index* index) noexcept {
@@ -147,7 +128,7 @@ void RowCache::Evict(uint32_t at, Index* index) noexcept {
   index->Set(frames_[at].key, frames_[at].slot);
   Free(at | kCopyBit);
   ++moves_;
-  Count(&evictions_);
+  frames_.CountEviction();
 }
 
 void RowCache::WriteBack(uint32_t number) noexcept {
@@ -155,67 +136,43 @@ void RowCache::WriteBack(uint32_t number) noexcept {
   if (of.written == 0) return;
   std::memcpy(slots_->row(of.slot), slots_->row(number), layout_.row_bytes);
   of.written = 0;
-  Count(&write_backs_);
+  frames_.CountWriteBack();
 }
 
 void RowCache::Free(uint32_t number) noexcept {
-  frame(number) = {};
   slots_->writable_copies().Clear(number % kCopyBit);
-  free_.push_back(number % kCopyBit);  // has room for all
-  rows_.fetch_sub(1, std::memory_order_relaxed);
+  frames_.Free(number % kCopyBit);
 }
 
 // Adds a block of frames, unless the memory is used up.
 bool RowCache::Grow() noexcept {
   if (full_) return false;
-  if (!joined_) memory_->Join();
-  joined_ = true;
-  const auto first = static_cast<uint32_t>(frames_.size());
-  const size_t size = first + layout_.block_rows();
-  std::byte* block = size >= kCopyBit ? nullptr : memory_->Take(layout_.block_bytes, counted_bytes(), bytes_);
-  full_ = block == nullptr;
-  if (full_) return false;
+  const size_t size = frames_.size() + layout_.block_rows();
   try {
-    std::vector<std::byte*>& blocks = slots_->copy_blocks();
-    if (blocks.size() == blocks.capacity()) blocks.reserve(blocks.size() * 2 + 1);
-    if (size > frames_.capacity()) {
-      const size_t capacity = size + size / 4;
-      frames_.reserve(capacity);
-      read_.reserve(capacity + 1);
-      free_.reserve(capacity);
-      missed_times_.reserve(kCountsAFrame * capacity);
-    }
+    ReserveFor(&read_, size + 1);
+    ReserveFor(&missed_times_, kCountsAFrame * size);
     slots_->writable_copies().Grow(size);
-    blocks.push_back(block);
+    full_ = !frames_.Grow();
   } catch (const std::bad_alloc&) {
-    memory_->Give(block, layout_.block_bytes, counted_bytes());
     return false;
   }
-  frames_.resize(size);
-  read_.resize(size + 1);
-  missed_times_.resize(kCountsAFrame * size);
-  for (uint32_t i = layout_.block_rows(); i > 0; --i) free_.push_back(first + i - 1);
-  Count(&bytes_, layout_.block_bytes + counted_bytes());
-  return true;
+  if (!full_) Resize();
+  return !full_;
 }
 
 // Gives the last block of frames back.
 void RowCache::Shrink(Index* index) noexcept {
-  std::vector<std::byte*>& blocks = slots_->copy_blocks();
-  if (blocks.empty()) return;
-  const auto first = static_cast<uint32_t>(frames_.size() - layout_.block_rows());
-  for (uint32_t at = first; at < frames_.size(); ++at) {
+  (void)frames_.Shrink([&](uint32_t at) {
     if (frames_[at].slot != kNoRow) Evict(at, index);
-  }
-  free_.erase(std::remove_if(free_.begin(), free_.end(), [&](uint32_t at) { return at >= first; }),
-              free_.end());
-  frames_.resize(first);
-  read_.resize(first + 1);
-  missed_times_.resize(kCountsAFrame * size_t{first});
-  if (hand_ >= first) hand_ = 0;
-  memory_->Give(blocks.back(), layout_.block_bytes, counted_bytes());
-  blocks.pop_back();
-  bytes_.fetch_sub(layout_.block_bytes + counted_bytes(), std::memory_order_relaxed);
+    return true;
+  });
+  Resize();
+}
+
+// What there is of each frame beside it.
+void RowCache::Resize() noexcept {
+  read_.resize(frames_.size() + 1);
+  missed_times_.resize(kCountsAFrame * frames_.size());
 }
 
 // Notes a miss of the key, and says whether it is that of a row that was missed kMissesToEnter times lately.
@@ -266,17 +223,6 @@ void RowCache::WriteBackUpTo(uint32_t epoch) noexcept {
       if (due[i] < frames_.size() && is_due(due[i])) WriteBack(static_cast<uint32_t>(due[i]) | kCopyBit);
     }
   }
-}
-
-CacheStats RowCache::stats() const noexcept {
-  CacheStats stats;
-  stats.hits = hits_.load(std::memory_order_relaxed);
-  stats.misses = misses_.load(std::memory_order_relaxed);
-  stats.rows = rows_.load(std::memory_order_relaxed);
-  stats.bytes = bytes_.load(std::memory_order_relaxed);
-  stats.evictions = evictions_.load(std::memory_order_relaxed);
-  stats.write_backs = write_backs_.load(std::memory_order_relaxed);
-  return stats;
 }
 
 }  // namespace oe

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "oe_runtime/core/index/index.h"
-#include "oe_runtime/core/storage/cache_memory.h"
+#include "oe_runtime/core/storage/frames.h"
 #include "oe_runtime/core/storage/row_store.h"
 
 namespace oe {
@@ -27,9 +27,8 @@ class SlotStore;
 // since pushes, with the shard's lock, may wait for that thread.
 class RowCache {
  public:
-  // Both must outlive the cache.
-  RowCache(CacheMemory* memory, SlotStore* slots, const RowLayout& layout);
-  ~RowCache();
+  // All must outlive the cache; `blocks` are those of the store's copies.
+  RowCache(CacheMemory* memory, SlotStore* slots, std::vector<std::byte*>* blocks, const RowLayout& layout);
   RowCache(const RowCache&) = delete;
   RowCache& operator=(const RowCache&) = delete;
 
@@ -39,7 +38,7 @@ class RowCache {
   void NoteReads(const Key* keys, const uint32_t* numbers, size_t n) noexcept;
   // Whether Upkeep() has something to do. Without the lock.
   bool wants_upkeep() const noexcept {
-    return noted_.load(std::memory_order_relaxed) > 0 || memory_->Owes(bytes_);
+    return noted_.load(std::memory_order_relaxed) > 0 || frames_.wants_shrink();
   }
   // Works off some of the notes, few enough not to let pulls wait for long; `index` is that of the shard.
   // Takes mutex().
@@ -68,35 +67,31 @@ class RowCache {
   void WriteBackUpTo(uint32_t epoch) noexcept;
 
   // Without the lock.
-  CacheStats stats() const noexcept;
+  CacheStats stats() const noexcept { return frames_.stats(); }
 
  private:
   void NoteDamaged(Key key) noexcept;
   uint32_t TakeFrame(Index* index) noexcept;
   bool Grow() noexcept;
   void Shrink(Index* index) noexcept;
+  void Resize() noexcept;
   void Evict(uint32_t at, Index* index) noexcept;
   uint16_t* MissesOf(uint64_t hash) noexcept {
     return missed_times_.data() + ((hash & 0xFFFFFFFFU) * missed_times_.size() >> 32);
   }
   bool MissedOften(Key key) noexcept;
-  size_t counted_bytes() const noexcept;
 
-  CacheMemory* const memory_;
   SlotStore* const slots_;
   const RowLayout layout_;
-  bool joined_ = false;
   bool full_ = false;  // no block can be had; until the next Upkeep()
 
-  std::vector<Frame> frames_;
+  Frames<Frame> frames_;
   // Of each frame, at its number plus 1: whether it was read since the hand was there. The first stands for
   // rows without one, and is always 1.
   std::vector<uint8_t> read_ = std::vector<uint8_t>(1, 1);
-  std::vector<uint32_t> free_;  // frames
   // How often keys were missed lately: 14 bits of a key's hash and a count, at a place that the hash gives
   // too; 8 bytes for each frame.
   std::vector<uint16_t> missed_times_;
-  uint32_t hand_ = 0;
   std::vector<Key> damaged_;
   uint64_t moves_ = 0;
   mutable std::mutex mutex_;
@@ -104,13 +99,6 @@ class RowCache {
   std::mutex missed_mutex_;
   std::vector<Key> missed_;
   std::atomic<size_t> noted_{0};  // its size
-
-  std::atomic<uint64_t> hits_{0};
-  std::atomic<uint64_t> misses_{0};
-  std::atomic<uint64_t> rows_{0};
-  std::atomic<uint64_t> bytes_{0};
-  std::atomic<uint64_t> evictions_{0};
-  std::atomic<uint64_t> write_backs_{0};
 };
 
 }  // namespace oe

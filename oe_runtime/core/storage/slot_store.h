@@ -68,7 +68,7 @@ class SlotStore final : public RowStore {
       : RowStore(layout),
         pool_(pool),
         epoch_(epoch),
-        cache_(memory == nullptr ? nullptr : std::make_unique<RowCache>(memory, this, layout)) {}
+        cache_(memory == nullptr ? nullptr : std::make_unique<RowCache>(memory, this, &copies(), layout)) {}
 
   // For a new row: only from slots that are not reserved.
   void Reserve() override;
@@ -147,8 +147,7 @@ class SlotStore final : public RowStore {
   void WriteBackUpTo(uint32_t epoch) noexcept {
     if (cache_) cache_->WriteBackUpTo(epoch);
   }
-  // For the cache: the blocks of its frames, and which copies were changed in the open epoch.
-  std::vector<std::byte*>& copy_blocks() noexcept { return copies(); }
+  // For the cache: which copies were changed in the open epoch.
   EpochMarks& writable_copies() noexcept { return writable_[1]; }
 
   // Takes slots back that no checkpoint needs; the last are taken first. Thread-safe.

@@ -23,7 +23,7 @@
 #include "oe_runtime/core/index/index.h"
 #include "oe_runtime/core/policy/eviction.h"
 #include "oe_runtime/core/spec/spec.h"
-#include "oe_runtime/core/storage/row_cache.h"
+#include "oe_runtime/core/storage/cache_memory.h"
 #include "oe_runtime/core/storage/row_log.h"
 #include "oe_runtime/core/storage/storage.h"
 
