@@ -145,9 +145,9 @@ std::vector<CheckpointInfo> KeptRows::Checkpoints() const {
   return checkpoints;
 }
 
-CacheStats KeptRows::cache_stats() const {
+CacheStats KeptRows::cache_stats() {
   CacheStats sum;
-  for (uint32_t i = 0; i < spec_.shards; ++i) sum += const_cast<KeptRows*>(this)->shard(i)->cache_stats();
+  for (uint32_t i = 0; i < spec_.shards; ++i) sum += shard(i)->cache_stats();
   return sum;
 }
 

@@ -119,7 +119,7 @@ class KeptRows {
   // What a log on a drive did; nullopt: there is none.
   virtual std::optional<LogPoolStats> drive() const { return std::nullopt; }
   // Of the caches of all shards.
-  CacheStats cache_stats() const;
+  CacheStats cache_stats();
   const PoolSpec& spec() const { return spec_; }
 
  protected:

@@ -65,4 +65,19 @@ class Medium {
   virtual std::unique_ptr<Flusher> NewFlusher() = 0;
 };
 
+// A region that exists, mapped while this object lives. Throws StorageError.
+class OpenRegion {
+ public:
+  OpenRegion(Medium* medium, const std::string& name) : medium_(medium), region_(medium->Open(name)) {}
+  ~OpenRegion() { medium_->Close(region_); }
+  OpenRegion(const OpenRegion&) = delete;
+  OpenRegion& operator=(const OpenRegion&) = delete;
+
+  const Region& operator*() const noexcept { return region_; }
+
+ private:
+  Medium* const medium_;
+  const Region region_;
+};
+
 }  // namespace oe

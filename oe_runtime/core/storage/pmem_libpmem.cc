@@ -148,22 +148,11 @@ class PmemLibpmem final : public Storage, public Medium {
     const std::lock_guard<std::mutex> lock(find_mutex_);
     std::set<uint64_t> pools;
     uint64_t dropped = 0;
-    const std::vector<std::string> names = List();
-    for (const std::string& name : names) {
-      uint64_t uuid = 0;
-      bool super = false;
-      if (!ParsePoolName(name, &uuid, &super) || !super || mappings_.Has(name)) continue;
-      const Region region = Open(name);
+    for (const auto& [name, uuid] : Supers()) {
+      if (mappings_.Has(name)) continue;
       std::string text;
       uint64_t in_header = 0;
-      bool readable = false;
-      try {
-        readable = ReadSuperHeader(region, &in_header, &text);
-      } catch (...) {
-        Close(region);
-        throw;
-      }
-      Close(region);
+      const bool readable = ReadSuperHeader(*OpenRegion(this, name), &in_header, &text);
       if (!readable || mappings_.Has(name)) continue;  // by now it may be a new table's
       const nlohmann::json there = nlohmann::json::parse(text);
       if (there.value("job", "") != job) continue;
@@ -173,13 +162,7 @@ class PmemLibpmem final : public Storage, public Medium {
       pools.insert(uuid);
       dropped += rows ? 1 : 0;
     }
-    for (const bool supers : {true, false}) {  // a pool is whole or not there
-      for (const std::string& name : names) {
-        uint64_t uuid = 0;
-        bool super = false;
-        if (ParsePoolName(name, &uuid, &super) && super == supers && pools.count(uuid) > 0) Remove(name);
-      }
-    }
+    oe::RemovePools(this, [&](std::optional<uint64_t> uuid) { return uuid && pools.count(*uuid) > 0; });
     return dropped;
   }
 
@@ -350,26 +333,27 @@ class PmemLibpmem final : public Storage, public Medium {
     }
   }
 
+  // Names and uuids of all superblocks.
+  std::vector<std::pair<std::string, uint64_t>> Supers() const {
+    std::vector<std::pair<std::string, uint64_t>> supers;
+    for (const std::string& name : List()) {
+      uint64_t uuid = 0;
+      bool super = false;
+      if (ParsePoolName(name, &uuid, &super) && super) supers.emplace_back(name, uuid);
+    }
+    return supers;
+  }
+
   // The pool of the same rows, or else one of the same table, which is going to be refused. Throws
   // StorageError for one that is damaged.
   std::optional<uint64_t> FindPool(const PoolSpec& wanted) {
     std::optional<uint64_t> found;
     int best = 0;
-    for (const std::string& name : List()) {
-      uint64_t uuid = 0;
-      bool super = false;
-      if (!ParsePoolName(name, &uuid, &super) || !super) continue;
+    for (const auto& [name, uuid] : Supers()) {
       if (mappings_.Has(name)) continue;  // of a table that is open
-      const Region region = Open(name);
-      int rank = 0;
-      try {
-        rank = Rank(region, wanted);
-      } catch (...) {
-        Close(region);
-        throw;
-      }
-      Close(region);
-      if (rank == best && rank == 3) RefuseTwo(PathOf(SuperName(*found)), PathOf(name), wanted.table);
+      const int rank = Rank(*OpenRegion(this, name), wanted);
+      if (found && rank == best && rank == 3)
+        RefuseTwo(PathOf(SuperName(*found)), PathOf(name), wanted.table);
       if (rank <= best) continue;
       best = rank;
       found = uuid;
@@ -406,8 +390,8 @@ class PmemLibpmem final : public Storage, public Medium {
   }
 
   // Segments come when the superblock is whole, so that those of one that is not were robbed of it.
-  void RefuseRobbed(const std::string& super, uint64_t uuid, const std::vector<std::string>& names) const {
-    for (const std::string& name : names) {
+  void RefuseRobbed(const std::string& super, uint64_t uuid) const {
+    for (const std::string& name : List()) {
       uint64_t of = 0;
       bool is_super = false;
       if (!ParsePoolName(name, &of, &is_super) || is_super || of != uuid) continue;
@@ -420,30 +404,21 @@ class PmemLibpmem final : public Storage, public Medium {
   // The descriptions of the tables that have checkpoints, or may have: what cannot be read is refused.
   std::vector<std::string> WithCheckpoints() {
     std::vector<std::string> texts;
-    const std::vector<std::string> names = List();
-    for (const std::string& name : names) {
-      uint64_t uuid = 0;
-      bool super = false;
-      if (!ParsePoolName(name, &uuid, &super) || !super) continue;
+    for (const auto& [name, uuid] : Supers()) {
       CheckOurs(name);
       if (SizeOf(name) == 0) {  // never finished
-        RefuseRobbed(name, uuid, names);
+        RefuseRobbed(name, uuid);
         continue;
       }
-      const Region region = Open(name);
-      try {
-        std::string text;
-        if (!ReadSuperHeader(region, &uuid, &text)) {
-          RefuseRobbed(name, uuid, names);
-        } else if (nlohmann::json::parse(text).contains("table") &&  // counts are of no use without theirs
-                   HasCheckpoint(region).value_or(true)) {
-          texts.push_back(std::move(text));
-        }
-      } catch (...) {
-        Close(region);
-        throw;
+      const OpenRegion region(this, name);
+      uint64_t in_header = 0;
+      std::string text;
+      if (!ReadSuperHeader(*region, &in_header, &text)) {
+        RefuseRobbed(name, uuid);
+      } else if (nlohmann::json::parse(text).contains("table") &&  // counts are of no use without theirs
+                 HasCheckpoint(*region).value_or(true)) {
+        texts.push_back(std::move(text));
       }
-      Close(region);
     }
     return texts;
   }
@@ -460,39 +435,26 @@ class PmemLibpmem final : public Storage, public Medium {
   }
 
   void RemovePools() {
-    const std::vector<std::string> names = List();
-    for (const std::string& name : names) CheckOurs(name);
-    // Superblocks first: a pool is whole or not there.
-    for (const bool supers : {true, false}) {
-      for (const std::string& name : names) {
-        uint64_t uuid = 0;
-        bool super = false;
-        (void)ParsePoolName(name, &uuid, &super);
-        if (super == supers) Remove(name);
-      }
-    }
+    for (const std::string& name : List()) CheckOurs(name);
+    oe::RemovePools(this, [](std::optional<uint64_t> /*uuid*/) { return true; });
   }
 
   // Segments whose superblock is gone, and superblocks that were never finished.
   void RemoveOrphans() {
     std::set<uint64_t> pools;
-    const std::vector<std::string> names = List();
-    for (const std::string& name : names) {
-      uint64_t uuid = 0;
-      bool super = false;
-      if (!ParsePoolName(name, &uuid, &super) || !super) continue;
+    for (const auto& [name, uuid] : Supers()) {
       std::array<char, 8> magic{};
       const File file(::open(PathOf(name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
       const ssize_t size = file.ok() ? ::read(file.get(), magic.data(), magic.size()) : -1;
       if (size < 0) throw StorageError("cannot read the pool file " + PathOf(name), errno);
       if (static_cast<size_t>(size) < magic.size() || magic == std::array<char, 8>{}) {
-        RefuseRobbed(name, uuid, names);
+        RefuseRobbed(name, uuid);
         Remove(name);
       } else {
         pools.insert(uuid);
       }
     }
-    for (const std::string& name : names) {
+    for (const std::string& name : List()) {
       uint64_t uuid = 0;
       bool super = false;
       if (ParsePoolName(name, &uuid, &super) && (super || pools.count(uuid) > 0)) continue;

@@ -30,16 +30,10 @@ json Identity(const PoolSpec& spec) {
 
 // That of a pool that is there; of one that was never finished, any.
 uint32_t FormatOf(Medium* medium, uint64_t uuid) {
-  const Region super = medium->Open(SuperName(uuid));
+  const OpenRegion super(medium, SuperName(uuid));
   uint32_t format = kPoolFormat;
-  try {
-    std::string text;
-    (void)ReadSuperHeader(super, &uuid, &text, &format);
-  } catch (...) {
-    medium->Close(super);
-    throw;
-  }
-  medium->Close(super);
+  std::string text;
+  (void)ReadSuperHeader(*super, &uuid, &text, &format);
   return format;
 }
 
@@ -277,15 +271,7 @@ void Pool::Remove() {
 
 void Pool::RemoveRegions() noexcept {
   try {
-    // The superblock first: segments without it are nobody's and are removed at the next start.
-    const std::vector<std::string> names = medium_->List();
-    for (const bool supers : {true, false}) {
-      for (const std::string& name : names) {
-        uint64_t uuid = 0;
-        bool super = false;
-        if (ParsePoolName(name, &uuid, &super) && uuid == uuid_ && super == supers) medium_->Remove(name);
-      }
-    }
+    RemovePools(medium_, [this](std::optional<uint64_t> uuid) { return uuid == uuid_; });
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): what stays is removed at the next start
   }
 }

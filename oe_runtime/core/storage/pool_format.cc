@@ -218,4 +218,16 @@ bool ParsePoolName(const std::string& name, uint64_t* uuid, bool* super) {
   return true;
 }
 
+void RemovePools(Medium* medium, const std::function<bool(std::optional<uint64_t> uuid)>& is_wanted) {
+  const std::vector<std::string> names = medium->List();
+  for (const bool supers : {true, false}) {
+    for (const std::string& name : names) {
+      uint64_t uuid = 0;
+      bool super = false;
+      const bool has_uuid = ParsePoolName(name, &uuid, &super);
+      if (super == supers && is_wanted(has_uuid ? std::optional(uuid) : std::nullopt)) medium->Remove(name);
+    }
+  }
+}
+
 }  // namespace oe

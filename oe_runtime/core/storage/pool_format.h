@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -111,5 +113,9 @@ std::string SegmentName(uint64_t uuid, uint64_t number);
 // that of a superblock.
 bool IsPoolName(const std::string& name);
 bool ParsePoolName(const std::string& name, uint64_t* uuid, bool* super);
+// Removes the regions of the pools that `is_wanted` says, whose uuid is nullopt for those of the first
+// versions. Superblocks go first, since segments without theirs are nobody's: a pool is whole or not there.
+// Throws StorageError.
+void RemovePools(Medium* medium, const std::function<bool(std::optional<uint64_t> uuid)>& is_wanted);
 
 }  // namespace oe

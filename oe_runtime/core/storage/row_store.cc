@@ -66,6 +66,12 @@ std::unique_ptr<Index> RowStore::UseIndex(std::unique_ptr<Index> index) noexcept
   return index;
 }
 
+void RowStore::RequireNumbers() const {
+  if (blocks() < kCopyBit >> layout_.shift) return;
+  throw StorageError("a sixteenth of a table holds at most " + std::to_string(kMostRowsOfAStore) +
+                     " rows on one server; use more servers");
+}
+
 void RowStore::Rows(const Key* /*keys*/, const uint32_t* numbers, size_t n, const std::byte** rows,
                     LogReads* /*reads*/) const {
   for (size_t i = 0; i < n; ++i) rows[i] = numbers[i] == kNoRow ? nullptr : row(numbers[i]);
@@ -103,10 +109,7 @@ ArenaRows::ArenaRows(Arena* arena, size_t row_bytes)
 
 void ArenaRows::Reserve() {
   if (free_ > 0 || (next_ >> layout().shift) < blocks()) return;
-  if (next_ >= kMostRowsOfAStore) {
-    throw StorageError(
-        "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
-  }
+  RequireNumbers();
   ReserveBlock();
   AddBlock(arena_->Allocate(layout().block_bytes));
 }

@@ -182,6 +182,8 @@ class RowStore {
   const RowLayout& layout() const noexcept { return layout_; }
   uint32_t mask() const noexcept { return mask_; }
   size_t blocks() const noexcept { return blocks_[0].size(); }
+  // Throws StorageError unless there are numbers for the rows of one more block.
+  void RequireNumbers() const;
   // Makes room for one more block; may throw std::bad_alloc.
   void ReserveBlock() {
     if (blocks_[0].size() == blocks_[0].capacity()) blocks_[0].reserve(blocks_[0].size() * 2 + 1);

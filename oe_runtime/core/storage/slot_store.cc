@@ -116,10 +116,7 @@ void SlotStore::ReserveTombstone() {
 
 // One more block, for the end of its shard's slots.
 void SlotStore::TakeBlock() {
-  if (blocks() >= uint64_t{kCopyBit} >> layout().shift) {
-    throw StorageError(
-        "a sixteenth of a table holds at most 2147483647 rows on one server; use more servers");
-  }
+  RequireNumbers();
   const SlotBlock block = pool_->TakeBlock();
   ReserveOne(&epoch_changes_.blocks);
   // The thread that makes checkpoints durable finds the slots of copies in the same list.

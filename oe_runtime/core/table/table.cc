@@ -689,8 +689,7 @@ uint64_t Table::index_bytes() const {
 
 CacheStats Table::cache() const {
   const std::shared_lock<FairSharedMutex> lock(content_mutex_);
-  const KeptRows* const kept = content_->kept.get();
-  return kept != nullptr ? kept->cache_stats() : CacheStats{};
+  return content_->kept ? content_->kept->cache_stats() : CacheStats{};
 }
 
 std::optional<PoolRoom> Table::room() const {
