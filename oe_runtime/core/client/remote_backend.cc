@@ -55,6 +55,7 @@ HostPort ParseEndpoint(const std::string& endpoint) {
 }
 
 asio::const_buffer View(const std::string& text) { return asio::buffer(text); }
+asio::const_buffer View(const Buffer& buffer) { return asio::buffer(buffer.data(), buffer.size()); }
 
 class RemoteBackend : public Backend {
  public:
@@ -106,8 +107,7 @@ class RemoteBackend : public Backend {
     std::vector<uint32_t> ids;
     // It may recover the table, which takes as long as it has rows.
     for (const json& reply : AskAll(Op::kCreateTable, json(spec).dump(), long_patience_)) {
-      if (!reply.is_number_unsigned()) throw ProtocolError("the reply to create_table is not a number");
-      ids.push_back(reply.get<uint32_t>());
+      ids.push_back(static_cast<uint32_t>(Number(reply, "the reply to create_table")));
     }
     tables_[spec.name] = spec;
     return ids;
@@ -132,10 +132,9 @@ class RemoteBackend : public Backend {
       calls[s].skip = batches[s].skip || !peers_[s]->reads_ahead;
       if (calls[s].skip) continue;
       EncodeBatch(batches[s].entries, batches[s].blocks, &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].body = {View(heads[s])};
     }
-    Run(Op::kReadAhead, &calls, timeout_);
-    RaiseErrors(calls, "");
+    RunWhole(Op::kReadAhead, &calls, timeout_);
   }
 
   void Push(const std::vector<ServerBatch>& batches) override {
@@ -152,11 +151,8 @@ class RemoteBackend : public Backend {
     torn_ = reason;
     if (lost_ || closed_) return;
     const std::string body = Text(json{{"reason", reason.substr(0, kMostReason)}});
-    std::vector<Call> calls(peers_.size());
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      calls[i].skip = peers_[i]->version < kVersion6;
-      calls[i].body = {View(body)};
-    }
+    std::vector<Call> calls = SameCalls(body);
+    for (size_t i = 0; i < peers_.size(); ++i) calls[i].skip = peers_[i]->version < kVersion6;
     try {
       Run(Op::kTear, &calls, timeout_);
     } catch (const Error&) {
@@ -218,9 +214,7 @@ class RemoteBackend : public Backend {
   uint64_t Erase(const std::vector<ServerRows>& parts) override {
     uint64_t erased = 0;
     for (const auto& [server, call] : AskRows(Op::kErase, parts, false)) {
-      const json count = ParseReply(server, call);
-      if (!count.is_number_unsigned()) throw ProtocolError("the number of erased rows is not a number");
-      erased += count.get<uint64_t>();
+      erased += Number(ParseReply(server, call), "the number of erased rows");
     }
     return erased;
   }
@@ -235,7 +229,7 @@ class RemoteBackend : public Backend {
       calls[s].skip = part.keys.empty();
       if (calls[s].skip) continue;
       EncodeRowsRequest(RequestOf(part), &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].body = {View(heads[s])};
       calls[s].exact = true;
       calls[s].into = {asio::buffer(part.weights.data(), part.weights.size())};
       if (part.states && part.states->size() > 0) {
@@ -243,8 +237,7 @@ class RemoteBackend : public Backend {
       }
       calls[s].into.push_back(asio::buffer(part.found));
     }
-    Run(Op::kReadRows, &calls, patience_);
-    RaiseErrors(calls, "");
+    RunWhole(Op::kReadRows, &calls, patience_);
   }
 
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
@@ -253,8 +246,7 @@ class RemoteBackend : public Backend {
     for (const uint32_t id : ids) bodies.push_back(EncodeKeysRequest({id, part}));
     std::vector<Call> calls(peers_.size());
     for (size_t i = 0; i < calls.size(); ++i) calls[i].body = {View(bodies[i])};
-    Run(Op::kKeys, &calls, patience_);
-    RaiseErrors(calls, "");
+    RunWhole(Op::kKeys, &calls, patience_);
     std::vector<Key> all;
     for (const Call& call : calls) {
       const size_t count = call.reply.size() / sizeof(Key);
@@ -334,20 +326,15 @@ class RemoteBackend : public Backend {
       request["tables"] = json::array();
       AskAll(Op::kDropTables, request.dump(), long_patience_);
     }
-    std::vector<Call> calls(peers_.size());
-    for (Call& call : calls) call.body = {View(body)};
-    Run(Op::kDropTables, &calls, long_patience_);
-    RaiseErrors(calls, "tables were dropped by");
+    const std::vector<json> counts = AskAll(Op::kDropTables, body, long_patience_, "tables were dropped by");
     if (!request.contains("job")) {
       for (const std::string& table : tables) tables_.erase(table);
       if (tables.empty()) tables_.clear();
     }
     uint64_t dropped = 0;
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const json count = ParseReply(i, calls[i]);
+    for (const json& count : counts) {
       if (count.is_null()) return std::nullopt;
-      if (!count.is_number_unsigned()) throw ProtocolError("the number of dropped tables is not a number");
-      dropped += count.get<uint64_t>();
+      dropped += Number(count, "the number of dropped tables");
     }
     return dropped;
   }
@@ -356,8 +343,7 @@ class RemoteBackend : public Backend {
     RequireIntact();
     uint64_t evicted = 0;
     for (const json& reply : AskAll(Op::kEvict, "", long_patience_)) {
-      if (!reply.is_number_unsigned()) throw ProtocolError("the number of evicted rows is not a number");
-      evicted += reply.get<uint64_t>();
+      evicted += Number(reply, "the number of evicted rows");
     }
     return evicted;
   }
@@ -372,11 +358,9 @@ class RemoteBackend : public Backend {
                       " bytes, a value " + std::to_string(kMaxSharedValue));
     }
     const std::string body = EncodeSharedRequest(request);
-    std::vector<Call> calls(peers_.size());
+    std::vector<Call> calls = SameCalls(body);
     for (size_t i = 1; i < calls.size(); ++i) calls[i].skip = true;
-    calls.front().body = {View(body)};
-    Run(Op::kSharedValue, &calls, timeout_);
-    RaiseErrors(calls, "");
+    RunWhole(Op::kSharedValue, &calls, timeout_);
     return ParseSharedReply({calls.front().reply.data(), calls.front().reply.size()});
   }
 
@@ -406,14 +390,13 @@ class RemoteBackend : public Backend {
       if (batches[s].skip) continue;
       const std::vector<BatchEntry> entries = Placed(batches[s], peers_[s]->shared);
       EncodeBatch(entries, batches[s].blocks, &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].body = {View(heads[s])};
       calls[s].exact = true;
       for (const auto& [data, size] : Pieces(batches[s], entries)) {
         calls[s].into.push_back(asio::buffer(data, size));
       }
     }
-    Run(Op::kPull, &calls, patience_);
-    RaiseErrors(calls, "");
+    RunWhole(Op::kPull, &calls, patience_);
   }
 
   // `some`: of the same push some tables have been pushed already.
@@ -427,7 +410,7 @@ class RemoteBackend : public Backend {
       const std::vector<BatchEntry> entries =
           Placed(batches[s], worker_.takes_part() ? 0 : peers_[s]->shared);
       EncodeBatch(entries, batches[s].blocks, &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].body = {View(heads[s])};
       for (const auto& [data, size] : Pieces(batches[s], entries)) {
         calls[s].body.push_back(asio::buffer(data, size));
       }
@@ -517,8 +500,7 @@ class RemoteBackend : public Backend {
 
   // All tables of all servers are replaced.
   void GoBack(const std::string& what, Op op, const std::string& body) {
-    std::vector<Call> calls(peers_.size());
-    for (Call& call : calls) call.body = {View(body)};
+    std::vector<Call> calls = SameCalls(body);
     RunChange(what, op, &calls, long_patience_, true);
     TearIfTorn(what, calls, false);
     RaiseErrors(calls, "");
@@ -635,8 +617,7 @@ class RemoteBackend : public Backend {
       bodies[i] = EncodeShareRequest(arena_->Show(i, *nonce));
       calls[i].body = {View(bodies[i])};
     }
-    Run(Op::kShare, &calls, timeout_);
-    RaiseErrors(calls, "");
+    RunWhole(Op::kShare, &calls, timeout_);
     for (size_t i = 0; i < peers_.size(); ++i) {
       if (calls[i].skip) continue;
       if (ParseReply(i, calls[i]) == true) {
@@ -673,7 +654,7 @@ class RemoteBackend : public Backend {
       RowsRequest request = RequestOf(parts[s]);
       request.change = uint64_t{0} - change;
       EncodeRowsRequest(request, &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].body = {View(heads[s])};
       calls[s].skip = false;
     }
     if (!counted.empty()) Run(op, &calls, patience_);  // where this fails, servers differ: they are torn
@@ -694,7 +675,7 @@ class RemoteBackend : public Backend {
       calls[s].skip = part.keys.empty() && request.change == 0;
       if (calls[s].skip) continue;
       EncodeRowsRequest(request, &heads[s]);
-      calls[s].body = {asio::buffer(heads[s].data(), heads[s].size())};
+      calls[s].body = {View(heads[s])};
       if (!values) continue;
       calls[s].body.push_back(asio::buffer(part.weights.data(), part.weights.size()));
       if (part.states && part.states->size() > 0) {
@@ -759,10 +740,7 @@ class RemoteBackend : public Backend {
       }
     };
     try {
-      work([this](Op op, std::vector<Call>* calls) {
-        Run(op, calls, timeout_);
-        RaiseErrors(*calls, "");
-      });
+      work([this](Op op, std::vector<Call>* calls) { RunWhole(op, calls, timeout_); });
     } catch (const Error&) {
       if (!lost_ && !closed_) drop();
       throw;
@@ -780,8 +758,7 @@ class RemoteBackend : public Backend {
     for (size_t i = 0; i < calls.size(); ++i) {
       calls[i].body = {View(peers_[i]->stream.encrypted() ? encrypted : clear)};
     }
-    Run(Op::kHello, &calls, timeout_);
-    RaiseErrors(calls, "");
+    RunWhole(Op::kHello, &calls, timeout_);
     for (size_t i = 0; i < peers_.size(); ++i) {
       const json reply = ParseReply(i, calls[i]);
       const auto version = reply.value("version", uint64_t{kOldestProtocol});
@@ -832,16 +809,33 @@ class RemoteBackend : public Backend {
     }
   }
 
-  // The same small request to every server; their JSON replies.
-  std::vector<json> AskAll(Op op, const std::string& body, double timeout) {
+  // Run() that throws what the servers replied as errors; `changed` as of RaiseErrors().
+  void RunWhole(Op op, std::vector<Call>* calls, double timeout, const std::string& changed = "") {
+    Run(op, calls, timeout);
+    RaiseErrors(*calls, changed);
+  }
+
+  // The same request to every server; `body` must outlive it.
+  std::vector<Call> SameCalls(const std::string& body) const {
     std::vector<Call> calls(peers_.size());
     for (Call& call : calls) call.body = {View(body)};
-    Run(op, &calls, timeout);
-    RaiseErrors(calls, "");
+    return calls;
+  }
+
+  // The same small request to every server; their JSON replies.
+  std::vector<json> AskAll(Op op, const std::string& body, double timeout, const std::string& changed = "") {
+    std::vector<Call> calls = SameCalls(body);
+    RunWhole(op, &calls, timeout, changed);
     std::vector<json> replies;
     replies.reserve(calls.size());
     for (size_t i = 0; i < calls.size(); ++i) replies.push_back(ParseReply(i, calls[i]));
     return replies;
+  }
+
+  // A reply that `what` names in the error if it is none.
+  static uint64_t Number(const json& reply, const std::string& what) {
+    if (!reply.is_number_unsigned()) throw ProtocolError(what + " is not a number");
+    return reply.get<uint64_t>();
   }
 
   json ParseReply(size_t server, const Call& call) const {
