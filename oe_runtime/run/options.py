@@ -191,6 +191,16 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_data(p)
+    _add_servers(p)
+    worker_options.add_arguments(p)
+    _add_model(p.add_argument_group("model"))
+    _add_training(p.add_argument_group("training"))
+    _add_run(p.add_argument_group("run"))
+    return p
+
+
+def _add_data(p: argparse.ArgumentParser) -> None:
     add(
         p,
         "data",
@@ -211,6 +221,9 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         help="Run this Python program in place of a built-in model; what follows a lone -- is the program's. "
         "It trains through oe_runtime.job, and decides about the model, the optimizer and the steps.",
     )
+
+
+def _add_servers(p: argparse.ArgumentParser) -> None:
     where = p.add_argument_group("where the embeddings live (one of the three)").add_mutually_exclusive_group(
         required=True
     )
@@ -264,9 +277,8 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         help="With --storage-path: remove the tables in that directory.",
     )
 
-    worker_options.add_arguments(p)
 
-    m = p.add_argument_group("model")
+def _add_model(m: argparse._ArgumentGroup) -> None:
     add(m, "model")
     add(m, "dim", 9)
     for name, layers in (
@@ -283,7 +295,8 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     add(m, "eviction", [], type=policies.eviction, metavar="RULE,…")
     add(m, "max_cardinality", 0)
 
-    t = p.add_argument_group("training")
+
+def _add_training(t: argparse._ArgumentGroup) -> None:
     add(
         t,
         "batch_size",
@@ -330,7 +343,8 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         help="Use TensorFlow's deterministic operations. They cost too little to measure. (default on)",
     )
 
-    r = p.add_argument_group("run")
+
+def _add_run(r: argparse._ArgumentGroup) -> None:
     r.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="Directory of the run. (default runs/MODEL-DATE-TIME)"
     )
@@ -369,7 +383,6 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
     )
     add(r, "timeline", 0)
     r.add_argument("--exit-with-parent", action="store_true", help="Stop as on SIGTERM when stdin closes.")
-    return p
 
 
 # Flags that go with --script; it decides about all others.
@@ -500,18 +513,7 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
     """Check what belongs together; return the options by name. `name`: the script's."""
     if a.resume and a.run_dir is None:
         p.error("--resume needs --run-dir, the directory of the run to go on with")
-    kept = a.storage_recover or a.storage_fresh
-    if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache or kept):
-        p.error("--storage and --storage-* go with --in-process; servers have their own")
-    if a.storage in DURABLE and not a.storage_path:
-        where = "an NVMe drive" if a.storage == "dram_ssd" else "an fsdax mount"
-        p.error(f"--storage {a.storage} needs --storage-path, a directory (on {where})")
-    if a.storage_path and a.storage in (None, "dram"):
-        p.error(f"--storage-path goes with --storage {', '.join(DURABLE)} or pmem_memkind")
-    if kept and a.storage not in DURABLE:
-        p.error(f"--storage-recover and --storage-fresh go with --storage {', '.join(DURABLE)}")
-    if bool(a.storage_cache) != (a.storage in CACHED):
-        p.error(f"--storage {' or '.join(CACHED)} and --storage-cache go together")
+    _check_storage(p, a)
     servers = worker_options.endpoints(p, "--servers", a.servers) if a.servers is not None else ()
     place = worker_options.settle(p, a)
     for_servers = {
@@ -525,23 +527,10 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
             p.error(f"{flag} goes with --servers")
     if a.admission is not None and a.index != "hash":
         p.error("--admission goes with --index hash: an array has a place for each id anyway")
-    if a.upload_to:
-        try:
-            remote = is_remote(a.upload_to)
-        except InvalidUrl as error:
-            p.error(f"--upload-to: {error}")
-        if not remote:
-            p.error(f"--upload-to {a.upload_to} is no URL of a store; --run-dir is the local directory")
-    elif a.upload_bandwidth:
-        p.error("--upload-bandwidth goes with --upload-to")
+    _check_upload(p, a)
     if a.epochs == 0 and not a.steps:
         p.error("--epochs 0 goes with --steps, which then says when training ends")
-    if a.stock and a.micro_batch > 1:
-        p.error("--micro-batch: plain Keras, --stock, has none")
-    if a.stock and (a.index == "hash" or a.eviction):
-        p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
-    if a.stock and a.row_precision != "float32":
-        p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
+    _check_stock(p, a)
     if a.eval_every and a.workqueue:
         p.error("--eval-every: with --workqueue worker 0 evaluates at the end only")
     if (a.eval_every or a.eval_data) and not a.eval:
@@ -569,3 +558,39 @@ def _settle(p: argparse.ArgumentParser, a: argparse.Namespace, name: str | None 
     }
     del values["script"]
     return values
+
+
+def _check_storage(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
+    kept = a.storage_recover or a.storage_fresh
+    if not a.in_process and (a.storage or a.storage_path or a.storage_size or a.storage_cache or kept):
+        p.error("--storage and --storage-* go with --in-process; servers have their own")
+    if a.storage in DURABLE and not a.storage_path:
+        where = "an NVMe drive" if a.storage == "dram_ssd" else "an fsdax mount"
+        p.error(f"--storage {a.storage} needs --storage-path, a directory (on {where})")
+    if a.storage_path and a.storage in (None, "dram"):
+        p.error(f"--storage-path goes with --storage {', '.join(DURABLE)} or pmem_memkind")
+    if kept and a.storage not in DURABLE:
+        p.error(f"--storage-recover and --storage-fresh go with --storage {', '.join(DURABLE)}")
+    if bool(a.storage_cache) != (a.storage in CACHED):
+        p.error(f"--storage {' or '.join(CACHED)} and --storage-cache go together")
+
+
+def _check_upload(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
+    if a.upload_to:
+        try:
+            remote = is_remote(a.upload_to)
+        except InvalidUrl as error:
+            p.error(f"--upload-to: {error}")
+        if not remote:
+            p.error(f"--upload-to {a.upload_to} is no URL of a store; --run-dir is the local directory")
+    elif a.upload_bandwidth:
+        p.error("--upload-bandwidth goes with --upload-to")
+
+
+def _check_stock(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
+    if a.stock and a.micro_batch > 1:
+        p.error("--micro-batch: plain Keras, --stock, has none")
+    if a.stock and (a.index == "hash" or a.eviction):
+        p.error("--stock: plain Keras has neither --index hash nor --admission nor --eviction")
+    if a.stock and a.row_precision != "float32":
+        p.error("--stock: --row-precision is of tables; plain Keras would round the optimizer's state too")
