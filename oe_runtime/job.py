@@ -15,7 +15,7 @@ tables in this process; `defaults` says otherwise. Importing this module needs n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ local_workers: int
 """The number of workers on this host."""
 data: str | None
 """What `--data` says: one path, directory, glob or URL; a relative path is made whole. None without it."""
+eval_data: str | None
+"""What `--eval-data` says, likewise: rows for the evaluation."""
 run_dir: Path
 """The directory of the run: checkpoints, metrics, report."""
 resume_step: int
@@ -43,7 +45,10 @@ resume_step: int
 arguments: Sequence[str]
 """The program's own arguments, also in `sys.argv`."""
 
-_VALUES = ("rank", "workers", "local_rank", "local_workers", "data", "run_dir", "resume_step", "arguments")
+_VALUES = (
+    *("rank", "workers", "local_rank", "local_workers", "data", "eval_data", "run_dir", "resume_step"),
+    "arguments",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -80,7 +85,13 @@ def together() -> Any:
 
 
 @contextmanager
-def training(model: Any, optimizer: Any = None, **others: Any) -> Iterator[Any]:
+def training(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    evaluate: Callable[[], Iterable[tuple[Any, Any]]] | None = None,
+    **others: Any,
+) -> Iterator[Any]:
     """Train in a loop of one's own: a PyTorch module with its optimizer, or a compiled Keras model.
 
         with job.training(model, optimizer) as loop:
@@ -91,10 +102,14 @@ def training(model: Any, optimizer: Any = None, **others: Any) -> Iterator[Any]:
 
     `others` are objects with state_dict() and load_state_dict(), such as schedulers, which checkpoints
     include. A resumed loop begins after the batch of its checkpoint. Raises JobError for what jobs cannot do.
+
+    `evaluate` yields pairs of labels (0 or 1) and probabilities, both shaped (B,) or (B, 1): those of this
+    worker's part of rows that nobody trains on. The job calls it every --eval-every steps and after the
+    block, and reports AUC, accuracy and log loss over all workers' pairs.
     """
     from oe_runtime.run.loops import begin
 
-    loop = begin(current(), _state(model, optimizer, others))
+    loop = begin(current(), _state(model, optimizer, others), evaluate)
     yield loop
     loop.end()
 

@@ -67,12 +67,18 @@ class FitPart:
         course.figures = self._figures
         course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
         course.agree_on_epochs(epochs)
+        options = self._session.options
         if _is_shuffled(given) and given.get("steps_per_epoch") in (None, -1, _size(given)):
             from oe_runtime.keras.job_data import shuffled_batches
 
             self._data = given["x"] = shuffled_batches(model.served.library, self._data)
             given["shuffle"] = False
+        course.evaluate_by(
+            _validation(model, given) if options.eval_every or options.eval_data else None,
+            "fit has no validation_data to evaluate on: give it, or leave the flag out",
+        )
         if not course.begin_part(epochs):
+            course.skip_part()
             _pass_epochs(self._data, epochs - first)
             self._session.screen.say("fit was done before the checkpoint: skipped")
             return None
@@ -351,6 +357,45 @@ def _changes(data: Any) -> bool:
     """Whether a PyDataset may change at an epoch's end: its `on_epoch_end` is not that of Keras."""
     module = getattr(type(data), "on_epoch_end", _is_py_dataset).__module__
     return _is_py_dataset(data) and module.partition(".")[0] not in ("keras", "tf_keras")
+
+
+def _validation(model: Any, given: Mapping[str, Any]) -> Callable[[], Iterator[tuple[Any, Any]]] | None:
+    """Return what yields labels and the model's probabilities of fit's validation_data; None without them.
+
+    Predicting leaves the model's metrics, which are of the epoch, as they are. Raises ValueError for data
+    that can be read once only.
+    """
+    data, steps = given.get("validation_data"), given.get("validation_steps")
+    if isinstance(data, Iterator) or (data is None and given.get("validation_split")):
+        found = "validation_split has no data of its own" if data is None else "a generator is read only once"
+        raise ValueError(
+            f"--eval-every and --eval-data: {found}: give fit's validation_data arrays, a tf.data dataset or "
+            "a PyDataset"
+        )
+    if data is None:
+        return None
+    size = int(given.get("validation_batch_size") or given.get("batch_size") or 32)
+
+    def predictions() -> Iterator[tuple[Any, Any]]:
+        for batch in itertools.islice(_validation_batches(data, size), steps):
+            x, labels, _ = model.served.library.utils.unpack_x_y_sample_weight(batch)
+            yield labels, model.predict_on_batch(x)
+
+    return predictions
+
+
+def _validation_batches(data: Any, size: int) -> Iterator[Any]:
+    import keras
+
+    if _is_py_dataset(data):
+        return (data[index] for index in range(_size({"x": data}) or 0))
+    if not isinstance(data, (tuple, list)):
+        return iter(data)
+    rows = len(keras.tree.flatten(data)[0])
+    return (
+        keras.tree.map_structure(lambda array: array[start : start + size], tuple(data))  # noqa: B023
+        for start in range(0, rows, size)
+    )
 
 
 def _pass_epochs(data: Any, epochs: int) -> None:

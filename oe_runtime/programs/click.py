@@ -133,13 +133,13 @@ def _train(
             if options.evaluates(source) and not (options.workqueue and options.rank):
                 apart = source.evaluation()
                 screen.say(f"evaluating on {apart.describe() if apart else 'the held-out rows'}")
-            auc = loop.evaluate()
+            auc = loop.evaluate(end.step)
             break
         except ServerLost as error:
             position = servers.recover(error, loop)
     stop.limit(0, None)  # no more waits for other workers
     if auc.rows:
-        loop.say_evaluation(end.step, auc)
+        loop.evaluation.say(end.step, auc)
     if options.export is not None and options.rank == 0:
         try:
             trainee.export(options.export, stock=options.stock)

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from oe_runtime.data import Batch, Source, holdout_batches, make_split, training_batches
-from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import with_following
 from oe_runtime.programs.click_model import KerasTrainee
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.course import Course
+from oe_runtime.run.evaluation import Prediction
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.run.options import Options
 from oe_runtime.run.position import Position, RunCheckpoint
@@ -44,7 +44,6 @@ class Loop(Course):
         self._trainee = trainee
         # Batch sizes for which TensorFlow has compiled since the start or the last return to a checkpoint.
         self._sizes: set[int] = set()
-        self._latest: tuple[int, StreamingAuc] | None = None  # step and result of the last evaluation
 
     def window(self) -> tuple[float, float | None]:
         """See Course."""
@@ -77,60 +76,16 @@ class Loop(Course):
         """See Course."""
         super().rolled_back(saved, seconds)
         self._trainee.window()
-        self._latest = None
         self._sizes.clear()  # before the next step some workers skip more input than others
 
-    def evaluate(self) -> StreamingAuc:
-        """Return AUC, accuracy and log loss on the rows for the evaluation."""
-        if self._latest is not None and self._latest[0] == self.step:
-            return self._latest[1]
-        auc = self._evaluated() if self._options.evaluates(self._source) else StreamingAuc()
-        if auc is None:
-            raise self.interrupted()
-        return auc
+    def predictions(self) -> Iterator[Prediction] | None:
+        """See Course: of this worker's part of the held-out rows, or of those of --eval-data."""
+        return self._predictions() if self._options.evaluates(self._source) else None
 
-    def say_evaluation(self, step: int, auc: StreamingAuc) -> None:
-        """Write an evaluation's result to the run directory and the screen, once."""
-        if self._latest is not None and self._latest[0] == step:
-            return
-        self._latest = step, auc
-        found = {"loss": auc.log_loss(), "auc": auc.result(), "accuracy": auc.accuracy()}
-        only = {} if auc.only_label is None else {"only_label": auc.only_label}
-        self._directory.event("eval", step=step, rows=auc.rows, **found, **only)
-        self._directory.scalars(step, {f"eval/{name}": value for name, value in found.items()})
-        self._view.say(
-            f"held-out rows {auc.rows:,}: AUC {found['auc']:.4f}, accuracy {found['accuracy']:.4f}, "
-            f"log loss {found['loss']:.4f}"
-        )
-        if only:
-            self._view.say(
-                f"warning: the label of all held-out rows is {auc.only_label}, so AUC says nothing; is it "
-                "the right column?"
-            )
-
-    def _evaluate_between(self, position: Position) -> None:
-        """Evaluate after a step, outside the measured speed; a stop request ends it without a result."""
-        started = time.perf_counter()
-        with self._stop.without_time_limit():
-            auc = self._evaluated()
-        if auc is not None and auc.rows:
-            self.say_evaluation(position.step, auc)
-        self._clock.pause(time.perf_counter() - started)
-
-    def _evaluated(self) -> StreamingAuc | None:
-        """Return the result; None after a stop request."""
-        auc = StreamingAuc()
+    def _predictions(self) -> Iterator[Prediction]:
         for batch in holdout_batches(self._source, self._split, self._options.batch_size):
-            if self._ranks.stop_requested(self._stop):
-                return None
             part = batch.part(self._ranks.rank, self._ranks.count)
-            if part.rows:
-                with deferring_losses(self._ranks):
-                    auc.update(part.labels, self._trainee.predict(part))
-        self._ranks.barrier()
-        if self._ranks.count > 1:
-            auc.gather(self._ranks.sum)
-        return auc
+            yield part.labels, self._trainee.predict(part) if part.rows else part.labels
 
     def steps(self) -> int | None:
         """Return the steps of the whole run as far as known; estimated from bytes while a file is read."""
@@ -166,10 +121,7 @@ class Loop(Course):
         self._clock.add(rows)
         position = replace(position, step=position.step + 1, batch=position.batch + 1)
         self._after_step(position, stop)
-        every = self._options.eval_every
-        if every and position.step % every == 0 and self._options.evaluates(self._source):
-            self._evaluate_between(position)
-            self._ended = time.monotonic()
+        self._evaluate_between(position)
         return position
 
     def _finished(self, position: Position) -> bool:

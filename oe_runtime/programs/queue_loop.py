@@ -59,7 +59,7 @@ class QueueLoop(Loop):
                 self._save(self._checkpoints.take_files, position, files=True)
             return position
 
-    def evaluate(self) -> StreamingAuc:
+    def evaluate(self, step: int) -> StreamingAuc:
         """Return AUC and log loss on the held-out rows. Worker 0 evaluates; the others wait for its end."""
         auc = StreamingAuc()
         with self._shared.sharing_losses():

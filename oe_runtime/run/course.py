@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.errors import CheckpointError
 from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.evaluation import Evaluation, Prediction
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position, RunCheckpoint
@@ -54,6 +56,7 @@ class Course:
         self._view = view
         self._stop = stop
         self._figures = figures
+        self.evaluation = Evaluation(ranks, directory, view, stop)
         self._clock = Clock()
         self._ended: float | None = None  # time of the last step's end
         self._due_at = time.monotonic() + self._interval(0.0)  # of the next checkpoint by time
@@ -75,11 +78,26 @@ class Course:
         """Return what a step's event says besides."""
         return {}
 
+    def predictions(self) -> Iterable[Prediction] | None:
+        """Return those of this worker's rows for the evaluation; None: there is nothing to evaluate."""
+        return None
+
+    def evaluate(self, step: int) -> StreamingAuc:
+        """Return the result on the rows for the evaluation after the last step, which is `step`."""
+        if (known := self.evaluation.latest(step)) is not None:
+            return known
+        predictions = self.predictions()
+        auc = StreamingAuc() if predictions is None else self.evaluation.measure(predictions)
+        if auc is None:
+            raise self.interrupted()
+        return auc
+
     def rolled_back(self, saved: RunCheckpoint, seconds: float) -> None:
         """Note that a checkpoint was restored to the servers and the model, in `seconds`."""
         self.saved = saved
         self._clock.pause(seconds)
         self._clock.window()
+        self.evaluation.forget()
         self._ended = None
 
     def speed(self) -> tuple[float, float]:
@@ -117,6 +135,23 @@ class Course:
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
             self._take(self._due_take(position, timed=timed), position, again)
+        self._ended = time.monotonic()
+
+    def _evaluate_between(self, position: Position) -> None:
+        """After a step, evaluate if that is due, outside the measured speed.
+
+        A stop request ends it without a result.
+        """
+        if not self._run.eval_every or position.step % self._run.eval_every:
+            return
+        if (predictions := self.predictions()) is None:
+            return
+        started = time.perf_counter()
+        with self._stop.without_time_limit():
+            auc = self.evaluation.measure(predictions)
+        if auc is not None and auc.rows:
+            self.evaluation.say(position.step, auc)
+        self._clock.pause(time.perf_counter() - started)
         self._ended = time.monotonic()
 
     def _announce(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 from oe_runtime.run.script_course import ScriptCourse
@@ -88,11 +88,14 @@ class Loop:
         if not self._skip:
             self._course.loop = None
             self._course.end_part(self._epochs)
+        else:
+            self._course.skip_part()
 
 
-def begin(session: Session, state: ScriptState) -> Loop:
+def begin(session: Session, state: ScriptState, evaluate: Callable[[], Iterable[Any]] | None) -> Loop:
     """See oe_runtime.job.training; `state` is of what is trained."""
     course = session.begin(state)
+    course.evaluate_by(evaluate, "give job.training(evaluate=…) what predicts, or leave the flag out")
     return Loop(course, course.state, done=not course.begin_part())
 
 

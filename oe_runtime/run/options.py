@@ -6,7 +6,7 @@ import argparse
 import datetime
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,6 +62,9 @@ class RunOptions:
     """What every run is started with: the servers, the workers, the run directory. See `parser`."""
 
     data: str
+    eval: bool
+    eval_data: str
+    eval_every: int
     servers: tuple[str, ...]
     token_file: Path | None
     tls: str
@@ -136,9 +139,6 @@ class Options(RunOptions, ModelOptions):
     epochs: int | None
     steps: int | None
     holdout: float
-    eval: bool
-    eval_data: str
-    eval_every: int
     deterministic: bool
     jit: bool
     device: str
@@ -393,7 +393,7 @@ _OF_SCRIPTS = {
     *("workers", "rank", "worker_wait", "generation", "run_dir", "resume", "log_every", "stats_seconds"),
     *("checkpoint_steps", "checkpoint_minutes", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
     *("checkpoint_increments", "exit_with_parent", "upload_to", "upload_bandwidth"),
-    *("pipeline", "staleness", "micro_batch"),
+    *("pipeline", "staleness", "micro_batch", "eval", "eval_data", "eval_every"),
 }
 _OF_THE_LAUNCHER = {
     "upload_to",
@@ -449,9 +449,13 @@ def _parse_script(
     if not path.is_file():
         p.error(f"--script {a.script}: {'not a file' if path.exists() else 'there is no such file'}")
     values = _settle(p, a, path.stem)
+    if is_share(values["eval_data"]):
+        p.error(
+            f"--eval-data {values['eval_data']}: {a.script.name} reads the rows itself: name those to use"
+        )
     return ScriptOptions(
         **{name: values[name] for name in (f.name for f in fields(RunOptions)) if name != "run_dir"}
-        | {"run_dir": values["run_dir"].absolute(), "data": _place(a.data or "")},
+        | _whole_paths(values),
         script=path,
         arguments=tuple(arguments),
     )
@@ -502,8 +506,17 @@ def _given(words: Sequence[str]) -> set[str]:
     return set(vars(p.parse_args(list(words))))
 
 
+def _whole_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run directory and the data so that they hold after a change of the working directory."""
+    data, apart = values["data"] or "", values["eval_data"]
+    return {
+        "run_dir": values["run_dir"].absolute(),
+        "data": _place(data),
+        "eval_data": apart if is_share(apart) else _place(apart),
+    }
+
+
 def _place(data: str) -> str:
-    """Return a path of data so that it holds after a change of the working directory."""
     if data in ("", STDIN) or "://" in data or data.startswith("generate:"):
         return data
     return os.path.abspath(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from oe_runtime.client import Client
 from oe_runtime.run.charts import duration
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.course import Course
+from oe_runtime.run.evaluation import Prediction
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position, RunCheckpoint
@@ -65,6 +66,7 @@ class ScriptCourse(Course):
         self.total: int | None = None  # steps, where known
         self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self.figures: Callable[[], dict[str, float]] = dict  # more numbers to log
+        self._predict: Callable[[], Iterable[Any]] | None = None  # of the present part
         self._parts = 0  # begun
         self._compiled = False
         self._asked = False  # to stop
@@ -99,6 +101,38 @@ class ScriptCourse(Course):
         if isinstance(self._ranks, CollectiveRanks):
             self._ranks.gradients = gradients
 
+    def evaluate_by(self, predict: Callable[[], Iterable[Any]] | None, instead: str) -> None:
+        """Before a part: evaluate by what `predict` yields, labels and probabilities of this worker's rows.
+
+        Without it, raises RunError where a flag asks for evaluations; `instead` says what to do.
+        """
+        flag = "--eval-every" if self._run.eval_every else "--eval-data" if self._run.eval_data else ""
+        if predict is None and flag:
+            raise RunError(f"{flag}: {instead}")
+        self._predict = predict
+
+    def predictions(self) -> Iterator[Prediction] | None:
+        """See Course."""
+        if self._predict is None or not self._run.eval:
+            return None
+        return map(_checked, self._predict())
+
+    def evaluate_at_end(self) -> None:
+        """Evaluate after the last step of a part, unless the program has nothing to evaluate with."""
+        if self._predict is None or not self._run.eval:
+            return
+        self._view.say("evaluating")
+        step = self.position.step
+        auc = self.evaluate(step)
+        if not auc.rows:
+            raise RunError("the evaluation has no rows: give it some, or --no-eval")
+        self.evaluation.say(step, auc)
+
+    def skip_part(self) -> None:
+        """Pass over the part that `begin_part` has found done; the last one is evaluated anew."""
+        if self._parts - 1 == self.position.part:
+            self.evaluate_at_end()
+
     def begin_part(self, epochs: int = 0) -> bool:
         """Begin the next part; False for one that was done before the checkpoint.
 
@@ -131,6 +165,7 @@ class ScriptCourse(Course):
         seconds, speed = self.speed()
         rate = f", {speed:,.0f} samples/s" if speed else ""
         self._view.say(f"trained {self.position.step - self._start} steps in {duration(seconds)}{rate}")
+        self.evaluate_at_end()
         self.training, self._client.fixed = False, ""
 
     def begin_epoch(self, epoch: int) -> None:
@@ -204,6 +239,7 @@ class ScriptCourse(Course):
         self.position = replace(at, step=at.step + 1, batch=at.batch + 1)
         self._client.fixed = _FIXED  # models may make their tables in the first step
         self._after_step(self.position, self._asked)
+        self._evaluate_between(self.position)
 
     def own_step(self, rows: int) -> None:
         """Count a step that the script has computed by itself."""
@@ -300,3 +336,24 @@ class ScriptCourse(Course):
                     "build the same model in all of them"
                 )
         refuse_together(self._ranks, problem)
+
+
+def _checked(found: Any) -> Prediction:
+    """Return labels and probabilities as flat arrays. Raises RunError for what they cannot be."""
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise RunError(f"evaluate yields pairs of labels and probabilities, not a {type(found).__name__}")
+    labels, probabilities = (
+        np.asarray(one.detach().cpu() if hasattr(one, "detach") else one).reshape(-1) for one in found
+    )
+    if len(labels) != len(probabilities):
+        raise RunError(
+            f"evaluate yields {len(probabilities)} probabilities for {len(labels)} labels: AUC and log loss "
+            "need one for each row"
+        )
+    if not np.isin(labels, (0, 1)).all():
+        raise RunError("evaluate yields labels other than 0 and 1, for which there is no AUC")
+    if not ((probabilities >= 0) & (probabilities <= 1)).all():
+        raise RunError(
+            "evaluate yields values outside of 0 to 1 as probabilities: apply a sigmoid to logits first"
+        )
+    return labels, probabilities

@@ -136,6 +136,11 @@ class Session:
         return self.options.data or None
 
     @property
+    def eval_data(self) -> str | None:
+        """The data for the evaluation as the launcher was given it."""
+        return self.options.eval_data or None
+
+    @property
     def run_dir(self) -> Path:
         """The directory of the run."""
         return self.options.run_dir

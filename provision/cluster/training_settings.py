@@ -24,7 +24,7 @@ OF_THE_SCRIPT = (
     *("interaction", "precision", "row_precision", "index", "admission", "eviction", "jit"),
     *("workqueue", "optimizer", "learning_rate", "seed", "max_cardinality"),
     *("holdout", "timeline", "export", "schema", "label", "categories", "numbers"),
-    *("eval_data", "eval_every", "follow"),
+    "follow",
 )
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]

@@ -18,7 +18,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
 from provision.jobs.backends import units
-from provision.jobs.request import Request, flag, is_path
+from provision.jobs.request import Request, files_of_hosts, flag
 from provision.jobs.store import Job
 
 DIRECTORY = "script"  # below a job's directory on a host
@@ -99,13 +99,15 @@ def check(inventory: Inventory, wanted: Request) -> None:
                 )
 
 
-def check_data(data: str, workers: Sequence[Host]) -> None:
+def check_data(training: TrainingSettings, workers: Sequence[Host]) -> None:
     """Refuse data of a script that hosts cannot know by this name."""
-    for worker in workers:
-        if is_path(data) and units.on_host(worker) and not Path(data).is_absolute():
-            raise TrainingError(
-                f"--data: {data}: the script reads it on host {worker.name}: give its whole path there"
-            )
+    for key, path in files_of_hosts(training).items():
+        for worker in workers:
+            if units.on_host(worker) and not Path(path).is_absolute():
+                raise TrainingError(
+                    f"{flag(key)}: {path}: the script reads it on host {worker.name}: give its whole path "
+                    "there"
+                )
 
 
 def data_check(host: Host, data: str) -> list[str]:

@@ -75,7 +75,7 @@ def schema_text(schema: str) -> str:
 def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``."""
     if wanted.training.script:
-        script.check_data(wanted.training.data, placement.worker_hosts(inventory))
+        script.check_data(wanted.training, placement.worker_hosts(inventory))
         return
     request.check_data(wanted.training.data, placement.worker_hosts(inventory))
     apart = wanted.training.eval_data or ""

@@ -51,7 +51,7 @@ class TestSettings:
             "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "checkpoint_minutes",
             "keep_checkpoints", "checkpoint_rows", "export_checkpoints", "checkpoint_increments",
             "server_wait", "worker_wait", "on_worker_lost", "restarts", "upload_to", "upload_bandwidth",
-            "pipeline", "staleness", "micro_batch",
+            "pipeline", "staleness", "micro_batch", "eval_data", "eval_every",
         }  # fmt: skip
         assert set(OF_THE_SCRIPT) < set(TrainingSettings.model_fields)
 

@@ -1,0 +1,78 @@
+"""The evaluation of a run: AUC, accuracy and log loss on rows that no worker trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime.data.auc import StreamingAuc
+from oe_runtime.run.followers import FollowingDirectory
+from oe_runtime.run.progress import View
+from oe_runtime.run.ranks import Ranks, deferring_losses
+from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.stopping import StopRequest
+
+Prediction = tuple[NDArray[Any], NDArray[Any]]  # labels, 0 or 1, and probabilities; both (B,)
+
+
+class Evaluation:
+    """Measures the predictions of all workers together, and says the results."""
+
+    def __init__(
+        self, ranks: Ranks, directory: RunDirectory | FollowingDirectory, view: View, stop: StopRequest
+    ) -> None:
+        self._ranks = ranks
+        self._directory = directory
+        self._view = view
+        self._stop = stop
+        self._latest: tuple[int, StreamingAuc] | None = None  # step and result
+
+    def measure(self, predictions: Iterable[Prediction]) -> StreamingAuc | None:
+        """Return the result over this worker's `predictions` and the others'; None after a stop request.
+
+        The workers may have different numbers of batches.
+        """
+        auc, mine, more = StreamingAuc(), iter(predictions), True
+        while more:
+            if self._ranks.stop_requested(self._stop):
+                return None
+            found = None
+            with deferring_losses(self._ranks):
+                found = next(mine, None)
+            if found is not None:
+                auc.update(*found)
+            more = bool(self._ranks.sum(np.array([found is not None], np.int32))[0])
+        self._ranks.barrier()
+        if self._ranks.count > 1:
+            auc.gather(self._ranks.sum)
+        return auc
+
+    def latest(self, step: int) -> StreamingAuc | None:
+        """Return the last result if it is that of `step`."""
+        return self._latest[1] if self._latest is not None and self._latest[0] == step else None
+
+    def forget(self) -> None:
+        """Forget the last result, after a return to a checkpoint."""
+        self._latest = None
+
+    def say(self, step: int, auc: StreamingAuc) -> None:
+        """Write a result to the run directory and the screen, once."""
+        if self.latest(step) is not None:
+            return
+        self._latest = step, auc
+        found = {"loss": auc.log_loss(), "auc": auc.result(), "accuracy": auc.accuracy()}
+        only = {} if auc.only_label is None else {"only_label": auc.only_label}
+        self._directory.event("eval", step=step, rows=auc.rows, **found, **only)
+        self._directory.scalars(step, {f"eval/{name}": value for name, value in found.items()})
+        self._view.say(
+            f"held-out rows {auc.rows:,}: AUC {found['auc']:.4f}, accuracy {found['accuracy']:.4f}, "
+            f"log loss {found['loss']:.4f}"
+        )
+        if only:
+            self._view.say(
+                f"warning: the label of all held-out rows is {auc.only_label}, so AUC says nothing; is it "
+                "the right column?"
+            )
