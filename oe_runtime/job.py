@@ -21,10 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import Client
+from oe_runtime.data import Batch
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.session import JobError, Session
 
-__all__ = ["JobError", "client", "current", "defaults", "step", "together", "training"]
+__all__ = [
+    "JobError",
+    "batches",
+    "client",
+    "current",
+    "defaults",
+    "eval_batches",
+    "step",
+    "together",
+    "training",
+]
 
 rank: int
 """This worker's number, from 0."""
@@ -112,6 +123,34 @@ def training(
     loop = begin(current(), _state(model, optimizer, others), evaluate)
     yield loop
     loop.end()
+
+
+def batches(layout: Callable[[Batch], Any] | None = None) -> Iterator[Any]:
+    """Yield this worker's part of each batch of `--data`, in a block of `training`.
+
+        with job.training(model, evaluate=evaluate):
+            for features, labels in job.batches():
+                loss = …
+                job.step(loss=loss)
+
+    --schema, --batch-size, --epochs, --steps, --holdout, --eval-data, --max-bad-rows, --max-cardinality and
+    --follow say what is read, as for built-in models. All epochs are in it. A resumed loop begins after the
+    batch of its checkpoint. What `train_on_batch` of a Keras model is given is known ahead, so that the rows
+    of its tables are prefetched.
+
+    A batch is (features, labels), or (features, labels, weights) if the schema has them, as
+    `oe_runtime.data.dataset` has them; or what `layout` makes of an `oe_runtime.data.Batch`. A last batch
+    with fewer rows than workers is left out. Raises DataError for data that do not fit.
+    """
+    return current().batches(layout)
+
+
+def eval_batches(layout: Callable[[Batch], Any] | None = None) -> Iterator[Any]:
+    """Yield this worker's part of the batches to evaluate on: held-out rows, or those of --eval-data.
+
+    As `batches`; a worker leaves out batches of which its part is empty.
+    """
+    return current().eval_batches(layout)
 
 
 def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState:

@@ -137,9 +137,7 @@ class Rows:
         return self.batches()
 
     def _made(self, batch: Batch) -> tuple[Any, ...]:
-        labels = batch.labels[:, None]
-        features = _features(batch, self.schema, self._grouped)
-        return (features, labels) if batch.weights is None else (features, labels, batch.weights)
+        return by_column(batch, self.schema, grouped=self._grouped)
 
     def signature(self, tf: Any) -> tuple[Any, ...]:
         """Return the tf.TensorSpec of a batch's arrays."""
@@ -188,6 +186,12 @@ def _table(rows: Any) -> pa.Table | None:
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise DataError(f"cannot convert {_TABLE} to Arrow: {' '.join(map(str, error.args))}") from error
     return None
+
+
+def by_column(batch: Batch, schema: Schema, *, grouped: bool = False) -> tuple[Any, ...]:
+    """Return (features, labels) or (features, labels, weights) of a batch, as `Rows` has them."""
+    labels, found = batch.labels[:, None], _features(batch, schema, grouped)
+    return (found, labels) if batch.weights is None else (found, labels, batch.weights)
 
 
 def _features(batch: Batch, schema: Schema, grouped: bool) -> Features:

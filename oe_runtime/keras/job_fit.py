@@ -45,6 +45,7 @@ class FitPart:
         """
         if model.steps_per_execution != 1:
             raise ValueError("JobCallback counts single batches: leave out steps_per_execution")
+        self._session.refuse_input_flags()
         self._model = model
         steps = model._running()
         first, epochs = int(given.get("initial_epoch", 0)), int(given.get("epochs", 1))

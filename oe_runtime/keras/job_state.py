@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,19 @@ class KerasScriptState(ScriptState):
         super().__init__(model, KerasState(model))
         self._optimizer: Any = None  # that has the checkpoint's variables
         self.callbacks: CallbackStates | None = None  # of the present fit, once they have begun
+
+    @property
+    def batches_ahead(self) -> int:
+        """See ScriptState."""
+        if not hasattr(self.model, "prefetch"):
+            return 0
+        return 2 if self.model.client.reads_ahead else 1
+
+    def announce(self, following: Sequence[Any]) -> None:
+        """See ScriptState; for train_on_batch."""
+        known = [one for one in following if isinstance(one, tuple) and 1 <= len(one) <= 3]
+        if known and len(known) == len(following):
+            self.model.prefetch(*known[0], after=known[1] if known[1:] else None)
 
     def settings(self) -> Mapping[str, Any]:
         """See ScriptState."""

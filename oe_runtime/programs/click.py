@@ -9,12 +9,11 @@ from functools import partial
 from typing import cast
 
 from oe_runtime.client import Client
-from oe_runtime.data import Source, Stream, make_split, open_source
+from oe_runtime.data import Source, make_split, open_source
 from oe_runtime.errors import ServerLost
 from oe_runtime.programs.click_model import KerasTrainee, check_backend, prepare
 from oe_runtime.programs.loop import Loop
 from oe_runtime.programs.queue_loop import QueueCheckpoints, QueueFollower, QueueLoop
-from oe_runtime.programs.stream_loop import StreamLoop
 from oe_runtime.run.charts import duration
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.connection import connect, connect_values, refuse_trained
@@ -97,8 +96,7 @@ def _train(
         start = resumed.position
     else:
         checkpoints, start, resumed = _begin_in_step(options, mine, client, trainee, screen, stop)
-        kind = partial(StreamLoop, stream=source) if isinstance(source, Stream) else Loop
-        loop = kind(options, source, trainee, checkpoints, directory, screen, stop, figures)
+        loop = Loop(options, source, trainee, checkpoints, directory, screen, stop, figures)
     if uploads is not None and isinstance(checkpoints, Checkpoints):
         checkpoints.upload_to(uploads, resumed)
     directory.event(
@@ -130,7 +128,7 @@ def _train(
             seconds, speed = loop.speed()
             rate = f", {speed:,.0f} samples/s" if speed else ""
             screen.say(f"trained {end.step - start.step} steps in {duration(seconds)}{rate}")
-            if options.evaluates(source) and not (options.workqueue and options.rank):
+            if loop.input is not None and loop.input.evaluates() and not (options.workqueue and options.rank):
                 apart = source.evaluation()
                 screen.say(f"evaluating on {apart.describe() if apart else 'the held-out rows'}")
             auc = loop.evaluate(end.step)

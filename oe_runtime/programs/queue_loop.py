@@ -20,7 +20,6 @@ from oe_runtime.run.followers import FollowingCheckpoints, restore_target
 from oe_runtime.run.options import Options
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.ranks import Ranks
-from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.shared_input import SharedInput
 from oe_runtime.support import dense_file
 
@@ -44,13 +43,13 @@ class QueueLoop(Loop):
             position = start
             for work, batch, done, following in self._shared.work(self._trainee.batches_ahead):
                 position = self._take_part(position, work, batch, done, following)
-                if self._finished(position):
+                if self._rows.has_ended(position):
                     break
             if self._shared.stop_requested():
                 raise self._stopped(position)
             self._shared.raise_losses()
             if position.step == 0 and self._first:
-                raise RunError(f"{self._source.describe()} has no rows to train on")
+                raise self._rows.no_rows()
             if self._clock.pending:
                 self._log(position)
             self._figures.finish(position.step)
@@ -63,7 +62,7 @@ class QueueLoop(Loop):
         """Return AUC and log loss on the held-out rows. Worker 0 evaluates; the others wait for its end."""
         auc = StreamingAuc()
         with self._shared.sharing_losses():
-            if self._options.evaluates(self._source) and self._first:
+            if self._rows.evaluates() and self._first:
                 self._dense.pull()
                 for batch in self._shared.held_out():
                     if self._stop:

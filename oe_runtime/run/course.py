@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oe_runtime.data import Batch, Stream
 from oe_runtime.data.auc import StreamingAuc
+from oe_runtime.data.batches import with_following
+from oe_runtime.data.stream import Place
 from oe_runtime.errors import CheckpointError
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.evaluation import Evaluation, Prediction
@@ -18,6 +23,7 @@ from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks, deferring_losses
 from oe_runtime.run.run_directory import RunDirectory, RunError
+from oe_runtime.run.run_input import RunInput
 from oe_runtime.run.server_figures import ServerFigures
 from oe_runtime.run.stopping import StopRequest
 
@@ -65,18 +71,99 @@ class Course:
         self.saved: RunCheckpoint | None = None  # the latest checkpoint
         self._begun = False  # once
         self.step = 0  # the last step begun
+        self.position = Position()
+        self.input: RunInput | None = None  # rows that the run itself reads
+        self._place: Mapping[str, Any] | None = None  # in a stream, after the present batch
+        self._waits = False  # for rows of a stream
 
     def steps(self) -> int | None:
         """Return the steps of the whole run as far as known."""
-        raise NotImplementedError
+        return None if self.input is None else self.input.steps()
 
     def window(self) -> tuple[float, float | None]:
         """Return mean loss and AUC of all workers' steps since the last call."""
         raise NotImplementedError
 
     def facts(self, position: Position) -> dict[str, Any]:
-        """Return what a step's event says besides."""
-        return {}
+        """Return what a step's event says besides.
+
+        Of a stream: the rows so far, their last file, and the files that have not been read.
+        """
+        if position.stream is None or self.input is None or self.input.stream is None:
+            return {}
+        place = Place.from_json(position.stream)
+        return {"rows": place.rows, "file": place.file, "waiting": self.input.stream.waiting}
+
+    def batches(self, ahead: int) -> Generator[tuple[int, Batch, list[Batch]], None, None]:
+        """Yield the batches of the input that are left: rows, this worker's part, its parts of the next ones.
+
+        The next ones are `ahead`, or fewer at the end. The caller does a step with each, which `_advance`
+        counts. Raises Interrupted after a stop request in a wait for rows.
+        """
+        assert self.input is not None  # noqa: S101 - set before
+        if self.input.stream is not None:
+            yield from self._arrivals(self.input, self.input.stream, ahead)
+            return
+        while not self.input.has_ended(self.position):
+            begin = self.position
+            parts = (
+                (batch.rows, batch.part(self._ranks.rank, self._ranks.count))
+                for batch in self.input.epoch(begin.batch)
+            )
+            for (rows, part), following in with_following(parts, ahead):
+                yield rows, part, [later for _, later in following]
+                if self.input.has_ended(self.position):
+                    return
+            if self.position.step == begin.step and begin.batch == 0:
+                raise self.input.no_rows()
+            self.position = replace(self.position, epoch=self.position.epoch + 1, batch=0)
+
+    def _arrivals(
+        self, rows: RunInput, stream: Stream, ahead: int
+    ) -> Iterator[tuple[int, Batch, list[Batch]]]:
+        """Yield the batches of a stream, to its end, as `batches`."""
+        arriving = stream.batches(rows.batch_size, Place.from_json(self.position.stream))
+        with closing(arriving):
+            for now, following in with_following(arriving, ahead):
+                if rows.has_ended(self.position):
+                    break
+                if now is None:
+                    self._wait(stream)
+                    continue
+                self._waits, self._place = False, now.place.to_json()
+                yield now.batch.rows, now.batch, [later.batch for later in following if later is not None]
+                if rows.has_ended(self.position):
+                    break
+        self._place = None
+        if not self.position.step:
+            raise rows.no_rows()
+
+    def _wait(self, stream: Stream) -> None:
+        """Between two steps, where no whole batch has arrived. Raises Interrupted after a stop request."""
+        position = self.position
+        if not self._waits:
+            if self._clock.pending:
+                self._log(position)
+            self._view.say(f"waiting for rows in {stream.describe()}")
+            self._waits = True
+        self._publish(lambda _: self._checkpoints.settle(), position, self._next_checkpoint(position))
+        new = position.step and (self.saved is None or self.saved.position.step != position.step)
+        if self._ranks.stop_requested(self._stop):
+            if new:
+                self._take(self._checkpoints.take_now, position)
+            raise self.interrupted()
+        if self._is_time() and new:
+            self._take(self._due_take(position, timed=True), position, self._next_checkpoint(position))
+        started = time.perf_counter()
+        self._stop.wait(stream.pause)
+        self._clock.pause(time.perf_counter() - started)
+
+    def _advance(self) -> None:
+        """Count a step in the position."""
+        at = self.position
+        self.position = replace(
+            at, step=at.step + 1, batch=at.batch + 1, stream=at.stream if self._place is None else self._place
+        )
 
     def predictions(self) -> Iterable[Prediction] | None:
         """Return those of this worker's rows for the evaluation; None: there is nothing to evaluate."""

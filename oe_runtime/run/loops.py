@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import closing
 from typing import Any
 
+from oe_runtime.data import Batch
+from oe_runtime.run.run_input import RunInput
 from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.session import JobError, Session
@@ -13,13 +16,15 @@ from oe_runtime.run.session import JobError, Session
 class Loop:
     """What `with job.training(…) as loop` gives."""
 
-    def __init__(self, course: ScriptCourse, state: ScriptState, *, done: bool) -> None:
+    def __init__(self, session: Session, course: ScriptCourse, state: ScriptState, *, done: bool) -> None:
+        self._session = session
         self._course = course
         self._state = state
         self._skip = True  # the whole block was done before the checkpoint
         self._epochs = 0  # that the script asks for
         self._sum, self._rows = 0.0, 0
         self._batch: Any = None
+        self._batch_rows: int | None = None
         self._stepped = True
         if not done:
             self._open()
@@ -61,17 +66,48 @@ class Loop:
         if done:
             self._state.skipped()
         for batch in iterator:
-            self._batch, self._stepped = batch, False
-            yield batch
-            if not self._stepped:
-                raise JobError(
-                    "the loop has taken the next batch without job.step(loss=…): call it in each step"
-                )
+            yield from self._stepped_by(batch, None)
+
+    def _stepped_by(self, batch: Any, rows: int | None) -> Iterator[Any]:
+        """Yield a batch, of `rows` rows; refuse a loop that takes the next one without a step."""
+        self._batch, self._batch_rows, self._stepped = batch, rows, False
+        yield batch
+        if not self._stepped:
+            raise JobError("the loop has taken the next batch without job.step(loss=…): call it in each step")
+
+    def read(self, rows: RunInput, layout: Callable[[Batch], Any]) -> Iterator[Any]:
+        """Yield this worker's part, in its `layout`, of the batches of the job's rows that are left.
+
+        A last batch with fewer rows than there are workers is left out.
+        """
+        course, state, workers = self._course, self._state, self._session.workers
+        course.input = rows
+        if self._skip and course.reopen_reading_part():
+            self._open()
+        if self._skip:
+            return
+        self._session.screen.total(course.steps(), course.position.step)
+        state.skipped()
+        known: list[tuple[Batch, Any]] = []
+
+        def laid_out(batch: Batch) -> Any:
+            return next((data for one, data in known if one is batch), None) or layout(batch)
+
+        with closing(course.batches(state.batches_ahead)) as batches:
+            for size, part, following in batches:
+                if size < workers:
+                    continue
+                batch = laid_out(part)
+                known = [(one, laid_out(one)) for one in following]
+                state.announce([data for _, data in known])
+                yield from self._stepped_by(batch, part.rows)
 
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
+        if self._course.input is None:
+            self._session.refuse_input_flags()
         if rows is None:
-            rows = _rows(self._batch)
+            rows = _rows(self._batch) if self._batch_rows is None else self._batch_rows
         self._stepped = True
         self._sum += float(loss.item() if hasattr(loss, "item") else loss) * rows
         self._rows += rows
@@ -85,6 +121,7 @@ class Loop:
 
     def end(self) -> None:
         """After the block."""
+        self._session.loop = None
         if not self._skip:
             self._course.loop = None
             self._course.end_part(self._epochs)
@@ -96,7 +133,8 @@ def begin(session: Session, state: ScriptState, evaluate: Callable[[], Iterable[
     """See oe_runtime.job.training; `state` is of what is trained."""
     course = session.begin(state)
     course.evaluate_by(evaluate, "give job.training(evaluate=…) what predicts, or leave the flag out")
-    return Loop(course, course.state, done=not course.begin_part())
+    session.loop = Loop(session, course, course.state, done=not course.begin_part())
+    return session.loop
 
 
 def _rows(batch: Any) -> int:

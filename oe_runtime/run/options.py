@@ -6,15 +6,15 @@ import argparse
 import datetime
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from oe_runtime import models
 from oe_runtime.client import TRANSFERS
-from oe_runtime.data import Source, is_share, row_schema
-from oe_runtime.data.row_schema import CRITEO
+from oe_runtime.data import is_share, row_schema
+from oe_runtime.data.row_schema import CRITEO, Schema
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import DataError
 from oe_runtime.models.options import ModelOptions
@@ -25,6 +25,7 @@ from oe_runtime.spec import CACHED, DURABLE, STORAGES
 from oe_runtime.support.argument_types import count, number, size, widths
 from oe_runtime.support.remote_files import InvalidUrl, is_remote
 
+BATCH_SIZE, HOLDOUT = 4096, 0.1
 EPOCHS = 1  # where neither --epochs nor --steps says
 
 _EPILOG = """\
@@ -65,6 +66,14 @@ class RunOptions:
     eval: bool
     eval_data: str
     eval_every: int
+    follow: bool
+    schema: Schema
+    max_cardinality: int
+    max_bad_rows: int
+    batch_size: int
+    epochs: int | None
+    steps: int | None
+    holdout: float
     servers: tuple[str, ...]
     token_file: Path | None
     tls: str
@@ -123,22 +132,26 @@ class ScriptOptions(RunOptions):
 
     script: Path
     arguments: tuple[str, ...]
+    input_flags: tuple[str, ...]  # the given ones that say which rows are read, by job.batches
 
     def fixed(self) -> dict[str, Any]:
         """See RunOptions: the script may change otherwise, and its checkpoints say whether they fit."""
-        return {"script": self.script.name}
+        return {
+            "script": self.script.name,
+            # None where it is the default, as in runs of earlier versions, and of programs that read for
+            # themselves.
+            "batch_size": None if self.batch_size == BATCH_SIZE else self.batch_size,
+            "holdout": None if self.holdout == HOLDOUT else self.holdout,
+            "max_cardinality": self.max_cardinality or None,
+            "schema": None if self.schema == CRITEO else self.schema.describe(),
+            "follow": self.follow or None,
+        }
 
 
 @dataclass(frozen=True)
 class Options(RunOptions, ModelOptions):
     """A checked command line of a built-in model; see `parser` for the meaning of each."""
 
-    follow: bool
-    max_bad_rows: int
-    batch_size: int
-    epochs: int | None
-    steps: int | None
-    holdout: float
     deterministic: bool
     jit: bool
     device: str
@@ -151,10 +164,6 @@ class Options(RunOptions, ModelOptions):
     def streams(self) -> bool:
         """Whether the data are still growing."""
         return self.follow or self.data == STDIN
-
-    def evaluates(self, source: Source) -> bool:
-        """Return whether there is anything to evaluate on: held-out rows, or rows of their own."""
-        return self.eval and bool(self.holdout or source.evaluation())
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings that a resumed run must share with the run that it continues."""
@@ -300,7 +309,7 @@ def _add_training(t: argparse._ArgumentGroup) -> None:
     add(
         t,
         "batch_size",
-        4096,
+        BATCH_SIZE,
         more="The batch size of Horovod and DeepRec is per worker: multiply it by their number.",
     )
     add(t, "micro_batch", 1)
@@ -309,7 +318,7 @@ def _add_training(t: argparse._ArgumentGroup) -> None:
     add(t, "optimizer", "adagrad", choices=tuple(LEARNING_RATES))
     add(t, "learning_rate", more=", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items()) + ".")
     add(t, "seed", 0)
-    add(t, "holdout", 0.1)
+    add(t, "holdout", HOLDOUT)
     add(t, "eval_data", metavar="PATH|SHARE")
     add(t, "eval_every", 0)
     t.add_argument(
@@ -395,6 +404,11 @@ _OF_SCRIPTS = {
     *("checkpoint_increments", "exit_with_parent", "upload_to", "upload_bandwidth"),
     *("pipeline", "staleness", "micro_batch", "eval", "eval_data", "eval_every"),
 }
+# Besides, where it reads its rows by job.batches: what says which rows these are.
+OF_THE_INPUT = (
+    *("follow", "schema", "label", "categories", "numbers", "max_bad_rows", "max_cardinality"),
+    *("batch_size", "epochs", "steps", "holdout"),
+)
 _OF_THE_LAUNCHER = {
     "upload_to",
     "upload_bandwidth",
@@ -442,22 +456,21 @@ def _parse_script(
 ) -> ScriptOptions:
     given = _given(words)
     for name in vars(a):
-        if name in given and name not in _OF_SCRIPTS:
+        if name in given and name not in _OF_SCRIPTS and name not in OF_THE_INPUT:
             flag = "--" + name.replace("_", "-")
             p.error(f"{flag} does not go with --script: {a.script.name} decides that (give it after --)")
     path = a.script.absolute()
     if not path.is_file():
         p.error(f"--script {a.script}: {'not a file' if path.exists() else 'there is no such file'}")
     values = _settle(p, a, path.stem)
-    if is_share(values["eval_data"]):
-        p.error(
-            f"--eval-data {values['eval_data']}: {a.script.name} reads the rows itself: name those to use"
-        )
+    if a.follow:
+        _settle_stream(p, a, given, values)
     return ScriptOptions(
         **{name: values[name] for name in (f.name for f in fields(RunOptions)) if name != "run_dir"}
         | _whole_paths(values),
         script=path,
         arguments=tuple(arguments),
+        input_flags=_input_flags(given, values),
     )
 
 
@@ -473,7 +486,7 @@ def outside(
     if token_file is not None:
         words += ["--token-file", str(token_file)]
     for name, value in more.items():
-        known = _OF_SCRIPTS - _OF_THE_LAUNCHER
+        known = (_OF_SCRIPTS | {*OF_THE_INPUT}) - _OF_THE_LAUNCHER
         if name not in known:
             raise TypeError(f"{name} is not an option of a job; known are {', '.join(sorted(known))}")
         flag = "--" + name.replace("_", "-")
@@ -485,11 +498,23 @@ def outside(
             raise TypeError(f"data is {value!r}; a job has one path, directory, glob or URL")
         elif value is not None and value is not False:  # 0 is a value
             words += [flag, str(value)]
-    values = _settle(p, p.parse_args(words), script.stem)
+    a = p.parse_args(words)
+    values = _settle(p, a, script.stem)
+    if a.follow:
+        _settle_stream(p, a, {*more}, values)
+    flags = _input_flags({*more}, values)
     names = {f.name for f in fields(RunOptions)}
     values = {name: value for name, value in values.items() if name in names}
     values |= {"run_dir": values["run_dir"].absolute(), "data": values["data"] or ""}
-    return ScriptOptions(**values, script=script, arguments=())
+    return ScriptOptions(**values, script=script, arguments=(), input_flags=flags)
+
+
+def _input_flags(given: Collection[str], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the given flags that say which rows are read."""
+    found = [name for name in OF_THE_INPUT if name in given]
+    if is_share(values["eval_data"]):
+        found.append("eval_data")
+    return tuple("--" + name.replace("_", "-") for name in found)
 
 
 class _Raising(argparse.ArgumentParser):

@@ -60,7 +60,6 @@ class ScriptCourse(Course):
         super().__init__(options, ranks, checkpoints, directory, view, stop, figures)
         self.state = state
         self._client = client
-        self.position = Position()
         self.training = False  # in a part
         self.loop: Any = None  # of job.training
         self.total: int | None = None  # steps, where known
@@ -124,9 +123,12 @@ class ScriptCourse(Course):
         self._view.say("evaluating")
         step = self.position.step
         auc = self.evaluate(step)
-        if not auc.rows:
-            raise RunError("the evaluation has no rows: give it some, or --no-eval")
-        self.evaluation.say(step, auc)
+        if auc.rows:
+            self.evaluation.say(step, auc)
+        else:
+            self._view.say(
+                "warning: evaluate yields no rows, so nothing was measured; --no-eval leaves it out"
+            )
 
     def skip_part(self) -> None:
         """Pass over the part that `begin_part` has found done; the last one is evaluated anew."""
@@ -143,13 +145,20 @@ class ScriptCourse(Course):
         if part < at.part or (part == at.part and at.ended is not None and epochs <= at.ended):
             return False
         if part > at.part:
-            at = Position(at.step, part=part)
+            at = Position(at.step, part=part, stream=at.stream)  # a stream is read once
         self.position = replace(at, ended=None)
         if self._ranks.stop_requested(self._stop):
             raise self.interrupted()
         self._begin(self.position)
         self.training = True
         return True
+
+    def reopen_reading_part(self) -> bool:
+        """Begin the part that `begin_part` has found done, if the flags now give its input more steps."""
+        at = self.position
+        if self.input is None or self._parts - 1 != at.part or at.ended is None or self.input.has_ended(at):
+            return False
+        return self.reopen_part(at.ended + 1)
 
     def reopen_part(self, epochs: int) -> bool:
         """Begin the part that `begin_part` has found done; False unless it is to have more `epochs`."""
@@ -158,7 +167,8 @@ class ScriptCourse(Course):
 
     def end_part(self, epochs: int) -> None:
         """End the part, of which so many epochs were asked: the run can go on after it."""
-        self.position = replace(self.position, batch=0, ended=epochs)
+        batch = self.position.batch if self.input is not None else 0  # --steps may end in an epoch
+        self.position = replace(self.position, batch=batch, ended=epochs)
         self.state.gather(self._ranks)
         self._finish(self.position)
         self._directory.event("trained", step=self.position.step)
@@ -235,8 +245,7 @@ class ScriptCourse(Course):
     def stepped(self, rows: int) -> None:
         """Count the step that `compute` has run over this worker's `rows`."""
         self._clock.add(rows * self._ranks.count)
-        at = self.position
-        self.position = replace(at, step=at.step + 1, batch=at.batch + 1)
+        self._advance()
         self._client.fixed = _FIXED  # models may make their tables in the first step
         self._after_step(self.position, self._asked)
         self._evaluate_between(self.position)
@@ -282,7 +291,7 @@ class ScriptCourse(Course):
 
     def steps(self) -> int | None:
         """See Course."""
-        return self.total
+        return super().steps() if self.total is None else self.total
 
     def window(self) -> tuple[float, float | None]:
         """See Course."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,14 @@ class ScriptState:
         A worker that the checkpoint has none of takes worker 0's.
         """
         return self.loaded.get(f"{name}/{self._rank}", self.loaded.get(name))
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many batches beyond the present one `announce` takes; for subclasses."""
+        return 0
+
+    def announce(self, following: Sequence[Any]) -> None:
+        """Note what the next steps train on, so that their rows are prefetched; for subclasses."""
 
     def begin_epoch(self, *, resumed: bool) -> None:
         """Before the data of an epoch; for subclasses."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
+from oe_runtime.data import Batch, open_source
+from oe_runtime.data.library import by_column
+from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import OeError
 from oe_runtime.run import uploads
 from oe_runtime.run.checkpoints import check_resume
@@ -20,12 +23,17 @@ from oe_runtime.run.followers import FollowingDirectory
 from oe_runtime.run.options import RunOptions, ScriptOptions, outside
 from oe_runtime.run.outcome import STOP_SECONDS, end_at_limit
 from oe_runtime.run.progress import View
-from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, join_workers
+from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, check_input, join_workers
 from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.run_input import RunInput
 from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.worker_input import WorkerInput
 from oe_runtime.support import horovod, job_hooks
+
+if TYPE_CHECKING:
+    from oe_runtime.run.loops import Loop
 
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
 _FIT_ALONE = (
@@ -64,6 +72,8 @@ class Session:
         self.launched = launched
         self.directory: RunDirectory | FollowingDirectory | None = None
         self.course: ScriptCourse | None = None
+        self.loop: Loop | None = None  # of the present block of job.training
+        self._input: RunInput | None = None
         self.uploads: uploads.Uploads | None = None  # of worker 0
         self.seeds: tuple[int, int | None] | None = None  # the script's, and the one set for the last part
         self.told_of_callbacks = False  # that some begin anew after a resume
@@ -308,6 +318,60 @@ class Session:
         if self.course is None or self.course.loop is None:
             raise JobError("job.step() belongs into a loop of `with job.training(model, …)`")
         self.course.loop.step(loss, rows)
+
+    def batches(self, layout: Callable[[Batch], Any] | None) -> Iterator[Any]:
+        """See oe_runtime.job.batches."""
+        if self.loop is None:
+            raise JobError("job.batches() belongs into a block of `with job.training(model, …)`")
+        return self.loop.read(self.input(), layout or self.columns)
+
+    def eval_batches(self, layout: Callable[[Batch], Any] | None) -> Iterator[Any]:
+        """See oe_runtime.job.eval_batches."""
+        rows, layout = self.input(), layout or self.columns
+        return (
+            (layout(part) for part in rows.held_out(self.ranks) if part.rows)
+            if rows.evaluates()
+            else iter(())
+        )
+
+    def columns(self, batch: Batch) -> tuple[Any, ...]:
+        """Return a batch as oe_runtime.data.dataset has it: features by column, labels, weights if any."""
+        return by_column(batch, self.options.schema.limited(self.options.max_cardinality))
+
+    def input(self) -> RunInput:
+        """Return the rows of --data, opened at the first call; all workers make it together.
+
+        Raises DataError for data that do not fit, and RunError for workers with different ones.
+        """
+        options = self.options
+        if self._input is None:
+            if options.data in ("", STDIN):
+                found = "is standard input, which cannot be read again" if options.data else "is not given"
+                raise JobError(
+                    f"job.batches() reads --data, which {found}: name files, or a directory with --follow"
+                )
+            source = open_source(
+                options.data,
+                options.max_cardinality,
+                options.max_bad_rows,
+                options.schema,
+                options.eval_data,
+                follow=options.follow,
+            )
+            source.check()
+            if self.workers > 1:
+                check_input(WorkerInput.of(self.rank, source), self.ranks)
+            self._input = RunInput(options, source)
+        return self._input
+
+    def refuse_input_flags(self) -> None:
+        """Before steps on rows that the program reads itself: refuse flags that say how to read them."""
+        options = self.options
+        if isinstance(options, ScriptOptions) and options.input_flags:
+            raise JobError(
+                f"{options.input_flags[0]} is of rows that job.batches() reads, but {options.script.name} "
+                "reads its own: leave the flag out (give what the program decides after --)"
+            )
 
     def _refuse_child(self, what: str) -> None:
         if os.getpid() != self._process:

@@ -176,10 +176,11 @@ def test_unequally_many_epochs() -> None:
     ("flags", "message"),
     [
         (["--dim", "8"], "--dim does not go with --script: train.py decides that (give it after --)"),
-        (["--epochs", "1"], "--epochs does not go with --script"),
+        (["--seed", "1"], "--seed does not go with --script"),
         (["--workqueue", "--servers", "a:1"], "--workqueue does not go with --script"),
         (["--stock"], "--stock does not go with --script"),
-        (["--no-eval"], "--eval does not go with --script"),
+        (["--jit"], "--jit does not go with --script"),
+        (["--data", "x", "--follow", "--epochs", "1"], "--epochs does not go with --follow"),
     ],
 )
 def test_flags_of_built_in_models(

@@ -85,9 +85,12 @@ def test_evaluations_change_no_loss_and_go_on_after_a_stop(kind: str, tmp_path: 
     assert evaluated(run_dir)[-1] == evaluated(often)[-1]
 
 
-def test_no_eval(tmp_path: Path) -> None:
+def test_no_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(write(tmp_path, TAPE), tmp_path / "run", "--no-eval") == 0
     assert evaluated(tmp_path / "run") == []
+    assert run(write(tmp_path, TAPE.replace("240, 40", "0, 40")), tmp_path / "none") == 0
+    assert evaluated(tmp_path / "none") == []
+    assert "warning: evaluate yields no rows" in capsys.readouterr().out
 
 
 def test_the_name_of_the_rows_reaches_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +114,6 @@ MISTAKES = {
         "a generator is read only once: give fit's validation_data",
     ),
     "loop": (job_scripts.TAPE, "--eval-every: give job.training(evaluate=…) what predicts"),
-    "nothing": (TAPE.replace("240, 40", "0, 40"), "the evaluation has no rows"),
     "logits": (TAPE.replace("yield theirs", "yield 2 + theirs"), "labels other than 0 and 1"),
     "shapes": (TAPE.replace("yield theirs", "yield others"), "40 probabilities for 80 labels"),
     "values": (

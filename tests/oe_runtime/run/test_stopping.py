@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,8 @@ def test_a_busy_worker_ends_its_step_with_a_checkpoint(tmp_path: Path, stop: Sto
     steps = 0
 
     class Slow(Loop):
-        def _parts(self, batches: Any) -> Iterator[tuple[int, Batch, list[Batch]]]:
-            for part in super()._parts(batches):
+        def batches(self, ahead: int) -> Generator[tuple[int, Batch, list[Batch]], None, None]:
+            for part in super().batches(ahead):
                 if where == "input" and steps == slow - 1:
                     stop.ask("SIGTERM")
                     time.sleep(LONG)

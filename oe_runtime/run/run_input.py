@@ -1,0 +1,66 @@
+"""The rows of a run: in which batches it trains on them, and which it evaluates on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oe_runtime.data import Batch, Source, Stream, holdout_batches, make_split, training_batches
+from oe_runtime.run.options import RunOptions
+from oe_runtime.run.position import Position
+from oe_runtime.run.ranks import Ranks
+from oe_runtime.run.run_directory import RunError
+
+
+class RunInput:
+    """A source as the flags say: --batch-size, --epochs, --steps, --holdout, --eval-data."""
+
+    def __init__(self, options: RunOptions, source: Source) -> None:
+        self.source = source
+        self._split = make_split(source, options.holdout)
+        self._options = options
+
+    @property
+    def batch_size(self) -> int:
+        """The rows of a batch of all workers."""
+        return self._options.batch_size
+
+    @property
+    def stream(self) -> Stream | None:
+        """The source, if it is a stream."""
+        return self.source if isinstance(self.source, Stream) else None
+
+    def evaluates(self) -> bool:
+        """Return whether there is anything to evaluate on: held-out rows, or rows of their own."""
+        return self._options.eval and bool(self._options.holdout or self.source.evaluation())
+
+    def epoch(self, start: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch from batch `start` on."""
+        return training_batches(self.source, self._split, self.batch_size, start)
+
+    def held_out(self, ranks: Ranks) -> Iterator[Batch]:
+        """Yield this worker's part, which may be empty, of each batch to evaluate on."""
+        for batch in holdout_batches(self.source, self._split, self.batch_size):
+            yield batch.part(ranks.rank, ranks.count)
+
+    def steps(self) -> int | None:
+        """Return the steps of the whole run as far as known; estimated from bytes while a file is read."""
+        limits = [] if self._options.steps is None else [self._options.steps]
+        rows = self.source.total_rows()
+        if self._options.epochs is not None:
+            if rows is None:
+                return None
+            per_epoch = -(-self._split.training_rows(rows) // self.batch_size)
+            limits.append(per_epoch * self._options.epochs)
+        return min(limits, default=None)
+
+    def has_ended(self, position: Position) -> bool:
+        """Whether a run at `position` has no more steps, by --steps or --epochs."""
+        if self._options.steps is not None and position.step >= self._options.steps:
+            return True
+        return self._options.epochs is not None and position.epoch >= self._options.epochs
+
+    def no_rows(self) -> RunError:
+        """Return the error of an epoch without a batch."""
+        if self.stream is not None:
+            return RunError(f"{self.source.describe()} ended without a row to train on")
+        return RunError(f"{self.source.describe()} has no rows to train on (holdout {self._options.holdout})")

@@ -1,0 +1,228 @@
+"""Scripts that read the job's rows by job.batches: flags of built-in models, resumes, streams, workers."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import job_scripts
+import pytest
+import test_train_schema
+import yaml
+from job_scripts import losses, run, start, write
+from training_runs import ServerProcess, events, wait_for
+
+from provision.jobs.worker_group import free_endpoints
+
+# A table per category, and the numbers.
+SCRIPT = """
+import os, signal
+import keras
+import numpy as np
+import oe_runtime.job as job
+import oe_runtime.keras as embed
+
+keras.utils.set_random_seed(1)
+schema = job.current().options.schema
+inputs = {one.name: keras.Input((1,), name=one.name) for one in schema.numbers}
+ids = {one.name: keras.Input((one.length,), dtype="int64", name=one.name) for one in schema.categories}
+rows = [embed.Embedding(-1, 4, name=f"rows_{at}")(one) for at, one in enumerate(ids.values())]
+x = keras.layers.Concatenate()([*inputs.values(), *(keras.layers.Flatten()(one) for one in rows)])
+model = keras.Model(inputs | ids, keras.layers.Dense(1, activation="sigmoid")(x))
+model = embed.distributed_model(model, job.client())
+adam = embed.distributed_optimizer(keras.optimizers.Adam(0.01))
+model.compile(adam, "binary_crossentropy", metrics=["AUC"])
+stops = [int(step) for step in job.arguments]
+
+
+def evaluate():
+    for x, y, _ in job.eval_batches():
+        yield y, model.predict_on_batch(x)
+
+
+with job.training(model, evaluate=evaluate) as loop:
+    for x, y, weights in job.batches():
+        model.reset_metrics()
+        loss, _ = model.train_on_batch(x, y, weights)
+        if loop.step_number + 1 in stops and loop.step_number + 1 > job.resume_step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        job.step(loss=loss)
+"""
+
+
+# Counts what is announced.
+COUNTED = SCRIPT.replace(
+    "with job.training",
+    """
+announced, ahead = [], model.prefetch
+
+
+def prefetch(*arguments, **more):
+    announced.append(arguments)
+    ahead(*arguments, **more)
+
+
+model.prefetch = prefetch
+with job.training""",
+)
+
+
+def write_rows(directory: Path, rows: int) -> Path:
+    path = test_train_schema.write(directory, rows)
+    schema = test_train_schema.SCHEMA
+    few = {name: one for name, one in schema["categories"].items() if name != "last seen"}
+    schema = schema | {"categories": few, "ignored": ["id", "last seen"]}
+    (directory / "schema.yml").write_text(yaml.safe_dump(schema, sort_keys=False))
+    return path
+
+
+def flags(directory: Path, rows: int = 400) -> list[str]:
+    return ["--data", str(write_rows(directory, rows)), "--schema", str(directory / "schema.yml")]
+
+
+def test_the_flags_of_built_in_models_say_what_is_read(tmp_path: Path) -> None:
+    """As many steps, and the same rows for the evaluation."""
+    words = [*flags(tmp_path), "--batch-size", "64", "--epochs", "2"]
+    words += ["--eval-data", "0.2", "--eval-every", "4"]
+    script, mine, theirs = write(tmp_path, SCRIPT), tmp_path / "mine", tmp_path / "theirs"
+    assert run(script, mine, *words) == 0
+    assert test_train_schema.train(theirs, *words, "--in-process") == 0
+    assert [*losses(mine)] == [e["step"] for e in events(theirs, "step")] == [*range(1, 11)]
+    of_both = [[(e["step"], e["rows"]) for e in events(one, "eval")] for one in (mine, theirs)]
+    assert of_both[0] == of_both[1] == [(4, 80), (8, 80), (10, 80)]
+    assert {e["steps"] for e in events(mine, "step")} == {10}
+    assert [e["epoch"] for e in events(mine, "step")] == [e["epoch"] for e in events(theirs, "step")]
+
+    assert run(script, tmp_path / "steps", *words, "--steps", "7") == 0
+    assert max(losses(tmp_path / "steps")) == 7
+    assert run(script, tmp_path / "steps", *words, "--steps", "10", "--resume") == 0  # trains longer
+    assert losses(tmp_path / "steps") == losses(mine)
+
+
+def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*flags(tmp_path), "--batch-size", "50", "--epochs", "3"]
+    script, whole, run_dir = write(tmp_path, SCRIPT), tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole, *words) == 0
+    assert max(losses(whole)) == 24
+    stops = ("5", "13", "20")
+    codes = [run(script, run_dir, *words, arguments=stops)]
+    codes += [run(script, run_dir, *words, "--resume", arguments=stops) for _ in range(3)]
+    assert codes == [130, 130, 130, 0]
+    assert losses(run_dir) == losses(whole)
+    assert events(run_dir, "eval")[-1]["loss"] == events(whole, "eval")[-1]["loss"]
+    capsys.readouterr()
+    assert run(script, run_dir, *words[:-4], "--batch-size", "60", "--resume") == 1
+    assert "cannot resume from" in (said := capsys.readouterr().err)
+    assert "--batch-size" in said
+
+
+def test_rows_are_prefetched_for_train_on_batch(tmp_path: Path) -> None:
+    """Pulls are announced, and no loss changes."""
+    words = [*flags(tmp_path), "--batch-size", "50"]
+    counted = write(tmp_path, COUNTED + "assert len(announced) == 7, announced\n")
+    assert run(counted, tmp_path / "counted", *words) == 0
+    copied = "        x = {name: array.copy() for name, array in x.items()}\n        model.reset_metrics()"
+    alone = write(tmp_path, SCRIPT.replace("        model.reset_metrics()", copied))
+    assert run(alone, tmp_path / "alone", *words) == 0
+    assert losses(tmp_path / "counted") == losses(tmp_path / "alone")
+
+
+@pytest.mark.process
+def test_a_stream_is_read_on_after_a_stop(tmp_path: Path) -> None:
+    inbox, kept = tmp_path / "inbox", tmp_path / "kept"
+    for one in (inbox, kept):
+        one.mkdir()
+    first, second = (write_rows(kept, 150).rename(kept / f"{name}.csv") for name in "ab")
+    words = ["--data", str(inbox), "--follow", "--schema", str(kept / "schema.yml"), "--batch-size", "50"]
+    script, run_dir = write(tmp_path, SCRIPT), tmp_path / "run"
+    first.rename(inbox / "a.csv")
+    process = start(script, run_dir, *words)
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) == 3, process)
+        process.send_signal(signal.SIGTERM)  # while it waits for rows
+        said, error = process.communicate(timeout=60)
+        assert process.returncode == 130, error
+        assert f"waiting for rows in {inbox}" in said
+    finally:
+        process.kill()
+        process.communicate()
+    second.rename(inbox / "b.csv")
+    (inbox / "_END").touch()
+    assert run(script, run_dir, *words, "--resume") == 0
+    assert [*losses(run_dir)] == [*range(1, 7)]
+    last = events(run_dir, "step")[-1]
+    assert (last["rows"], last["file"]) == (300, "b.csv")
+
+
+@pytest.mark.process
+def test_two_workers_have_the_losses_of_one_after_a_kill_too(tmp_path: Path) -> None:
+    words = [*flags(tmp_path), "--batch-size", "50", "--epochs", "12", "--checkpoint-steps", "15"]
+    script, run_dir = write(tmp_path, SCRIPT), tmp_path / "two"
+    server, alone = ServerProcess(tmp_path / "server"), ServerProcess(tmp_path / "alone")
+
+    def both(*more: str) -> list[object]:
+        together = (*words, "--servers", server.endpoint, "--workers", free_endpoints(2), *more)
+        return [start(script, run_dir, *together, "--rank", str(rank)) for rank in range(2)]
+
+    workers = both()
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 20, workers[0])
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        workers = both("--resume")
+        said = [worker.communicate(timeout=240) for worker in workers]
+        assert [worker.returncode for worker in workers] == [0, 0], said
+        assert run(script, tmp_path / "one", *words, "--servers", alone.endpoint) == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.stop()
+        alone.stop()
+    one, two = losses(tmp_path / "one"), losses(run_dir)
+    assert [*one] == [*two] == [*range(1, 97)]
+    for step, (loss, _) in one.items():
+        assert two[step][0] == pytest.approx(loss, rel=2e-3)
+    assert events(run_dir, "eval")[0]["rows"] == 40
+
+
+MISTAKES = {
+    "no step": (
+        SCRIPT.replace("job.step(loss=loss)", "pass"),
+        None,
+        "job.step(loss=…): call it in each step",
+    ),
+    "no data": (SCRIPT, [], "job.batches() reads --data, which is not given"),
+    "stdin": (SCRIPT, ["--data", "-"], "is standard input, which cannot be read again: name files"),
+    "outside": (SCRIPT + "job.batches()\n", None, "job.batches() belongs into a block of `with job.training"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, words, message = MISTAKES[name]
+    given = flags(tmp_path)
+    if words is not None:
+        given = [*given[2:], *words]
+    assert run(write(tmp_path, text), tmp_path / "run", *given) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (job_scripts.ARRAYS, ("--batch-size", "9")),
+        (job_scripts.ARRAYS, ("--eval-data", "0.2")),
+        (job_scripts.TAPE, ("--epochs", "9")),
+    ],
+)
+def test_flags_of_rows_that_the_program_reads_itself(
+    text: str, words: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(write(tmp_path, text), tmp_path / "run", *words) == 1
+    said = capsys.readouterr().err
+    assert f"{words[0]} is of rows that job.batches() reads, but train.py reads its own" in said
+    assert not losses(tmp_path / "run")
