@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.client import Client
-from oe_runtime.data import Batch
+from oe_runtime.data import Batch, Schema
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.session import JobError, Session
 
@@ -49,6 +49,8 @@ data: str | None
 """What `--data` says: one path, directory, glob or URL; a relative path is made whole. None without it."""
 eval_data: str | None
 """What `--eval-data` says, likewise: rows for the evaluation."""
+schema: Schema
+"""The columns that `--schema` says, with `--max-cardinality`; for programs that read by `batches`."""
 run_dir: Path
 """The directory of the run: checkpoints, metrics, report."""
 resume_step: int
@@ -57,8 +59,8 @@ arguments: Sequence[str]
 """The program's own arguments, also in `sys.argv`."""
 
 _VALUES = (
-    *("rank", "workers", "local_rank", "local_workers", "data", "eval_data", "run_dir", "resume_step"),
-    "arguments",
+    *("rank", "workers", "local_rank", "local_workers", "data", "eval_data", "schema", "run_dir"),
+    *("resume_step", "arguments"),
 )
 
 

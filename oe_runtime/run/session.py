@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
-from oe_runtime.data import Batch, open_source
+from oe_runtime.data import Batch, Schema, open_source
 from oe_runtime.data.library import by_column
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import OeError
@@ -334,9 +334,14 @@ class Session:
             else iter(())
         )
 
+    @property
+    def schema(self) -> Schema:
+        """The columns of the rows that `batches` reads."""
+        return self.options.schema.limited(self.options.max_cardinality)
+
     def columns(self, batch: Batch) -> tuple[Any, ...]:
         """Return a batch as oe_runtime.data.dataset has it: features by column, labels, weights if any."""
-        return by_column(batch, self.options.schema.limited(self.options.max_cardinality))
+        return by_column(batch, self.schema)
 
     def input(self) -> RunInput:
         """Return the rows of --data, opened at the first call; all workers make it together.

@@ -20,11 +20,23 @@ from provision.cluster.setting_types import Flag, Settings, Switch, Text
 _WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
 # What a script of the user's own decides itself: with training_script these are refused.
 OF_THE_SCRIPT = (
-    *("model", "max_bad_rows", "dim", "batch_size", "epochs", "steps", "hidden", "cin", "bottom"),
-    *("interaction", "precision", "row_precision", "index", "admission", "eviction", "jit"),
-    *("workqueue", "optimizer", "learning_rate", "seed", "max_cardinality"),
-    *("holdout", "timeline", "export", "schema", "label", "categories", "numbers"),
-    "follow",
+    *("model", "dim", "hidden", "cin", "bottom", "interaction", "precision", "row_precision", "index"),
+    *(
+        "admission",
+        "eviction",
+        "jit",
+        "workqueue",
+        "optimizer",
+        "learning_rate",
+        "seed",
+        "timeline",
+        "export",
+    ),
+)
+# What says which rows are read: for scripts that read by job.batches. The trainer refuses it for others.
+OF_THE_INPUT = (
+    *("follow", "schema", "label", "categories", "numbers", "max_bad_rows", "max_cardinality"),
+    *("batch_size", "epochs", "steps", "holdout"),
 )
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
@@ -53,8 +65,8 @@ class TrainingSettings(Settings):
         default="",
         description="Training script of your own (a .py file) instead of a built-in model. Its directory "
         "travels to workers on other hosts, except what .oeprovignore there names; packages of its "
-        "requirements.txt or pyproject.toml get an environment of their own. The script decides model, "
-        "optimizer, batch size and length; it is told training_data as it is.",
+        "requirements.txt or pyproject.toml get an environment of their own. The script decides model and "
+        "optimizer; columns, batch size and length too, unless it reads training_data by job.batches.",
     )
     script_arguments: list[Text] = Field(
         default=[],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
-from provision.cluster.training_settings import trainer_defaults
+from provision.cluster.training_settings import OF_THE_INPUT, trainer_defaults
 from provision.jobs import store
 from provision.jobs.ending import newest_checkpoint
 from provision.jobs.metrics import summary
@@ -58,7 +58,8 @@ def extended(wanted: Request, end: Mapping[str, int], job: str, flavor: str, don
     flags = " and ".join(f"--{name} {value}" for name, value in end.items())
     if flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"{flags}: flavor {flavor} cannot resume from a checkpoint; start a new job")
-    if wanted.training.script:
+    reads = any(getattr(wanted.training, name) is not None for name in OF_THE_INPUT)
+    if wanted.training.script and not reads:
         raise TrainingError(
             f"{flags}: the script of job {job} decides how long it trains; give it other arguments: "
             f"oeprov resume {job} -- ARGUMENTS"

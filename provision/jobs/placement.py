@@ -364,10 +364,11 @@ def training_words(training: TrainingSettings, run_dir: Path, script: Path | Non
     own = {"restarts", "tls", "script", "script_arguments"}
     own |= set() if training.workqueue else {"on_worker_lost"}
     if script is not None:
-        options = training.model_dump(mode="json", exclude={*own, *OF_THE_SCRIPT, "device"})
-        return arguments({"script": script, **options, "run_dir": run_dir})
+        own |= {*OF_THE_SCRIPT, "device"}
     options = training.model_dump(mode="json", exclude=own)
     options["epochs"], options["steps"] = training.epochs or None, training.steps or None
+    if script is not None:
+        return arguments({"script": script, **options, "run_dir": run_dir})
     options["device"] = None if training.device == "auto" else training.device
     options["export"] = run_dir / "export" if training.export else None
     return arguments({**options, "run_dir": run_dir})

@@ -23,7 +23,6 @@ def settle(inventory: Inventory, wanted: Request) -> Request:
     training = wanted.training
     if training.script:
         script.check(inventory, wanted)
-        return wanted
     if training.follow:
         _check_follow(training)
     named = [name for name in ("schema", "label", "categories", "numbers") if getattr(training, name)]

@@ -23,9 +23,8 @@ import oe_runtime.job as job
 import oe_runtime.keras as embed
 
 keras.utils.set_random_seed(1)
-schema = job.current().options.schema
-inputs = {one.name: keras.Input((1,), name=one.name) for one in schema.numbers}
-ids = {one.name: keras.Input((one.length,), dtype="int64", name=one.name) for one in schema.categories}
+inputs = {one.name: keras.Input((1,), name=one.name) for one in job.schema.numbers}
+ids = {one.name: keras.Input((one.length,), dtype="int64", name=one.name) for one in job.schema.categories}
 rows = [embed.Embedding(-1, 4, name=f"rows_{at}")(one) for at, one in enumerate(ids.values())]
 x = keras.layers.Concatenate()([*inputs.values(), *(keras.layers.Flatten()(one) for one in rows)])
 model = keras.Model(inputs | ids, keras.layers.Dense(1, activation="sigmoid")(x))

@@ -10,7 +10,7 @@ from test_training_launch import inventory, planned
 
 from provision.cli import main
 from provision.cluster.errors import TrainingError
-from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
+from provision.cluster.training_settings import OF_THE_INPUT, OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import jobspec, metrics, script, store, worker_group
 from provision.jobs.progress import TrainingView
 from provision.jobs.request import LaunchOptions, Request
@@ -51,11 +51,11 @@ class TestSettings:
             "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "checkpoint_minutes",
             "keep_checkpoints", "checkpoint_rows", "export_checkpoints", "checkpoint_increments",
             "server_wait", "worker_wait", "on_worker_lost", "restarts", "upload_to", "upload_bandwidth",
-            "pipeline", "staleness", "micro_batch", "eval_data", "eval_every",
+            "pipeline", "staleness", "micro_batch", "eval_data", "eval_every", *OF_THE_INPUT,
         }  # fmt: skip
         assert set(OF_THE_SCRIPT) < set(TrainingSettings.model_fields)
 
-    @pytest.mark.parametrize("name", ["model", "optimizer", "batch_size", "epochs", "steps", "dim", "seed"])
+    @pytest.mark.parametrize("name", ["model", "optimizer", "export", "workqueue", "dim", "seed", "index"])
     def test_flags_beside_it_are_refused_by_name(self, state_dir: Path, program: Path, name: str) -> None:
         value = {"model": "wdl", "optimizer": "sgd"}.get(name, 3)
         flag = "--" + name.replace("_", "-")
@@ -63,9 +63,28 @@ class TestSettings:
             jobspec.request(inventory(state_dir), LaunchOptions({name: value}, script=str(program)))
 
     def test_variables_beside_it_are_refused_by_name(self, state_dir: Path, program: Path) -> None:
-        more = "training_dim: 3\n      training_holdout: 0.2"
-        with pytest.raises(TrainingError, match="training_dim, training_holdout: with script"):
+        more = "training_dim: 3\n      training_seed: 2"
+        with pytest.raises(TrainingError, match="training_dim, training_seed: with script"):
             jobspec.request(inventory(state_dir, more), LaunchOptions(script=str(program)))
+
+    def test_what_says_which_rows_are_read_reaches_it(self, state_dir: Path, program: Path) -> None:
+        """For job.batches; the trainer refuses it for a script that reads otherwise."""
+        schema = program.parent / "columns.yml"
+        schema.write_text("label: clicked\ncategories: {site: 40}\n")
+        options = LaunchOptions(
+            {"batch_size": 512, "epochs": 2, "schema": str(schema), "eval_data": "0.05", "eval_every": 9},
+            script=str(program),
+            data="s3://clicks/day",
+        )
+        argv = worker(job_of(state_dir, options)[1]).argv
+        found = {argv[at]: argv[at + 1] for at in range(len(argv) - 1) if argv[at].startswith("--")}
+        assert (found["--batch-size"], found["--epochs"], found["--eval-data"]) == ("512", "2", "0.05")
+        assert json.loads(found["--schema"]) == {"label": "clicked", "categories": {"site": 40}}
+        with pytest.raises(TrainingError, match="--epochs does not go with --follow"):
+            jobspec.request(
+                inventory(state_dir),
+                LaunchOptions({"follow": True, "epochs": 2}, script=str(program), data="/inbox"),
+            )
 
     def test_arguments_need_a_script(self, state_dir: Path) -> None:
         with pytest.raises(TrainingError, match=r"arguments after --: found --epochs 3; .* add --script"):
