@@ -13,7 +13,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.training_settings import OF_THE_INPUT, OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import jobspec, metrics, script, store, worker_group
 from provision.jobs.progress import TrainingView
-from provision.jobs.request import LaunchOptions, Request
+from provision.jobs.request import LAUNCH_FLAGS, LaunchOptions, Request
 from provision.jobs.store import Job, JobSpec, ProcessSpec
 from provision.node import datafiles
 
@@ -55,7 +55,7 @@ class TestSettings:
         }  # fmt: skip
         assert set(OF_THE_SCRIPT) < set(TrainingSettings.model_fields)
 
-    @pytest.mark.parametrize("name", ["model", "optimizer", "export", "workqueue", "dim", "seed", "index"])
+    @pytest.mark.parametrize("name", [name for name in OF_THE_SCRIPT if name in LAUNCH_FLAGS])
     def test_flags_beside_it_are_refused_by_name(self, state_dir: Path, program: Path, name: str) -> None:
         value = {"model": "wdl", "optimizer": "sgd"}.get(name, 3)
         flag = "--" + name.replace("_", "-")
