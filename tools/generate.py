@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from provision.cluster import settings  # noqa: E402
-from provision.cluster.setting_types import Settings  # noqa: E402
+from provision.cluster.setting_types import Scope, Settings  # noqa: E402
 from provision.cluster.training_settings import (  # noqa: E402
     TRAINER_DEFAULTS,
     TRAINER_OPTIMIZERS,
@@ -88,7 +88,9 @@ def _trainer_flags(models: Sequence[type[Settings]]) -> Iterator[tuple[str, dict
     for model in training:
         for name, item in schema.described(model, "serialization").items():
             if name in names:
-                yield name, {**item, "description": _as_flags(item["description"], flags)}
+                marks = [mark.of for mark in model.model_fields[name].metadata if isinstance(mark, Scope)]
+                scope = {"scope": marks[0]} if marks else {}
+                yield name, {**item, **scope, "description": _as_flags(item["description"], flags)}
 
 
 def _launch_flags(models: Sequence[type[Settings]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -20,7 +20,7 @@ from oe_runtime.errors import DataError
 from oe_runtime.models.options import ModelOptions
 from oe_runtime.run import policies, worker_options
 from oe_runtime.run.optimizers import LEARNING_RATES
-from oe_runtime.run.setting_flags import add
+from oe_runtime.run.setting_flags import add, scoped
 from oe_runtime.spec import CACHED, DURABLE, STORAGES
 from oe_runtime.support.argument_types import count, number, size, widths
 from oe_runtime.support.remote_files import InvalidUrl, is_remote
@@ -394,27 +394,15 @@ def _add_run(r: argparse._ArgumentGroup) -> None:
     r.add_argument("--exit-with-parent", action="store_true", help="Stop as on SIGTERM when stdin closes.")
 
 
-# Flags that go with --script; it decides about all others.
-_OF_SCRIPTS = {
-    *("script", "data", "servers", "in_process", "token_file", "tls", "checkpoint_transfer", "job"),
-    *("server_wait", "storage", "storage_path", "storage_size", "storage_cache"),
-    *("storage_recover", "storage_fresh"),
-    *("workers", "rank", "worker_wait", "generation", "run_dir", "resume", "log_every", "stats_seconds"),
-    *("checkpoint_steps", "checkpoint_minutes", "keep_checkpoints", "checkpoint_rows", "export_checkpoints"),
-    *("checkpoint_increments", "exit_with_parent", "upload_to", "upload_bandwidth"),
-    *("pipeline", "staleness", "micro_batch", "eval", "eval_data", "eval_every"),
+# Flags that do not go with --script, which decides that.
+_OF_MODELS = {
+    *scoped("model"),
+    *("stock", "export", "device", "deterministic", "inter_threads", "intra_threads", "on_worker_lost"),
 }
-# Besides, where it reads its rows by job.batches: what says which rows these are.
-OF_THE_INPUT = (
-    *("follow", "schema", "label", "categories", "numbers", "max_bad_rows", "max_cardinality"),
-    *("batch_size", "epochs", "steps", "holdout"),
-)
-_OF_THE_LAUNCHER = {
-    "upload_to",
-    "upload_bandwidth",
-    "exit_with_parent",
-    "script",
-}  # not outside of a launcher
+# What says which rows are read: for scripts that do so by job.batches.
+OF_THE_INPUT = scoped("rows")
+# Those that go with a launcher alone, and not with a script that runs by itself.
+_OF_THE_LAUNCHER = {"upload_to", "upload_bandwidth", "exit_with_parent", "script", "help"}
 
 
 def parse(argv: Sequence[str] | None = None) -> Options | ScriptOptions:
@@ -456,7 +444,7 @@ def _parse_script(
 ) -> ScriptOptions:
     given = _given(words)
     for name in vars(a):
-        if name in given and name not in _OF_SCRIPTS and name not in OF_THE_INPUT:
+        if name in given and name in _OF_MODELS:
             flag = "--" + name.replace("_", "-")
             p.error(f"{flag} does not go with --script: {a.script.name} decides that (give it after --)")
     path = a.script.absolute()
@@ -486,7 +474,7 @@ def outside(
     if token_file is not None:
         words += ["--token-file", str(token_file)]
     for name, value in more.items():
-        known = (_OF_SCRIPTS | {*OF_THE_INPUT}) - _OF_THE_LAUNCHER
+        known = {action.dest for action in p._actions} - _OF_MODELS - _OF_THE_LAUNCHER
         if name not in known:
             raise TypeError(f"{name} is not an option of a job; known are {', '.join(sorted(known))}")
         flag = "--" + name.replace("_", "-")

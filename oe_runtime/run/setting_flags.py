@@ -39,6 +39,11 @@ def add(
     action.help = " ".join(part for part in (setting["description"], more, _default(said["default"])) if part)
 
 
+def scoped(scope: str) -> tuple[str, ...]:
+    """Return the settings of built-in models alone. model: scripts decide them; rows: for job.batches."""
+    return tuple(name for name, setting in _SETTINGS.items() if setting.get("scope") == scope)
+
+
 def _default(value: Any) -> str:
     if isinstance(value, bool):
         value = "on" if value else "off"

@@ -74,6 +74,13 @@ class ProcessFlag:
     """Marks a setting that its process gets as the flag of the same name, wherever it runs, unless unset."""
 
 
+@dataclass(frozen=True)
+class Scope:
+    """Marks a setting of the training that is of built-in models, and not of every run."""
+
+    of: Literal["model", "rows"]
+
+
 _BOUNDS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
 _EXPECTED = {
     "bool": "true or false",
@@ -138,6 +145,11 @@ class Settings(BaseModel):
             if isinstance(mark, Flag)
         ]
         return {mark.name or name: (name, mark) for name, mark in marks}
+
+    @classmethod
+    def scoped(cls, mark: Scope) -> tuple[str, ...]:
+        """The fields that are marked so."""
+        return tuple(name for name, field in cls.model_fields.items() if mark in field.metadata)
 
     @classmethod
     def process_flags(cls) -> list[str]:

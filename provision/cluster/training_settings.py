@@ -15,29 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from provision.cluster.setting_types import Flag, Settings, Switch, Text
+from provision.cluster.setting_types import Flag, Scope, Settings, Switch, Text
 
 _WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
-# What a script of the user's own decides itself: with training_script these are refused.
-OF_THE_SCRIPT = (
-    *("model", "dim", "hidden", "cin", "bottom", "interaction", "precision", "row_precision", "index"),
-    *(
-        "admission",
-        "eviction",
-        "jit",
-        "workqueue",
-        "optimizer",
-        "learning_rate",
-        "seed",
-        "timeline",
-        "export",
-    ),
-)
-# What says which rows are read: for scripts that read by job.batches. The trainer refuses it for others.
-OF_THE_INPUT = (
-    *("follow", "schema", "label", "categories", "numbers", "max_bad_rows", "max_cardinality"),
-    *("batch_size", "epochs", "steps", "holdout"),
-)
+# A script of the user's own decides the settings of models itself: beside it they are refused.
+# Those of rows say which rows are read, for scripts that read by job.batches; for others the trainer
+# refuses them.
+_MODEL, _ROWS = Scope("model"), Scope("rows")
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
 TRAINER_OPTIMIZERS = Path(__file__).with_name("trainer_optimizers.json")
@@ -58,7 +42,7 @@ class TrainingSettings(Settings):
     """The training job; the same for all hosts, so set these under all: vars:."""
 
     prefix: ClassVar[str] = "training_"
-    model: Annotated[Literal["deepfm", "dlrm", "wdl", "xdeepfm"], Flag()] = Field(
+    model: Annotated[Literal["deepfm", "dlrm", "wdl", "xdeepfm"], Flag(), _MODEL] = Field(
         default="deepfm", description="Model to train."
     )
     script: Annotated[Text, Flag()] = Field(
@@ -78,95 +62,95 @@ class TrainingSettings(Settings):
         "(also .gz, .zst), .parquet, .arrow or .tfrecord, or generated ones: generate:ROWS[:SEED]. All but "
         ".tfrecord may lie in a store: s3://, oss://, gs://, hdfs://.",
     )
-    follow: Annotated[bool | None, Flag()] = Field(
+    follow: Annotated[bool | None, Flag(), _ROWS] = Field(
         default=None,
         description="Train on what arrives in the directory training_data, once, in the order of the files' "
         "names. Rename a complete file into it; names that begin with . or _ or end in .tmp are not read. A "
         "file _END ends the training. For one worker.",
     )
-    schema: Annotated[Text | None, Flag()] = Field(  # type: ignore[assignment]
+    schema: Annotated[Text | None, Flag(), _ROWS] = Field(  # type: ignore[assignment]
         default=None,
         description="Columns of the rows. criteo, deeprec, avazu, or a YAML file here, which travels with "
         "the job (oeprov data inspect writes one). Unset: criteo.",
     )
-    label: Annotated[Text | None, Flag()] = Field(
+    label: Annotated[Text | None, Flag(), _ROWS] = Field(
         default=None, description="Column of the label, 0 or 1. Replaces the schema's."
     )
-    categories: Annotated[Text | None, Flag()] = Field(
+    categories: Annotated[Text | None, Flag(), _ROWS] = Field(
         default=None,
         description="Columns of categories in place of the schema's, with commas between them: "
         "COLUMN[:IDS]. Values are hashed into so many ids; without a number, into 64 bits, and the table has "
         "a row for each id that comes.",
     )
-    numbers: Annotated[Text | None, Flag()] = Field(
+    numbers: Annotated[Text | None, Flag(), _ROWS] = Field(
         default=None,
         description="Columns of numbers in place of the schema's, with commas between them: COLUMN[:SCALE]. "
         "The scale is log1p (unset), none, min-max:MIN:MAX or standard:MEAN:DEVIATION.",
     )
-    max_bad_rows: int | None = Field(
+    max_bad_rows: Annotated[int | None, _ROWS] = Field(
         default=None,
         ge=0,
         description="Malformed rows that a pass over the data may skip and report. 0: the first is an error.",
     )
-    dim: Annotated[int | None, Flag()] = Field(
+    dim: Annotated[int | None, Flag(), _MODEL] = Field(
         default=None, ge=1, le=4096, description="Width of an embedding."
     )
-    batch_size: Annotated[int | None, Flag()] = Field(
+    batch_size: Annotated[int | None, Flag(), _ROWS] = Field(
         default=None,
         ge=1,
         description="Rows per step, over all workers; with training_workqueue, per worker.",
     )
-    epochs: Annotated[int | None, Flag()] = Field(
+    epochs: Annotated[int | None, Flag(), _ROWS] = Field(
         default=None,
         ge=0,
         description="Passes over the data. 0, or unset with training_steps: as many as training_steps takes.",
     )
-    steps: Annotated[int | None, Flag()] = Field(
+    steps: Annotated[int | None, Flag(), _ROWS] = Field(
         default=None, ge=0, description="Stop after this many steps in all. 0: at the end of the epochs."
     )
-    hidden: Text | None = Field(
+    hidden: Annotated[Text | None, _MODEL] = Field(
         default=None,
         pattern=_WIDTHS,
         description="Widths of the hidden layers of the deep part; for dlrm, of the top.",
     )
-    cin: Text | None = Field(
+    cin: Annotated[Text | None, _MODEL] = Field(
         default=None,
         pattern=_WIDTHS,
         description="xdeepfm: feature maps per layer of the interaction network.",
     )
-    bottom: Text | None = Field(
+    bottom: Annotated[Text | None, _MODEL] = Field(
         default=None,
         pattern=_WIDTHS,
         description="dlrm: widths of the layers over the integers, before one of width training_dim.",
     )
-    interaction: Literal["dot", "cat"] | None = Field(
+    interaction: Annotated[Literal["dot", "cat"] | None, _MODEL] = Field(
         default=None, description="dlrm: inner products of all pairs of fields (dot), or none (cat)."
     )
-    precision: Precision | None = Field(
+    precision: Annotated[Precision | None, _MODEL] = Field(
         default=None,
         description="Precision of the hidden layers' products. With bfloat16, weights stay in float32.",
     )
-    row_precision: Precision | None = Field(
+    row_precision: Annotated[Precision | None, _MODEL] = Field(
         default=None,
         description="Precision of the tables' rows. bfloat16 halves their memory and traffic; the "
         "optimizer's state stays in float32.",
     )
-    index: Literal["array", "hash"] | None = Field(
+    index: Annotated[Literal["array", "hash"] | None, _MODEL] = Field(
         default=None,
         description="How tables find rows. array: a row for each id of a field; hash: a row for any 64-bit "
         "id, made when the id is first trained.",
     )
-    admission: Text | None = Field(
+    admission: Annotated[Text | None, _MODEL] = Field(
         default=None,
         description="With training_index hash: ids get a row only after they came this often. "
         "counter:TIMES[:MOST_IDS] or cbf:TIMES[:MOST_IDS[:PROBABILITY]]. Unset: all ids get one.",
     )
-    eviction: Text | None = Field(
+    eviction: Annotated[Text | None, _MODEL] = Field(
         default=None,
         description="Rules by which rows are evicted, with commas between them. global_step:STEPS[:EVERY], "
         "l2_weight:THRESHOLD[:EVERY], ttl:SECONDS[:EVERY], cap:ROWS[:lru|lfu]. Unset: no row is evicted.",
     )
-    jit: bool | None = Field(
+    jit: Annotated[bool | None, _MODEL] = Field(
         default=None, description="Fuse the operations of a step with XLA. The first step takes longer."
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
@@ -184,7 +168,7 @@ class TrainingSettings(Settings):
         default=None,
         description="Pull the rows of the next batch while one computes. Results are the same to the bit.",
     )
-    workqueue: Annotated[bool | None, Flag()] = Field(
+    workqueue: Annotated[bool | None, Flag(), _MODEL] = Field(
         default=None,
         description="Train asynchronously: workers take ranges of the files from a queue and wait for no "
         "other. Each row is trained once per epoch. The queue is on the first server.",
@@ -196,22 +180,22 @@ class TrainingSettings(Settings):
         "further behind (unset: for none). Without it, for one worker: 1 pushes while the next batch "
         "computes (unset: 0).",
     )
-    optimizer: Annotated[Optimizer | None, Flag()] = Field(
+    optimizer: Annotated[Optimizer | None, Flag(), _MODEL] = Field(
         default=None, description="Optimizer of the tables and of the dense weights."
     )
-    learning_rate: Annotated[float | None, Flag()] = Field(
+    learning_rate: Annotated[float | None, Flag(), _MODEL] = Field(
         default=None, gt=0, description="Learning rate. Unset: the trainer's default for the optimizer."
     )
-    seed: Annotated[int | None, Flag()] = Field(
+    seed: Annotated[int | None, Flag(), _MODEL] = Field(
         default=None, ge=0, description="Seed of everything random. The same seed gives the same losses."
     )
-    max_cardinality: Annotated[int | None, Flag()] = Field(
+    max_cardinality: Annotated[int | None, Flag(), _ROWS] = Field(
         default=None,
         ge=0,
         description="Limit of distinct ids per categorical field. 0: Criteo's full cardinalities, 10 "
         "million ids in all.",
     )
-    holdout: float | None = Field(
+    holdout: Annotated[float | None, _ROWS] = Field(
         default=None, ge=0, le=0.9, description="Share of the rows held out for the final evaluation."
     )
     eval_data: Annotated[Text | None, Flag()] = Field(
@@ -293,12 +277,12 @@ class TrainingSettings(Settings):
         description="How often to restart the workers from the last checkpoint. When one of several was "
         "killed, or a lost server did not come back in time.",
     )
-    timeline: int | None = Field(
+    timeline: Annotated[int | None, _MODEL] = Field(
         default=None,
         ge=0,
         description="Trace every Nth step with TensorFlow's profiler, for TensorBoard. 0: none.",
     )
-    export: Annotated[bool, Flag()] = Field(
+    export: Annotated[bool, Flag(), _MODEL] = Field(
         default=True, description="Export the trained model as a SavedModel to the job's directory."
     )
 
@@ -306,6 +290,9 @@ class TrainingSettings(Settings):
         """These settings with the trainer's defaults in place of unset values."""
         unset = {name: value for name, value in trainer_defaults().items() if getattr(self, name) is None}
         return self.model_copy(update=unset)
+
+
+OF_THE_SCRIPT, OF_THE_INPUT = TrainingSettings.scoped(_MODEL), TrainingSettings.scoped(_ROWS)
 
 
 @cache
