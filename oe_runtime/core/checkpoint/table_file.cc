@@ -64,6 +64,45 @@ std::string HeaderText(const TableFileInfo& info, uint64_t block_rows) {
   return header.dump();
 }
 
+// Of the text of a header; `block_rows` gets how many rows a block has.
+void ParseHeader(const std::string& header, bool increment, TableFileInfo* info, uint64_t* block_rows) {
+  try {
+    const json fields = json::parse(header);
+    info->spec = Complete(fields.at("table").get<TableSpec>());
+    info->shard.server = fields.at("server").get<uint32_t>();
+    info->shard.servers = fields.at("servers").get<uint32_t>();
+    info->version = fields.at("version").get<uint64_t>();
+    info->rows = fields.at("rows").get<uint64_t>();
+    info->row_bytes = RowBytesOf(fields, info->spec);
+    *block_rows = fields.at("block_rows").get<uint64_t>();
+    if (increment) {
+      info->base = fields.at("base").get<uint64_t>();
+      info->tombstones = fields.at("tombstones").get<uint64_t>();
+    }
+  } catch (const std::exception& error) {
+    throw CheckpointError(info->file + ": its header cannot be used: " + error.what());
+  }
+  // The header's checksum is right, so what follows guards against a writer's mistake, not against damage.
+  if (info->shard.servers == 0 || info->shard.server >= info->shard.servers ||
+      info->row_bytes < info->spec.dim * WeightBytes(DtypeOf(info->spec)) ||
+      info->row_bytes > kLargestRowBytes || info->row_bytes % ValueBytes(DtypeOf(info->spec)) != 0 ||
+      *block_rows == 0 || *block_rows > kLargestBlockBytes / RowBytes(*info)) {
+    Damaged(info->file, "its header contradicts itself");
+  }
+}
+
+// Throws CheckpointError unless the rows and tombstones of the header take `content` bytes.
+void RequireContent(const TableFileInfo& info, uint64_t content) {
+  const uint64_t row_bytes = RowBytes(info);
+  const uint64_t most = content / sizeof(Key);
+  const uint64_t of_rows = info.tombstones > most ? 0 : content - info.tombstones * sizeof(Key);
+  if (info.tombstones <= most && info.rows == of_rows / row_bytes && of_rows % row_bytes == 0) return;
+  Damaged(info.file, "its header promises " + std::to_string(info.rows) + " rows of " +
+                         std::to_string(row_bytes) + " bytes" +
+                         (info.base ? " and " + std::to_string(info.tombstones) + " tombstones" : "") +
+                         ", but " + std::to_string(content) + " bytes are there");
+}
+
 }  // namespace
 
 void WriteFully(int descriptor, const void* data, size_t size, const std::string& file) {
@@ -205,39 +244,8 @@ TableFileReader::TableFileReader(const std::string& file)
   uint64_t checksum = 0;
   Read(&checksum, sizeof(checksum));
   if (checksum != expected) Damaged(file, "the checksum of its header is wrong");
-  try {
-    const json fields = json::parse(header);
-    info_.spec = Complete(fields.at("table").get<TableSpec>());
-    info_.shard.server = fields.at("server").get<uint32_t>();
-    info_.shard.servers = fields.at("servers").get<uint32_t>();
-    info_.version = fields.at("version").get<uint64_t>();
-    info_.rows = fields.at("rows").get<uint64_t>();
-    info_.row_bytes = RowBytesOf(fields, info_.spec);
-    block_rows_ = fields.at("block_rows").get<uint64_t>();
-    if (format == kIncrement) {
-      info_.base = fields.at("base").get<uint64_t>();
-      info_.tombstones = fields.at("tombstones").get<uint64_t>();
-    }
-  } catch (const std::exception& error) {
-    throw CheckpointError(file + ": its header cannot be used: " + error.what());
-  }
-  // The header's checksum is right, so what follows guards against a writer's mistake, not against damage.
-  if (info_.shard.servers == 0 || info_.shard.server >= info_.shard.servers ||
-      info_.row_bytes < info_.spec.dim * WeightBytes(DtypeOf(info_.spec)) ||
-      info_.row_bytes > kLargestRowBytes || info_.row_bytes % ValueBytes(DtypeOf(info_.spec)) != 0 ||
-      block_rows_ == 0 || block_rows_ > kLargestBlockBytes / RowBytes(info_)) {
-    Damaged(file, "its header contradicts itself");
-  }
-  const uint64_t row_bytes = RowBytes(info_);
-  const uint64_t content = info_.bytes - kFixed - size - 2 * sizeof(uint64_t);
-  const uint64_t most = content / sizeof(Key);
-  const uint64_t of_rows = info_.tombstones > most ? 0 : content - info_.tombstones * sizeof(Key);
-  if (info_.tombstones > most || info_.rows != of_rows / row_bytes || of_rows % row_bytes != 0) {
-    Damaged(file, "its header promises " + std::to_string(info_.rows) + " rows of " +
-                      std::to_string(row_bytes) + " bytes" +
-                      (info_.base ? " and " + std::to_string(info_.tombstones) + " tombstones" : "") +
-                      ", but " + std::to_string(content) + " bytes are there");
-  }
+  ParseHeader(header, format == kIncrement, &info_, &block_rows_);
+  RequireContent(info_, info_.bytes - kFixed - size - 2 * sizeof(uint64_t));
   if (::pread(in_.get(), &info_.checksum, sizeof(uint64_t),
               static_cast<off_t>(info_.bytes - sizeof(uint64_t))) != static_cast<ssize_t>(sizeof(uint64_t))) {
     throw CheckpointError("cannot read " + file + ": " + ErrnoText(errno));

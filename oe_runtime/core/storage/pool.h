@@ -129,6 +129,11 @@ class Pool final : public KeptRows {
   void AdviseMetas(bool in_order) const noexcept;
   void ReserveAgain();
   void ScanShard(uint32_t shard, uint32_t epoch, Index* index, Scan* scan) const;
+  std::vector<SlotBlock> ScanAll(const KeptCheckpoint& chosen, const std::vector<Index*>& indexes,
+                                 std::vector<Scan>* scans);
+  void DiscardLater(const std::vector<KeptCheckpoint>& kept, const Slots& later, const Slots& free,
+                    const std::vector<SlotBlock>& free_blocks);
+  uint64_t ChangedInAnEpoch(uint32_t shard) const;
 
   Medium* const medium_;
   const RowLayout layout_;

@@ -242,24 +242,62 @@ void Pool::ReserveAgain() {
   }
 }
 
+// Reads everything and changes nothing. Returns the blocks that no shard has. Throws StorageError unless the
+// rows are those of the checkpoint.
+std::vector<SlotBlock> Pool::ScanAll(const KeptCheckpoint& chosen, const std::vector<Index*>& indexes,
+                                     std::vector<Scan>* scans) {
+  const std::unique_ptr<Pool, void (*)(Pool*)> advice(this, [](Pool* pool) { pool->AdviseMetas(false); });
+  AdviseMetas(true);
+  std::vector<SlotBlock> free_blocks;
+  AssignBlocks(scans, &free_blocks);
+  uint64_t blocks = 0;
+  for (const Scan& scan : *scans) blocks += scan.blocks.size();
+  ForEach(spec_.shards, blocks << layout_.shift > kManySlots,
+          [&](uint32_t i) { ScanShard(i, static_cast<uint32_t>(chosen.epoch), indexes[i], &(*scans)[i]); });
+  Scan::RequireRowsOf(chosen, *scans, super_.path);
+  return free_blocks;
+}
+
+// Makes durable what was read, and that `kept` are all checkpoints: the slots of later ones are free.
+void Pool::DiscardLater(const std::vector<KeptCheckpoint>& kept, const Slots& later, const Slots& free,
+                        const std::vector<SlotBlock>& free_blocks) {
+  // A process that was killed, without a power cut, leaves stores that can be read and are not durable yet.
+  // What was fenced before something else was stored is, so what is left is what comes last: the superblock,
+  // headers, and states that were zeroed.
+  flusher_->Flush(super_.data, super_.size);
+  for (const Segment& segment : segments_) flusher_->Flush(segment.region.data, sizeof(SegmentHeader));
+  for (uint32_t i = 0; i < spec_.shards; ++i) {
+    for (const uint32_t number : free[i]) flusher_->Flush(MetaOf(i, number), sizeof(SlotMeta));
+  }
+  for (const SlotBlock& block : free_blocks) {
+    flusher_->Flush(block.metas, layout_.block_rows() * sizeof(SlotMeta));
+  }
+  flusher_->Fence();
+  // Later checkpoints first, then their slots: interrupted in between, these are still later than the newest.
+  if (kept.size() != kept_.size()) Commit(kept);
+  Invalidate(later);
+  flusher_->Fence();
+}
+
+// The most slots of a shard that were retired and erased in the epoch of a kept checkpoint.
+uint64_t Pool::ChangedInAnEpoch(uint32_t shard) const {
+  uint64_t most = 0;
+  for (const auto& [epoch, slots] : retired_) {
+    const auto erased = tombstones_.find(epoch);
+    const uint64_t tombstones = erased == tombstones_.end() ? 0 : erased->second[shard].size();
+    most = std::max(most, slots[shard].size() + tombstones);
+  }
+  return most;
+}
+
 CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index*>& indexes,
                              const std::function<void()>& before) {
   WaitDurable();
   const std::vector<KeptCheckpoint> kept = KeptUpTo(id, kept_, spec_.table);
   const KeptCheckpoint chosen = kept.empty() ? KeptCheckpoint{} : kept.back();
 
-  // Read everything; nothing is changed yet.
-  const std::unique_ptr<Pool, void (*)(Pool*)> advice(this, [](Pool* pool) { pool->AdviseMetas(false); });
-  AdviseMetas(true);
   std::vector<Scan> scans(spec_.shards);
-  std::vector<SlotBlock> free_blocks;
-  AssignBlocks(&scans, &free_blocks);
-  uint64_t blocks = 0;
-  for (const Scan& scan : scans) blocks += scan.blocks.size();
-  ForEach(spec_.shards, blocks << layout_.shift > kManySlots,
-          [&](uint32_t i) { ScanShard(i, static_cast<uint32_t>(chosen.epoch), indexes[i], &scans[i]); });
-  Scan::RequireRowsOf(chosen, scans, super_.path);
-
+  std::vector<SlotBlock> free_blocks = ScanAll(chosen, indexes, &scans);
   std::map<uint64_t, Slots> retired;
   std::map<uint64_t, Slots> tombstones;
   const auto put = [this](std::map<uint64_t, Slots>* lists, uint64_t epoch, uint32_t shard, uint32_t number) {
@@ -282,40 +320,21 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
     blocks_[i] = std::move(scans[i].blocks);
   }
   try {
-    // A process that was killed, without a power cut, leaves stores that can be read and are not durable yet.
-    // What was fenced before something else was stored is, so what is left is what comes last: the
-    // superblock, headers, and states that were zeroed.
-    flusher_->Flush(super_.data, super_.size);
-    for (const Segment& segment : segments_) flusher_->Flush(segment.region.data, sizeof(SegmentHeader));
-    for (uint32_t i = 0; i < spec_.shards; ++i) {
-      for (const uint32_t number : free[i]) flusher_->Flush(MetaOf(i, number), sizeof(SlotMeta));
-    }
-    for (const SlotBlock& block : free_blocks) {
-      flusher_->Flush(block.metas, layout_.block_rows() * sizeof(SlotMeta));
-    }
-    flusher_->Fence();
-    // Later checkpoints first, then their slots: interrupted in between, these are still later than the
-    // newest.
-    if (kept.size() != kept_.size()) Commit(kept);
-    Invalidate(later);
-    flusher_->Fence();
+    DiscardLater(kept, later, free, free_blocks);
   } catch (const StorageError& error) {
     const std::lock_guard<std::mutex> lock(queue_mutex_);
     failure_ = error.what();  // blocks_ no longer has the numbers of the shards
     throw;
   }
 
+  retired_ = std::move(retired);
+  tombstones_ = std::move(tombstones);
   for (uint32_t i = 0; i < spec_.shards; ++i) {
-    // What changed in the epochs of kept checkpoints. Of a single one, that is not known; rows that came in
-    // its epoch count too, so no more than is expected of any.
-    uint64_t changed = 0;
-    if (kept.size() < 2) changed = std::min(scans[i].newest, SlotStore::Expected(scans[i].rows));
-    for (const auto& [epoch, slots] : retired) {
-      const auto erased = tombstones.find(epoch);
-      changed = std::max<uint64_t>(
-          changed, slots[i].size() + (erased == tombstones.end() ? 0 : erased->second[i].size()));
-    }
-    scans[i].slots->SetSize(scans[i].rows, changed);
+    // Of a single checkpoint, what changed in its epoch is not known; rows that came in it count too, so no
+    // more than is expected of any.
+    const uint64_t newest = kept.size() < 2 ? scans[i].newest : 0;
+    const uint64_t expected = std::min(newest, SlotStore::Expected(scans[i].rows));
+    scans[i].slots->SetSize(scans[i].rows, std::max(expected, ChangedInAnEpoch(i)));
     scans[i].slots->Give(free[i]);
     shards_[i] = std::move(scans[i].slots);
   }
@@ -323,8 +342,6 @@ CheckpointInfo Pool::Recover(std::optional<uint64_t> id, const std::vector<Index
     const std::lock_guard<std::mutex> lock(segments_mutex_);
     free_blocks_ = std::move(free_blocks);
   }
-  retired_ = std::move(retired);
-  tombstones_ = std::move(tombstones);
   digest_ = chosen.digest;
   sealed_ = chosen.epoch;
   suspect_ = false;

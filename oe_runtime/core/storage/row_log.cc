@@ -689,34 +689,7 @@ void RowLog::CommitLocked(const std::optional<KeptCheckpoint>& checkpoint) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     RequireHealthy();
-    next = super_;
-    ++next.sequence;
-    if (checkpoint) {
-      next.kept.push_back(*checkpoint);
-      while (next.kept.size() > spec_.window) next.kept.erase(next.kept.begin());
-    }
-    // Nothing dies here that the superblock before needs: its segment stays until this one is durable.
-    const uint64_t oldest = next.kept.empty() ? 0 : next.kept.front().epoch;
-    retired_.ForgetUpTo(oldest, [this](uint32_t slot) { Kill(slot); });
-    for (Stream& stream : streams_) Seal(&stream);
-    for (auto& [lsn, tombstone] : tombstones_) {
-      if (tombstone.epoch <= oldest) tombstone.barrier = std::min(tombstone.barrier, last_use_);
-    }
-    next.epoch = epoch_;
-    next.use = last_use_;
-    next.extents.assign(segments_.size(), 0);
-    next.uses.assign(segments_.size(), 0);
-    for (uint32_t i = 0; i < segments_.size(); ++i) {
-      Segment& segment = segments_[i];
-      if (segment.live == 0 && segment.tombstones == 0 &&
-          (segment.state == State::kFull || segment.state == State::kBad)) {
-        segment.state = State::kFreeing;
-        freeing.push_back(i);
-      } else if (segment.state != State::kFree) {
-        next.extents[i] = static_cast<uint16_t>(segment.blocks);
-        next.uses[i] = static_cast<uint16_t>(segment.use);
-      }
-    }
+    next = NextSuper(checkpoint, &freeing);
     ticket = tickets_;
   }
   try {
@@ -733,6 +706,47 @@ void RowLog::CommitLocked(const std::optional<KeptCheckpoint>& checkpoint) {
     segments_[segment] = Segment{};
     free_.push_back(segment);
   }
+  ForgetTombstones();
+  if (checkpoint) device_full_ = false;  // somebody may have made room
+}
+
+// The superblock of a commit, for which the open chunks are sealed; `freeing` gets the segments that are free
+// once it is durable. With mutex_.
+RowLogSuper RowLog::NextSuper(const std::optional<KeptCheckpoint>& checkpoint,
+                              std::vector<uint32_t>* freeing) {
+  RowLogSuper next = super_;
+  ++next.sequence;
+  if (checkpoint) {
+    next.kept.push_back(*checkpoint);
+    while (next.kept.size() > spec_.window) next.kept.erase(next.kept.begin());
+  }
+  // Nothing dies here that the superblock before needs: its segment stays until this one is durable.
+  const uint64_t oldest = next.kept.empty() ? 0 : next.kept.front().epoch;
+  retired_.ForgetUpTo(oldest, [this](uint32_t slot) { Kill(slot); });
+  for (Stream& stream : streams_) Seal(&stream);
+  for (auto& [lsn, tombstone] : tombstones_) {
+    if (tombstone.epoch <= oldest) tombstone.barrier = std::min(tombstone.barrier, last_use_);
+  }
+  next.epoch = epoch_;
+  next.use = last_use_;
+  next.extents.assign(segments_.size(), 0);
+  next.uses.assign(segments_.size(), 0);
+  for (uint32_t i = 0; i < segments_.size(); ++i) {
+    Segment& segment = segments_[i];
+    if (segment.live == 0 && segment.tombstones == 0 &&
+        (segment.state == State::kFull || segment.state == State::kBad)) {
+      segment.state = State::kFreeing;
+      freeing->push_back(i);
+    } else if (segment.state != State::kFree) {
+      next.extents[i] = static_cast<uint16_t>(segment.blocks);
+      next.uses[i] = static_cast<uint16_t>(segment.use);
+    }
+  }
+  return next;
+}
+
+// Those that no segment needs any more. With mutex_.
+void RowLog::ForgetTombstones() {
   uint64_t oldest_use = UINT64_MAX;
   for (const Segment& segment : segments_) {
     if (segment.state != State::kFree) oldest_use = std::min(oldest_use, segment.use);
@@ -745,7 +759,6 @@ void RowLog::CommitLocked(const std::optional<KeptCheckpoint>& checkpoint) {
     --segments_[at->second.segment].tombstones;
     at = tombstones_.erase(at);
   }
-  if (checkpoint) device_full_ = false;  // somebody may have made room
 }
 
 std::vector<KeptCheckpoint> RowLog::kept() const {

@@ -306,6 +306,8 @@ class RowLog {
   // With commit_mutex_.
   bool Grow(bool beyond_target);
   void CommitLocked(const std::optional<KeptCheckpoint>& checkpoint);
+  RowLogSuper NextSuper(const std::optional<KeptCheckpoint>& checkpoint, std::vector<uint32_t>* freeing);
+  void ForgetTombstones();
   void WriteSuper(const RowLogSuper& super);
   // What ReadSuper() found wrong with a copy: where it is, and what was done.
   struct SuperDamage {
@@ -313,6 +315,8 @@ class RowLog {
     Damage::Kind kind = Damage::Kind::kReplaced;
   };
   std::optional<RowLogSuper> ReadSuper(bool repair, std::vector<SuperDamage>* damaged = nullptr) const;
+  void AwaitWrites();
+  void ReportRepairs(const std::vector<SuperDamage>& supers, const Scan& scan) const;
   // Ahead of time only segments are cleaned that have much garbage.
   enum class Effort : uint8_t { kLittle, kMost };
   bool CleanLocked(Effort effort);

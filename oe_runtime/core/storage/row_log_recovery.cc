@@ -386,19 +386,32 @@ std::optional<RowLogSuper> RowLog::Peek(BlockDevice* device, const RowLogSpec& s
   return RowLog(device, spec).ReadSuper(false);
 }
 
+// A chunk that is being written must not come later than what is written next to its place.
+void RowLog::AwaitWrites() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  RequireHealthy();
+  written_.wait(lock, [&] {
+    return std::none_of(unwritten_.begin(), unwritten_.end(),
+                        [](const auto& one) { return one.second->writing; });
+  });
+  RequireHealthy();
+}
+
+void RowLog::ReportRepairs(const std::vector<SuperDamage>& supers, const Scan& scan) const {
+  if (!spec_.damage) return;
+  const auto report = [&](Damage::Kind kind, const std::string& what, uint64_t offset) {
+    spec_.damage->Report(kind, what, "at byte " + std::to_string(offset) + " of " + spec_.where);
+  };
+  for (const SuperDamage& one : supers) report(one.kind, "a copy of the superblock", one.offset);
+  for (const auto& [offset, header] : scan.repaired) {
+    report(Damage::Kind::kRepaired, "the header of some rows", offset);
+  }
+}
+
 KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<Index*(Key)>& index_of,
                                const std::function<void()>& before) {
   const std::lock_guard<std::mutex> commit_lock(commit_mutex_);
-  {
-    // A chunk that is being written must not come later than what is written next to its place.
-    std::unique_lock<std::mutex> lock(mutex_);
-    RequireHealthy();
-    written_.wait(lock, [&] {
-      return std::none_of(unwritten_.begin(), unwritten_.end(),
-                          [](const auto& one) { return one.second->writing; });
-    });
-    RequireHealthy();
-  }
+  AwaitWrites();
   std::vector<SuperDamage> damaged_supers;
   const std::optional<RowLogSuper> there = ReadSuper(true, &damaged_supers);
   if (!there) Damaged("both copies of its superblock are gone");
@@ -447,15 +460,7 @@ KeptCheckpoint RowLog::Recover(std::optional<uint64_t> id, const std::function<I
     throw StorageError(failure());
   }
 
-  const auto report = [&](Damage::Kind kind, const std::string& what, uint64_t offset) {
-    if (spec_.damage) {
-      spec_.damage->Report(kind, what, "at byte " + std::to_string(offset) + " of " + spec_.where);
-    }
-  };
-  for (const SuperDamage& one : damaged_supers) report(one.kind, "a copy of the superblock", one.offset);
-  for (const auto& [offset, header] : scan.repaired) {
-    report(Damage::Kind::kRepaired, "the header of some rows", offset);
-  }
+  ReportRepairs(damaged_supers, scan);
 
   // What counted so far is thrown away only here.
   const std::lock_guard<std::mutex> lock(mutex_);

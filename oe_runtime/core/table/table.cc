@@ -45,6 +45,22 @@ void Unlock(SharedLocks* locks) {
   }
 }
 
+// Calls work(group) for groups of the keys from `begin` to `end` of a push, which fill(i, group) adds. While
+// the rows of one group are updated, those of the next are on their way from memory.
+template <typename Fill, typename Work>
+void ForEachGroup(size_t begin, size_t end, const Fill& fill, const Work& work) {
+  std::array<RowGroup, 2> groups;
+  size_t at = begin;
+  const auto fetch = [&](RowGroup* group) {
+    for (group->size = 0; at < end && group->size < RowGroup::kMost; ++at) fill(at, group);
+  };
+  fetch(groups.data());
+  for (size_t turn = 0; groups[turn].size > 0; turn ^= 1) {
+    fetch(&groups[turn ^ 1]);
+    work(groups[turn]);
+  }
+}
+
 // A piece of a pull: its keys in the order of their internal shards, and their rows.
 struct Piece {
   std::array<Key, kPiece> keys;
@@ -526,34 +542,25 @@ void Table::Push(const Key* keys, size_t n, const void* gradients, double learni
     if (map.store().moves() != moves[shard])
       map.store().FindAgain(&plan.keys[begin], end - begin, &numbers[begin]);
     const std::unique_lock<std::mutex> copies_lock = map.store().LockCopies();
-    // While the rows of one group are updated, those of the next are on their way from memory.
-    std::array<RowGroup, 2> groups;
-    size_t at = begin;
-    const auto fetch = [&](RowGroup* group) {
-      group->size = 0;
-      for (; at < end && group->size < RowGroup::kMost; ++at) {
-        if (numbers[at] == kNoRow) continue;  // not admitted, or no room
-        std::byte* row = map.row(numbers[at]);
-        const std::byte* gradient = grads + plan.order[at] * bytes;
-        PrefetchRow(row, row_bytes_);
-        PrefetchRow(gradient, bytes);
-        group->rows[group->size] = row;
-        group->keys[group->size] = plan.keys[at];
-        group->order[group->size] = plan.order[at];
-        group->gradients[group->size++] = gradient;
-      }
+    const auto fill = [&](size_t at, RowGroup* group) {
+      if (numbers[at] == kNoRow) return;  // not admitted, or no room
+      std::byte* row = map.row(numbers[at]);
+      const std::byte* gradient = grads + plan.order[at] * bytes;
+      PrefetchRow(row, row_bytes_);
+      PrefetchRow(gradient, bytes);
+      group->rows[group->size] = row;
+      group->keys[group->size] = plan.keys[at];
+      group->order[group->size] = plan.order[at];
+      group->gradients[group->size++] = gradient;
     };
-    fetch(groups.data());
-    for (size_t turn = 0; groups[turn].size > 0; turn ^= 1) {
-      fetch(&groups[turn ^ 1]);
-      const RowGroup& group = groups[turn];
+    ForEachGroup(begin, end, fill, [&](const RowGroup& group) {
       for (size_t i = 0; has_policies_ && i < group.size; ++i) {
         eviction_.facts().Touch(group.rows[i], static_cast<uint32_t>(step), TimesOf(counts, group.order[i]),
                                 seconds);
       }
       ops_->Update(group.rows.data(), group.keys.data(), group.gradients.data(), group.size, learning_rate,
                    step);
-    }
+    });
     map.store().Unpin(&numbers[begin], end - begin);
   });
   if (content_->kept) content_->kept->Poke();
