@@ -267,6 +267,31 @@ class Planner {
   std::vector<size_t> set_of_;  // per table
 };
 
+// Where the rows of an overlap lie in the groups of the plan. positions[i] are those of the keys of set i
+// among the plan's on their server.
+void FindPlaces(const BatchPlan& plan, const std::vector<std::vector<uint32_t>>& positions,
+                Overlap* overlap) {
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    PlannedGroup& part = overlap->plan.groups[g];
+    std::vector<uint32_t>& places = overlap->places.emplace_back();
+    for (PlannedTable& table : part.tables) table.offsets.resize(plan.servers);
+    for (size_t server = 0; server < plan.servers; ++server) {
+      for (PlannedTable& table : part.tables) {
+        table.offsets[server] = part.rows;
+        const ShardedKeys& common = overlap->plan.keys[table.keys];
+        part.rows += common.on(server);
+        const auto of_whole =
+            std::find_if(plan.groups[g].tables.begin(), plan.groups[g].tables.end(),
+                         [&](const PlannedTable& planned) { return planned.table == table.table; });
+        const auto first = static_cast<uint32_t>(of_whole->offsets[server]);
+        for (size_t k = common.bounds[server]; k < common.bounds[server + 1]; ++k) {
+          places.push_back(first + positions[table.keys][k]);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 BatchPlan MakePlan(const std::vector<TableSpec>& tables, const std::vector<IdsView>& ids,
@@ -317,25 +342,7 @@ Overlap FindOverlap(const BatchPlan& plan, const BatchPlan& other, const std::se
       common.bounds.push_back(common.keys.size());
     }
   });
-  for (size_t g = 0; g < plan.groups.size(); ++g) {
-    PlannedGroup& part = overlap.plan.groups[g];
-    std::vector<uint32_t>& places = overlap.places.emplace_back();
-    for (PlannedTable& table : part.tables) table.offsets.resize(plan.servers);
-    for (size_t server = 0; server < plan.servers; ++server) {
-      for (PlannedTable& table : part.tables) {
-        table.offsets[server] = part.rows;
-        const ShardedKeys& common = overlap.plan.keys[table.keys];
-        part.rows += common.on(server);
-        const auto of_whole =
-            std::find_if(plan.groups[g].tables.begin(), plan.groups[g].tables.end(),
-                         [&](const PlannedTable& planned) { return planned.table == table.table; });
-        const auto first = static_cast<uint32_t>(of_whole->offsets[server]);
-        for (size_t k = common.bounds[server]; k < common.bounds[server + 1]; ++k) {
-          places.push_back(first + positions[table.keys][k]);
-        }
-      }
-    }
-  }
+  FindPlaces(plan, positions, &overlap);
   return overlap;
 }
 

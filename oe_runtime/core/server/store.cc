@@ -121,6 +121,37 @@ void AddDrive(const Table& table, nlohmann::json* stats) {
                        {"moved", drive->log.moved}};
 }
 
+nlohmann::json StatsOf(const Table& table, const std::string& job) {
+  const CacheStats cache = table.cache();
+  const Table::DamageCounts damage = table.damage_counts();
+  nlohmann::json stats = {{"name", table.spec().name},
+                          {"job", job},
+                          {"dim", table.spec().dim},
+                          {"dtype", table.spec().dtype},
+                          {"rows", table.rows()},
+                          {"bytes", table.bytes()},
+                          {"index_bytes", table.index_bytes()},
+                          {"version", table.version()},
+                          {"cache",
+                           {{"hits", cache.hits},
+                            {"misses", cache.misses},
+                            {"rows", cache.rows},
+                            {"bytes", cache.bytes},
+                            {"evictions", cache.evictions},
+                            {"write_backs", cache.write_backs}}},
+                          {"pushes_at_risk", table.pushes_at_risk()},
+                          {"nonfinite_gradients", table.nonfinite_gradients()},
+                          {"damage",
+                           {{"quarantined_rows", damage.quarantined},
+                            {"repaired_rows", damage.repaired},
+                            {"scrubbed_rows", damage.scrubbed_rows},
+                            {"scrubs", damage.scrubs}}}};
+  AddPolicies(table, &stats);
+  AddRoom(table, &stats);
+  AddDrive(table, &stats);
+  return stats;
+}
+
 // The locks keep their table, which may be dropped while they are waited for.
 std::shared_ptr<FairSharedMutex> PullLockOf(const std::shared_ptr<Table>& table) {
   return {table, table->pull_lock()};
@@ -679,37 +710,11 @@ nlohmann::json Store::Stats() const {
   uint64_t index_bytes = 0;
   int64_t durable_at = std::numeric_limits<int64_t>::max();
   for (const auto& table : Tables()) {
-    const uint64_t of_rows = table->bytes();
-    const uint64_t of_index = table->index_bytes();
-    const CacheStats cache = table->cache();
-    rows_bytes += of_rows;
-    cache_bytes += cache.bytes;
-    index_bytes += of_index;
-    tables.push_back({{"name", table->spec().name},
-                      {"job", job_},
-                      {"dim", table->spec().dim},
-                      {"dtype", table->spec().dtype},
-                      {"rows", table->rows()},
-                      {"bytes", of_rows},
-                      {"index_bytes", of_index},
-                      {"version", table->version()},
-                      {"cache",
-                       {{"hits", cache.hits},
-                        {"misses", cache.misses},
-                        {"rows", cache.rows},
-                        {"bytes", cache.bytes},
-                        {"evictions", cache.evictions},
-                        {"write_backs", cache.write_backs}}},
-                      {"pushes_at_risk", table->pushes_at_risk()},
-                      {"nonfinite_gradients", table->nonfinite_gradients()}});
-    const Table::DamageCounts damage = table->damage_counts();
-    tables.back()["damage"] = {{"quarantined_rows", damage.quarantined},
-                               {"repaired_rows", damage.repaired},
-                               {"scrubbed_rows", damage.scrubbed_rows},
-                               {"scrubs", damage.scrubs}};
-    AddPolicies(*table, &tables.back());
-    AddRoom(*table, &tables.back());
-    AddDrive(*table, &tables.back());
+    tables.push_back(StatsOf(*table, job_));
+    const nlohmann::json& stats = tables.back();
+    rows_bytes += stats.at("bytes").get<uint64_t>();
+    cache_bytes += stats.at("cache").at("bytes").get<uint64_t>();
+    index_bytes += stats.at("index_bytes").get<uint64_t>();
     durable_at = std::min(durable_at, table->durable_at());
   }
   if (tables.empty()) durable_at = 0;
