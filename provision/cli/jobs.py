@@ -36,7 +36,7 @@ def list_jobs(
     """
     if context.invoked_subcommand is not None:
         return None
-    from provision.jobs import cleanup
+    from provision.cli.views import cleanup
 
     return cleanup.show(state_dir, as_json=as_json)
 
@@ -62,7 +62,7 @@ def rm(
     It lists them and asks first. A running job is refused. So is a job with rows only in persistent memory
     unless --consent names it. On Kubernetes, what is in the claim stays.
     """
-    from provision.jobs import cleanup
+    from provision.cli.views import cleanup
 
     return cleanup.remove(
         state_dir, names, yes=yes, consent=consent or [], here_only=here_only, as_json=as_json
@@ -99,18 +99,17 @@ def prune(
 
     It lists them and asks first. A job with rows only in persistent memory is kept unless --consent names it.
     """
+    from provision.cli.views import cleanup
     from provision.cluster.errors import TrainingError
-    from provision.jobs import cleanup
+    from provision.jobs.cleanup import ENDED
 
     if older_than is None and keep is None and not state:
         raise TrainingError(
             "jobs prune: no jobs were selected; add --older-than AGE, --keep N or --state STATE"
         )
-    unknown = [item for item in state or [] if item not in cleanup.ENDED]
+    unknown = [item for item in state or [] if item not in ENDED]
     if unknown:
-        raise typer.BadParameter(
-            f"found {unknown[0]!r}; allowed: {', '.join(cleanup.ENDED)}", param_hint="--state"
-        )
+        raise typer.BadParameter(f"found {unknown[0]!r}; allowed: {', '.join(ENDED)}", param_hint="--state")
     return cleanup.prune(
         state_dir,
         states=state or [],

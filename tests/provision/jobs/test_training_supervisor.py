@@ -466,9 +466,9 @@ def test_a_storage_directory_in_use_stays(tmp_path: Path) -> None:
         assert outcome.phase == "failed"
         assert place.is_dir()
         with pytest.raises(TrainingError, match=f"{place} could not be removed; check whether a server uses"):
-            cleanup._remove_job(cleanup.holding(job), tmp_path, here_only=False)
+            cleanup.remove(cleanup.holding(job), tmp_path, here_only=False)
         assert (place / "oe.lock").exists()
-    cleanup._remove_job(cleanup.holding(job), tmp_path, here_only=False)
+    cleanup.remove(cleanup.holding(job), tmp_path, here_only=False)
     assert not place.parent.exists()
 
 
