@@ -55,11 +55,14 @@ def up(
     stay, and --resume starts the servers with them.
     """
     from provision.cli.views.servers import show
+    from provision.cli.views.training import JobTerminal
     from provision.jobs import servers
     from provision.jobs.request import LaunchOptions
 
-    options = LaunchOptions(given, run_name=name, resume=resume, as_json=as_json)
-    job = servers.up(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
+    options = LaunchOptions(given, run_name=name, resume=resume)
+    screen = JobTerminal(as_json=as_json)
+    found = open_inventory(inventory, limit, state_dir)
+    job = servers.up(found, options, state_dir=state_dir, screen=screen)
     return show(job, state_dir, as_json=as_json)
 
 
@@ -78,6 +81,7 @@ def down(name: Servers = None, as_json: Json = False, state_dir: StateDir = DEFA
 
     Rows without a checkpoint end with them; the others stay, and `oeprov jobs rm` removes them.
     """
+    from provision.cli.views.training import JobTerminal
     from provision.jobs import servers
 
-    return servers.down(state_dir, name, as_json=as_json)
+    return servers.down(state_dir, name, screen=JobTerminal(as_json=as_json))

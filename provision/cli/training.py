@@ -79,6 +79,7 @@ def launch_training(
     Ctrl-C stops the job: the worker finishes its step and writes a checkpoint, and `oeprov resume` continues
     from there. No process stays behind, however the command ends.
     """
+    from provision.cli.views.training import JobTerminal
     from provision.jobs import store
     from provision.jobs.backends import containers, registry
     from provision.jobs.request import LaunchOptions
@@ -98,9 +99,9 @@ def launch_training(
         resume=named if resume else None,
         consent=consent or (),
         detach=detach,
-        as_json=as_json,
     )
-    return registry.named(on).start(open_inventory(inventory, limit, state_dir), options, state_dir=state_dir)
+    found = open_inventory(inventory, limit, state_dir)
+    return registry.named(on).start(found, options, state_dir=state_dir, screen=JobTerminal(as_json=as_json))
 
 
 @takes_settings(
@@ -136,6 +137,7 @@ def resume(
     --consent JOB, rows in persistent memory are removed first, and checkpoints in files remain. The same as
     launch-training --resume.
     """
+    from provision.cli.views.training import JobTerminal
     from provision.jobs import store
     from provision.jobs.backends import registry
     from provision.jobs.request import LaunchOptions
@@ -147,13 +149,13 @@ def resume(
         consent=consent or (),
         script_arguments=script_words(context),
         detach=detach,
-        as_json=as_json,
     )
 
     def today() -> Inventory:
         return open_inventory(inventory or Path(found.spec().inventory), limit, state_dir)
 
-    return registry.backend_of(found).resume(found, today, options, state_dir=state_dir)
+    screen = JobTerminal(as_json=as_json)
+    return registry.backend_of(found).resume(found, today, options, state_dir=state_dir, screen=screen)
 
 
 def status(
@@ -207,10 +209,11 @@ def stop(
 
     Works for a job whose launcher was killed too. Stopping a job twice does no harm.
     """
+    from provision.cli.views.training import JobTerminal
     from provision.jobs.backends import registry
 
-    found = registry.find_running(state_dir, job)
-    return registry.backend_of(found).stop(found, state_dir=state_dir, as_json=as_json)
+    found, screen = registry.find_running(state_dir, job), JobTerminal(as_json=as_json)
+    return registry.backend_of(found).stop(found, state_dir=state_dir, screen=screen)
 
 
 def fetch(

@@ -25,7 +25,7 @@ from provision.hosts.survey import survey
 from provision.inventory import vault
 from provision.jobs import observing, store
 from provision.jobs.backends import registry
-from provision.jobs.progress import number
+from provision.jobs.metrics import number
 from provision.jobs.screen import say
 from provision.jobs.store import Job
 from provision.node.directory import human

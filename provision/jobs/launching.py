@@ -38,12 +38,11 @@ from provision.jobs.backends import containers, ssh
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.backends.units import on_host
 from provision.jobs.background import start_detached
-from provision.jobs.ending import last_screen, result
+from provision.jobs.ending import result
 from provision.jobs.metrics import MetricsTail
 from provision.jobs.placement import Placement
-from provision.jobs.progress import TrainingView
 from provision.jobs.request import LaunchOptions, Request
-from provision.jobs.screen import say
+from provision.jobs.screen import JobScreen, say
 from provision.jobs.stopping import stop, wait_for_orphans
 from provision.jobs.store import ACTIVE, Job, JobSpec, JobState, ProcessState
 from provision.jobs.supervisor import Supervisor
@@ -51,21 +50,23 @@ from provision.node import jobfiles
 from provision.node.state import State
 
 
-def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
+def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> int:
     """Run a new job, or resume one (``options.resume``); returns the exit code.
 
     0: done (or started, with ``detach``); 1: failed; 130: stopped by the user. TrainingError if the job is
     refused; then nothing was made.
     """
-    return Launch(inventory, options, state_dir).run()
+    return Launch(inventory, options, state_dir, screen).run()
 
 
 class Launch:
     """One launch of a new or a resumed job."""
 
-    def __init__(self, inventory: Inventory, options: LaunchOptions, state_dir: Path) -> None:
+    def __init__(
+        self, inventory: Inventory, options: LaunchOptions, state_dir: Path, screen: JobScreen
+    ) -> None:
         self.inventory, self.options, self.state_dir = inventory, options, state_dir
-        self.console = Console(stderr=options.as_json)
+        self.screen, self.console = screen, screen.console
         self.stop_request = StopRequest()
 
     def run(self) -> int:
@@ -89,10 +90,10 @@ class Launch:
             if options.detach:
                 start_detached(job, resume)
                 return self._detached(job)
-            with TrainingView(self.console) as view:
-                outcome = Supervisor(job, view.event, self.stop_request).run(resume)
-        last_screen(job, self.state_dir, self.console)
-        if options.as_json:
+            with self.screen.follow() as show:
+                outcome = Supervisor(job, show, self.stop_request).run(resume)
+        self.screen.show_end(job, self.state_dir)
+        if self.screen.as_json:
             print(json.dumps(result(job)))
         return 130 if self.stop_request.count else outcome.exit_code
 
@@ -344,15 +345,15 @@ class Launch:
             self.stop_request.wait(TICK)
             state = job.state()
         if self.stop_request.count and state.phase in ACTIVE:
-            stop(job, state_dir=self.state_dir, as_json=self.options.as_json)
+            stop(job, state_dir=self.state_dir, screen=self.screen)
             return 130
         if state.phase in ("failed", "interrupted"):
-            last_screen(job, self.state_dir, self.console)
+            self.screen.show_end(job, self.state_dir)
         else:
             self.console.print(f"[green]✓[/] job {job.id} runs in the background; follow it with:")
             for words in ("status", "logs -f", "stop"):
                 say(self.console, f"  oeprov {words}{state_flag(self.state_dir)}")
-        if self.options.as_json:
+        if self.screen.as_json:
             print(json.dumps(result(job)))
         return 1 if state.phase == "failed" else 0
 

@@ -189,3 +189,22 @@ def _events(path: Path) -> list[Event]:
     except OSError:
         return []
     return [event for line in data.split(b"\n") if (event := parse_event(line)) is not None]
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A metric for people; a dash when there is none."""
+    return f"{value:,.{digits}f}" if isinstance(value, (int, float)) else "–"
+
+
+def rate(value: Any) -> str:
+    """Samples per second, with thousands separated."""
+    return f"{value:,.0f} samples/s" if isinstance(value, (int, float)) else "–"
+
+
+def duration(seconds: Any) -> str:
+    """Seconds as 0:42 or 1:02:03."""
+    if not isinstance(seconds, (int, float)):
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

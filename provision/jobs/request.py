@@ -37,7 +37,6 @@ class LaunchOptions:
     resume: str | None = None
     consent: Sequence[str] = ()  # ids of jobs whose rows in persistent memory may be lost
     detach: bool = False
-    as_json: bool = False
 
     def __init__(self, settings: Mapping[str, Any] = MappingProxyType({}), **words: Any) -> None:
         """Take settings as a mapping, by name, or both."""

@@ -18,6 +18,7 @@ from provision.jobs import jobspec, launching, placement, readiness, stopping, s
 from provision.jobs.backends import units
 from provision.jobs.background import start_detached
 from provision.jobs.request import LaunchOptions, Request, flag
+from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job, JobSpec, JobState
 
 NAME = "servers"
@@ -25,7 +26,7 @@ _SETTINGS = ("tls", "server_wait", "storage", "storage_cache", "servers")  # tha
 _GRACE = 30.0  # seconds beyond those that servers of this machine may take to listen, for their supervisor
 
 
-def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> Job:
+def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> Job:
     """Start the inventory's servers, or those of ``options.resume`` again with the rows that they left.
 
     Returns them once they listen. TrainingError: nothing was started.
@@ -40,7 +41,7 @@ def up(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> Job:
     wanted = replace(wanted, name=wanted.name or NAME)
     for host in hosts.values():
         placement.check_connection(host)
-    launch = launching.Launch(alone, options, state_dir)
+    launch = launching.Launch(alone, options, state_dir, screen)
     with launch.stop_request.on_signals(), cluster_lock(state_dir, alone.cluster):
         before = None if options.resume is None else _ended(state_dir, options, alone.cluster)
         if before is not None:
@@ -127,9 +128,9 @@ def _wait(job: Job, seconds: float, stop_request: StopRequest) -> None:
         state = job.state()
 
 
-def down(state_dir: Path, name: str | None, *, as_json: bool = False) -> int:
+def down(state_dir: Path, name: str | None, *, screen: JobScreen) -> int:
     """Stop servers; rows that have a checkpoint stay. 0, or 1 when a host could not be reached."""
-    return stopping.stop(find(state_dir, name), state_dir=state_dir, as_json=as_json)
+    return stopping.stop(find(state_dir, name), state_dir=state_dir, screen=screen)
 
 
 def find(state_dir: Path, name: str | None) -> Job:

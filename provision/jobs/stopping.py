@@ -7,7 +7,6 @@ import re
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from provision.cluster.errors import HostError, Interrupted
@@ -16,8 +15,8 @@ from provision.hosts.journal import remove_private_files
 from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs.backends import ssh
 from provision.jobs.backends.ssh import Fleet
-from provision.jobs.ending import last_screen, result
-from provision.jobs.screen import say
+from provision.jobs.ending import result
+from provision.jobs.screen import JobScreen, say
 from provision.jobs.store import ACTIVE, DONE, STOPPED, Job, Phase
 from provision.node import process
 
@@ -28,12 +27,12 @@ def is_running(job: Job) -> bool:
     return state.phase in ACTIVE or any(item.alive for item in state.processes)
 
 
-def stop(job: Job, *, state_dir: Path, as_json: bool = False) -> int:
+def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     """Stop a job on hosts: workers write a checkpoint, then the servers end.
 
     Returns 0 if nothing of it runs any more, 1 if a host could not be reached to stop its part.
     """
-    console = Console(stderr=as_json)
+    console = screen.console
     if not is_running(job):
         console.print(f"job {job.id} is not running: it is {job.state().phase}")
     else:
@@ -57,8 +56,8 @@ def stop(job: Job, *, state_dir: Path, as_json: bool = False) -> int:
                 say(console, f"  to start the servers with them: oeprov servers up --resume {job.id}{flag}")
                 say(console, f"  to lose them: oeprov jobs rm {job.id} --consent {job.id}{flag}")
         else:
-            last_screen(job, state_dir, console)
-    if as_json:
+            screen.show_end(job, state_dir)
+    if screen.as_json:
         print(json.dumps(result(job)))
     return 1 if any(item.alive for item in job.state().processes) else 0
 

@@ -11,6 +11,7 @@ from kill_sweep import run_apart
 from ssh_hosts import SshHosts, why_not
 from test_training_hosts import LOCAL_WORKER, Cluster, runtime_layer, with_systemd
 
+from provision.cli.views.training import JobTerminal
 from provision.cluster.errors import OeprovError
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import launching, servers, stopping, store
@@ -41,7 +42,7 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for jobs in tmp_path.glob("*/jobs"):
         for job in store.all_jobs(jobs.parent):
             if any(item.alive for item in job.state().processes):
-                stopping.stop(job, state_dir=jobs.parent)
+                stopping.stop(job, state_dir=jobs.parent, screen=JobTerminal())
 
 
 def fails_at_first(cluster: Cluster) -> None:
@@ -98,7 +99,9 @@ def follow(cluster: Cluster, command: Callable[[], int]) -> None:
         assert advice, f"names no command: {said}"
         assert (
             stopping.stop(
-                store.find(cluster.state_dir, shlex.split(advice[-1])[0]), state_dir=cluster.state_dir
+                store.find(cluster.state_dir, shlex.split(advice[-1])[0]),
+                state_dir=cluster.state_dir,
+                screen=JobTerminal(),
             )
             == 0
         )
@@ -113,7 +116,7 @@ def go_on(cluster: Cluster) -> None:
     job = cluster.job()
     assert job.state().phase == "done", job.state()
     if any(item.alive for item in job.state().processes):  # `status` says so
-        assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+        assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
 
 
 def test_launch(cluster: Cluster) -> None:
@@ -129,23 +132,23 @@ def test_resume(cluster: Cluster) -> None:
 
 def test_stop_of_servers_whose_launcher_was_killed(cluster: Cluster) -> None:
     def up() -> int:
-        servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir)
+        servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir, screen=JobTerminal())
         return 0
 
     def stop() -> int:
-        return stopping.stop(cluster.job(), state_dir=cluster.state_dir)
+        return stopping.stop(cluster.job(), state_dir=cluster.state_dir, screen=JobTerminal())
 
     assert sweep(cluster, stop, up, stop) == []
 
 
 def test_servers_up(cluster: Cluster) -> None:
     def up() -> int:
-        servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir)
+        servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir, screen=JobTerminal())
         return 0
 
     def again() -> None:
         follow(cluster, up)
         for job in store.all_jobs(cluster.state_dir):
-            assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+            assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
 
     assert sweep(cluster, up, lambda: None, again) == []

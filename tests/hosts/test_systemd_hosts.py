@@ -14,10 +14,11 @@ import pytest
 from ssh_hosts import SshHosts, why_no_systemd
 from test_training_hosts import Cluster, launch_apart, runtime_layer, use_real_runtime, wait_for
 
+from provision.cli.views.training import JobTerminal
 from provision.cluster.errors import TrainingError
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import fetching, launching, stopping, store
-from provision.jobs.backends import registry, units
+from provision.jobs.backends import units
 from provision.jobs.backends.units import Place
 from provision.jobs.store import Job
 from provision.node.state import Mount, State
@@ -48,7 +49,7 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     yield found
     for job in store.all_jobs(found.state_dir):
         if any(item.alive for item in job.state().processes):
-            stopping.stop(job, state_dir=found.state_dir)
+            stopping.stop(job, state_dir=found.state_dir, screen=JobTerminal())
         found.tell(two, f"rm -rf /var/lib/oeprov/jobs/{job.id}")
 
 
@@ -98,7 +99,7 @@ def goes_on_from(step: int, cluster: Cluster, job: Job, capsys: pytest.CaptureFi
 
 def test_a_stopped_job_goes_on(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     job = begin(cluster)
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     state = job.state()
     assert (state.phase, state.message) == ("interrupted", "stopped at step 3, which is saved")
     assert [item.exit_code for item in state.processes] == [0, 130]
@@ -132,7 +133,7 @@ def test_a_job_of_another_controller_with_the_same_id_is_left_alone(
     assert store.all_jobs(other.state_dir) == []
     assert cluster.tell(one, look) == before, "its server still runs, with its token"
 
-    assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+    assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
     assert job.state().message == "stopped at step 3, which is saved"
     with pytest.raises(TrainingError) as caught:
         other.launch(detach=True)
@@ -175,7 +176,7 @@ def test_a_script_that_was_taken_over_does_not_drive_root(
     job = begin(cluster)
     directory = units.job_directory(job.id)
     cluster.tell(two, f"runuser -u oeprov -- /usr/bin/python3 -c {shlex.quote(EVIL)} {directory}")
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     assert job.state().message == "stopped at step 3, which is saved"
     assert cluster.tell(two, check) == before
     with pytest.raises(TrainingError, match=f"{directory}/ready: is a symbolic link"):
@@ -243,7 +244,7 @@ def test_a_job_whose_launcher_was_killed_goes_on(
     os.kill(job.state().supervisor_pid, signal.SIGKILL)
     wait_for(lambda: not job.state().supervised)
     job.metrics_file.unlink()  # nothing of the run was read before
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     state = job.state()
     assert (state.phase, state.message) == ("interrupted", "stopped at step 3, which is saved")
     goes_on_from(3, cluster, job, capsys)
@@ -270,7 +271,7 @@ def test_a_server_comes_back_after_a_power_cut(cluster: Cluster) -> None:
     one.start()
     unit = f"oeprov-{job.id}-server-0.service"
     wait_for(lambda: cluster.tell(one, f"systemctl is-active {unit} || :").strip() == "active")
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     assert job.state().message == "stopped at step 3, which is saved"
 
 
@@ -308,7 +309,7 @@ def test_real_workers_on_hosts_stop_resume_and_are_fetched(
             reached = cluster.report()["step"]
             wait_for(lambda: cluster.report()["step"] > reached + 20, 120)
             assert job.state().phase in store.ACTIVE, job.state().message
-        assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+        assert cluster.stop() == 0
         state = job.state()
         assert state.phase == "interrupted", state.message
         assert state.message.endswith("which is saved"), state.message

@@ -27,7 +27,9 @@ from ssh_hosts import SshHost, SshHosts, why_not
 from test_training_supervisor import until
 
 from provision.cli.views import jobs as views
+from provision.cli.views.ending import last_screen
 from provision.cli.views.servers import show as show_servers
+from provision.cli.views.training import JobTerminal
 from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Inventory
 from provision.hosts import errands
@@ -47,7 +49,6 @@ from provision.jobs import (
 )
 from provision.jobs.backends import registry
 from provision.jobs.backends.ssh import Fleet
-from provision.jobs.ending import last_screen
 from provision.jobs.request import LaunchOptions
 from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
 from provision.node import jobscript
@@ -203,8 +204,14 @@ class Cluster:
         path.write_text(text)
         return load(path, state_dir=self.state_dir)
 
-    def launch(self, **options: Any) -> int:
-        return launching.launch(self.inventory(), LaunchOptions(**options), state_dir=self.state_dir)
+    def launch(self, *, as_json: bool = False, **options: Any) -> int:
+        screen, given = JobTerminal(as_json=as_json), LaunchOptions(**options)
+        return launching.launch(self.inventory(), given, state_dir=self.state_dir, screen=screen)
+
+    def stop(self) -> int:
+        """Stop the last job."""
+        found = registry.find_running(self.state_dir, None)
+        return stopping.stop(found, state_dir=self.state_dir, screen=JobTerminal())
 
     def refused(self, **options: Any) -> str:
         with pytest.raises(TrainingError) as caught:
@@ -241,7 +248,7 @@ def cluster(hosts: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for job in store.all_jobs(found.state_dir):
         (job.run_dir / "waiting").unlink(missing_ok=True)
         if any(item.alive for item in job.state().processes):
-            stopping.stop(job, state_dir=found.state_dir)
+            stopping.stop(job, state_dir=found.state_dir, screen=JobTerminal())
     for host in hosts:
         host.enter("sh", "-c", "rm -rf /run/refuse /run/no-restart /run/slow /run/real")
 
@@ -285,7 +292,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     for words in ("server-2", two.name, "2,345", "1,234", "4 MiB", "5 MiB", "1,002"):
         assert words in shown
 
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     shown = capsys.readouterr().out
     assert f"{one.name}: stopped server-0, server-1" in shown
     assert f"oeprov resume {job.id}" in shown
@@ -293,7 +300,7 @@ def test_launch_status_stop_and_resume(cluster: Cluster, capsys: pytest.CaptureF
     cluster.assert_clean()
     assert "server 0 ends: SIGTERM" in job.log("server-0").read_text()
     assert cluster.report()["rows"] == {"C1": 3003}, "the last counters are kept"
-    assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+    assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
     assert "is not running: it is interrupted" in capsys.readouterr().out
 
     assert cluster.launch(resume=job.id) == 0
@@ -320,7 +327,7 @@ def test_real_servers_train_over_encrypted_connections(
             told = json.loads(host.enter("cat", f"/var/lib/oeprov/jobs/{job.id}/metrics/{name}.json"))
         assert (told["connections"]["encrypted"], told["connections"]["open"]) == (True, 1)
     assert cluster.report()["state"] == "running"
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     assert job.state().message.endswith("which is saved"), job.log("worker-0").read_text()
     cluster.assert_clean()
     assert cluster.launch(resume=job.id) == 0
@@ -371,7 +378,7 @@ def test_place_follows_what_the_host_has(cluster: Cluster) -> None:
         assert store.all_jobs(other.state_dir) == []
         assert [item["state"] for item in cluster.report()["processes"]] == ["runs"] * 3, "the first goes on"
     finally:
-        stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir)
+        cluster.stop()
         left = cluster.tell(one, "ls /mnt/pmem0/oeprov").strip()
         cluster.tell(one, "umount /mnt/pmem0")
         two.enter("rm", "/etc/oeprov/memory.env")
@@ -391,7 +398,7 @@ def test_fewer_servers_leave_no_rows_of_the_former_ones(
         assert cluster.launch(detach=True, servers=2) == 0
         job = cluster.job()
         until(job.run_dir / "waiting")
-        stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir)
+        cluster.stop()
         assert cluster.tell(one, f"ls /mnt/pmem0/oeprov/{job.id}").split() == ["server-0", "server-1"]
         with monkeypatch.context() as patched:  # killed before the new server starts
             patched.setattr(Fleet, "prepare", lambda *_: os._exit(9))
@@ -448,7 +455,7 @@ def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
         assert views.status(cluster.state_dir) == 0
         shown = capsys.readouterr().out
         assert f"{two.name}: {two.address} port 22 refuses connections" in shown
-        assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 1
+        assert cluster.stop() == 1
         shown = capsys.readouterr().out
         assert "node001: stopped server-0" in shown
         assert f"{two.name}: server-1 could not be stopped and may still run" in shown
@@ -460,7 +467,7 @@ def test_unreachable_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
         two.start()
     cluster.tell(two, "systemctl boot")
     assert [item["state"] for item in cluster.report()["processes"]] == ["ended", "came back", "ended"]
-    assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+    assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
     assert f"{two.name}: stopped server-1" in capsys.readouterr().out
     assert job.state().message == "stopped at step 3, which is saved"
     cluster.assert_clean()
@@ -507,7 +514,7 @@ def test_killed_launcher(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -
     assert [item["state"] for item in report["processes"]] == ["runs", "runs", "ended"]
     views.status(cluster.state_dir)
     assert f"its servers still run; stop them with: oeprov stop {job.id}" in capsys.readouterr().out
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     shown = capsys.readouterr().out
     assert f"{one.name}: stopped server-0" in shown
     assert f"{two.name}: stopped server-1" in shown
@@ -530,7 +537,7 @@ def test_launcher_that_ends_while_servers_start(cluster: Cluster, number: int) -
     if number == signal.SIGKILL:
         job = cluster.job()
         assert cluster.report()["state"] == "interrupted"
-        assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+        assert cluster.stop() == 0
         assert [item.alive for item in job.state().processes] == [False, False]
     else:
         assert store.all_jobs(cluster.state_dir) == []
@@ -585,7 +592,7 @@ def test_servers_are_stopped_by_plain_ansible_too(cluster: Cluster) -> None:
         assert done.stdout.count(f"changed={changed} ") == 2 + (not changed), done.stdout
     cluster.assert_clean()
     assert [item["state"] for item in cluster.report()["processes"]] == ["gone", "gone", "ended"]
-    assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+    assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
 
 
 def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
@@ -626,7 +633,7 @@ def test_logs_of_all_hosts_are_followed_to_the_end(cluster: Cluster) -> None:
     interrupted.send_signal(signal.SIGINT)
     interrupted.wait(20)
     wait_for(lambda: tails(cluster) == 2)
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     rest, _ = follow.communicate(timeout=20)
     assert follow.returncode == 0
     assert "server-0   | server 0 ends: SIGTERM" in rest
@@ -664,7 +671,7 @@ def test_worker_on_a_host(cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
     unit = cluster.tell(two, f"cat /etc/systemd/system/oeprov-{job.id}-worker-0.service")
     assert f"--servers {one.address}:" in unit
     assert "Restart" not in unit, "a worker that failed is resumed by people"
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     shown = capsys.readouterr().out
     assert f"{two.name}: stopped worker-0" in shown
     assert job.state().message == "stopped at step 3, which is saved"
@@ -695,7 +702,7 @@ def test_jobs_of_several_workers_share_a_host(cluster: Cluster, capsys: pytest.C
     for job in jobs:
         states = {item["name"]: item["state"] for item in observing.report(job)["processes"]}
         assert states == dict.fromkeys(("server-0", "worker-0", "worker-1"), "runs")
-        assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+        assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
         assert job.state().message == "stopped at step 3, which is saved"
 
     # Ports that the inventory sets are for one job at a time: the other one starts no worker.
@@ -705,7 +712,7 @@ def test_jobs_of_several_workers_share_a_host(cluster: Cluster, capsys: pytest.C
     assert "worker-0: port 7600 on 0.0.0.0 cannot be used: python" in cluster.job().state().message
     assert "listens there; free it, or choose another worker_port" in cluster.job().state().message
     assert first.state().phase == "running"
-    assert stopping.stop(first, state_dir=cluster.state_dir) == 0
+    assert stopping.stop(first, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
     for job in store.all_jobs(cluster.state_dir):
         cluster.tell(two, f"rm -rf /var/lib/oeprov/jobs/{job.id}")
     cluster.assert_clean()
@@ -722,7 +729,7 @@ def test_a_job_that_uploads_is_resumed_on_another_host(
     job = cluster.job()
     run = f"/var/lib/oeprov/jobs/{job.id}/run"
     wait_for(lambda: cluster.report()["step"] == 3, 60)
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     found = cluster.tell(two, f"tar -c -C {run} checkpoints | base64")
     cluster.tell(one, f"mkdir -p {run} && echo '{found}' | base64 -d | tar -x -C {run}")
     capsys.readouterr()
@@ -763,7 +770,7 @@ def test_script_travels_to_its_worker(cluster: Cluster, capsys: pytest.CaptureFi
     assert f"-m oe_runtime.train --script {there}/script/train.py" in unit
     assert unit.split("ExecStart=")[1].splitlines()[0].endswith(" -- --rows 9")
     wait_for(lambda: cluster.report()["step"] == 3, 60)
-    assert stopping.stop(registry.find_running(cluster.state_dir, None), state_dir=cluster.state_dir) == 0
+    assert cluster.stop() == 0
     capsys.readouterr()
 
     # It goes on with the script as it is now; what has not changed is not sent again.
@@ -848,7 +855,7 @@ def test_a_running_job_keeps_its_environment_when_another_controller_installs_on
         assert "/opt/oeprov/venv.d/first/bin/python" in cluster.tell(
             one, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
         )
-        assert stopping.stop(job, state_dir=cluster.state_dir) == 0
+        assert stopping.stop(job, state_dir=cluster.state_dir, screen=JobTerminal()) == 0
         assert cluster.tell(one, enter + "ls venv.d").split() == ["second"], "the old one goes with the job"
         assert cluster.tell(two, enter + "ls venv.d").split() == ["first"]
         assert cluster.launch(resume="") == 0, "a resumed job takes the newest"
@@ -858,8 +865,8 @@ def test_a_running_job_keeps_its_environment_when_another_controller_installs_on
 
 
 def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    options = LaunchOptions(as_json=True)
-    job = servers.up(cluster.inventory(), options, state_dir=cluster.state_dir)
+    screen = JobTerminal(as_json=True)
+    job = servers.up(cluster.inventory(), LaunchOptions(), state_dir=cluster.state_dir, screen=screen)
     assert show_servers(job, cluster.state_dir, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert job.id == cluster.job().id
@@ -879,7 +886,7 @@ def test_servers_alone(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> 
     job.write_state(job.state().model_copy(update={"phase": "prepared", "supervisor_pid": 0}))
     assert show_servers(servers.find(cluster.state_dir, None), cluster.state_dir, as_json=False) == 0
     assert f"its servers still run; stop them with: oeprov stop {job.id}" in capsys.readouterr().out
-    assert servers.down(cluster.state_dir, None) == 0
+    assert servers.down(cluster.state_dir, None, screen=JobTerminal()) == 0
     assert job.state().phase == "done"
     assert "parameter servers are down" in capsys.readouterr().out
     cluster.assert_clean()

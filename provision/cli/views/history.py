@@ -17,7 +17,7 @@ from provision.cluster.errors import ConvergeError, did_you_mean
 from provision.cluster.host_names import fold
 from provision.hosts import runs
 from provision.hosts.runs import HostOutcome, Run, StepRun
-from provision.jobs.progress import duration
+from provision.jobs.metrics import duration
 from provision.jobs.screen import make_console, say
 
 _STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "running": "cyan"}

@@ -14,7 +14,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.state_directory import state_flag
 from provision.jobs import observing, store
 from provision.jobs.backends import registry
-from provision.jobs.progress import duration, number
+from provision.jobs.metrics import duration, number
 from provision.jobs.screen import STYLE, make_console, say
 from provision.jobs.store import ACTIVE, Job
 

@@ -23,7 +23,7 @@ from provision.hosts.carrier import Carried
 from provision.hosts.journal import Journal
 from provision.hosts.playbook import TaskResult
 from provision.inventory import vault
-from provision.jobs.progress import duration
+from provision.jobs.metrics import duration
 from provision.jobs.screen import say
 from provision.node.step import Plan, Step
 

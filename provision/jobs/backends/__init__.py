@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from provision.hosts.stop_request import StopRequest
     from provision.jobs.holding import Holding
     from provision.jobs.request import LaunchOptions
+    from provision.jobs.screen import JobScreen
     from provision.jobs.store import Job, ProcessSpec, ProcessState
 
 
@@ -30,11 +31,19 @@ class Backend(Protocol):
 
     STAYS: bool  # something of a job may be left there though it has ended
 
-    def start(self, inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
+    def start(
+        self, inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen: JobScreen
+    ) -> int:
         """Check, prepare and run a new job; the command's exit code."""
 
     def resume(
-        self, job: Job, inventory: Callable[[], Inventory], options: LaunchOptions, *, state_dir: Path
+        self,
+        job: Job,
+        inventory: Callable[[], Inventory],
+        options: LaunchOptions,
+        *,
+        state_dir: Path,
+        screen: JobScreen,
     ) -> int:
         """Run a stopped job again, from its last checkpoint; ``inventory`` reads that of today."""
 
@@ -44,7 +53,7 @@ class Backend(Protocol):
     def observe(self, job: Job) -> dict[str, Any]:
         """All that is known of the job now, for JSON; never raises for what is in its files."""
 
-    def stop(self, job: Job, *, state_dir: Path, as_json: bool) -> int:
+    def stop(self, job: Job, *, state_dir: Path, screen: JobScreen) -> int:
         """Let the workers write a checkpoint, then end all processes; the exit code."""
 
     def logs(self, job: Job, *, process: str | None, follow: bool, lines: int) -> int:

@@ -13,6 +13,7 @@ from provision.jobs.backends.ssh import Fleet
 from provision.jobs.holding import Holding, disk_bytes
 from provision.jobs.metrics import summary
 from provision.jobs.request import LaunchOptions
+from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job
 
 STAYS = False
@@ -21,18 +22,25 @@ stop = stopping.stop
 observe = observing.readable_report
 
 
-def start(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
+def start(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> int:
     """See ``Backend``."""
     from provision.jobs import launching  # slow to import, and only a launch needs it
 
-    return launching.launch(inventory, options, state_dir=state_dir)
+    return launching.launch(inventory, options, state_dir=state_dir, screen=screen)
 
 
-def resume(_: Job, inventory: Callable[[], Inventory], options: LaunchOptions, *, state_dir: Path) -> int:
+def resume(
+    _: Job,
+    inventory: Callable[[], Inventory],
+    options: LaunchOptions,
+    *,
+    state_dir: Path,
+    screen: JobScreen,
+) -> int:
     """See ``Backend``; ``options.resume`` names the job."""
     from provision.jobs import launching
 
-    return launching.launch(inventory(), options, state_dir=state_dir)
+    return launching.launch(inventory(), options, state_dir=state_dir, screen=screen)
 
 
 def logs(job: Job, *, process: str | None, follow: bool, lines: int) -> int:

@@ -22,6 +22,7 @@ from test_training_launch import INVENTORY
 from test_training_supervisor import until
 
 from provision.cli import main
+from provision.cli.views.training import JobTerminal
 from provision.hosts import runs
 from provision.hosts.journal import Journal
 from provision.hosts.survey import ClusterSurvey
@@ -88,7 +89,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for jobs in tmp_path.glob("*/jobs"):
         for job in store.all_jobs(jobs.parent):
             if job.state().supervised:
-                stopping.stop(job, state_dir=jobs.parent)
+                stopping.stop(job, state_dir=jobs.parent, screen=JobTerminal())
 
 
 def without_ansible(**settings: Any) -> object:

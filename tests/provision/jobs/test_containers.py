@@ -15,6 +15,7 @@ from test_training_launch import inventory
 from test_training_supervisor import assert_nothing_left, until
 
 from provision.cli import main as cli
+from provision.cli.views.training import JobTerminal
 from provision.cluster.errors import TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey
@@ -241,7 +242,9 @@ def test_settings_of_the_inventory(state_dir: Path) -> None:
 class TestRefusals:
     def refused(self, state_dir: Path, words: str, on: str = "docker") -> None:
         with pytest.raises(TrainingError) as caught:
-            launching.launch(inventory(state_dir), LaunchOptions(on=on), state_dir=state_dir)
+            launching.launch(
+                inventory(state_dir), LaunchOptions(on=on), state_dir=state_dir, screen=JobTerminal()
+            )
         assert words in str(caught.value)
         assert store.all_jobs(state_dir) == []
 
@@ -278,7 +281,9 @@ def test_what_images_have_need_not_be_on_the_host(
         launching, "survey", lambda inventory: ClusterSurvey(plans={"localhost": Plan("localhost", steps)})
     )
     with pytest.raises(TrainingError, match="host localhost is not ready: make /x; run"):
-        launching.launch(inventory(state_dir), LaunchOptions(on="docker"), state_dir=state_dir)
+        launching.launch(
+            inventory(state_dir), LaunchOptions(on="docker"), state_dir=state_dir, screen=JobTerminal()
+        )
 
 
 def test_resume_keeps_the_engine(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

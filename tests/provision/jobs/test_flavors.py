@@ -13,6 +13,7 @@ import pytest
 from recorded import Programs
 from test_training_supervisor import assert_nothing_left, until
 
+from provision.cli.views.training import JobTerminal
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.hosts.stop_request import StopRequest
@@ -276,7 +277,10 @@ class TestRefusals:
         monkeypatch.setattr(launching, "survey", lambda inventory: ClusterSurvey())
         with pytest.raises(TrainingError) as caught:
             launching.launch(
-                inventory(tmp_path, flavor, more), LaunchOptions(**options), state_dir=tmp_path / "state"
+                inventory(tmp_path, flavor, more),
+                LaunchOptions(**options),
+                state_dir=tmp_path / "state",
+                screen=JobTerminal(),
             )
         assert words in str(caught.value)
         assert store.all_jobs(tmp_path / "state") == []

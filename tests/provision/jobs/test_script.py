@@ -9,10 +9,10 @@ from rich.console import Console
 from test_training_launch import inventory, planned
 
 from provision.cli import main
+from provision.cli.views.training import TrainingView
 from provision.cluster.errors import TrainingError
 from provision.cluster.training_settings import OF_THE_INPUT, OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import jobspec, metrics, script, store, worker_group
-from provision.jobs.progress import TrainingView
 from provision.jobs.request import LAUNCH_FLAGS, LaunchOptions, Request
 from provision.jobs.store import Job, JobSpec, ProcessSpec
 from provision.node import datafiles

@@ -15,6 +15,7 @@ from test_training_launch import INVENTORY
 from oe_runtime.client import Client
 from oe_runtime.spec import TableSpec
 from provision.cli import main
+from provision.cli.views.training import JobTerminal
 from provision.hosts.survey import ClusterSurvey
 from provision.jobs import launching, servers, store
 from provision.node import process
@@ -31,7 +32,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for job in store.all_jobs(tmp_path / "state"):
         if job.state().supervised:
-            servers.down(tmp_path / "state", job.id)
+            servers.down(tmp_path / "state", job.id, screen=JobTerminal())
 
 
 def oeprov(*words: str) -> int:

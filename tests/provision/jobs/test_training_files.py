@@ -11,10 +11,10 @@ from fake_processes import make_job
 from rich.console import Console
 
 from provision.cli.views import jobs as views
+from provision.cli.views.training import TrainingView, describe
 from provision.cluster.errors import TrainingError
 from provision.jobs import fetching, logview, observing, store
 from provision.jobs.metrics import MetricsTail, summary
-from provision.jobs.progress import TrainingView, describe
 from provision.jobs.store import JobState, ProcessState
 from provision.node import process
 

@@ -20,11 +20,13 @@ from test_training_supervisor import assert_nothing_left, until
 from oe_runtime.run import options as trainer_options
 from oe_runtime.run.optimizers import LEARNING_RATES
 from provision.cli import main
+from provision.cli.views import ending
+from provision.cli.views.training import JobTerminal
 from provision.cluster.errors import HostError, Interrupted, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
-from provision.jobs import ending, jobspec, launching, placement, servers, stopping, store
+from provision.jobs import jobspec, launching, placement, servers, stopping, store
 from provision.jobs.backends import registry
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request
@@ -69,7 +71,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(state_dir: Path, options: LaunchOptions, words: str, more: str = "") -> None:
     with pytest.raises(TrainingError) as caught:
-        launching.launch(inventory(state_dir, more), options, state_dir=state_dir)
+        launching.launch(inventory(state_dir, more), options, state_dir=state_dir, screen=JobTerminal())
     assert words in str(caught.value)
     assert "secret" not in str(caught.value)
     assert [job for job in store.all_jobs(state_dir) if job.id.startswith(("deepfm", "wdl"))] == []
@@ -190,7 +192,7 @@ class TestRefusals:
             refused(state_dir, LaunchOptions(), words)
         else:
             with pytest.raises(TrainingError, match=f"host localhost: .*{words}"):
-                servers.up(inventory(state_dir), LaunchOptions(), state_dir=state_dir)
+                servers.up(inventory(state_dir), LaunchOptions(), state_dir=state_dir, screen=JobTerminal())
         assert store.all_jobs(state_dir) == []
         assert [path.exists() for path in kept] == [True]
 
@@ -364,13 +366,13 @@ def test_a_job_whose_id_is_anothers_leaves_that_one_alone(
     monkeypatch.setattr("provision.hosts.errands.run", run)
     monkeypatch.setattr("provision.hosts.errands.on_all", on_all)
     with pytest.raises(TrainingError, match="belongs to another job"):
-        launching.Launch(found, LaunchOptions(), state_dir).prepare(job, placed)
+        launching.Launch(found, LaunchOptions(), state_dir, JobTerminal()).prepare(job, placed)
     assert reached == asked
     assert job.directory.exists() == ("unreachable" in told.values())
     if not job.directory.exists():
         return
     with pytest.raises(TrainingError, match="has never begun: host a has another job of this id"):
-        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
+        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir, screen=JobTerminal())
     told["b"] = ""
     job.write_state(job.state().model_copy(update={"supervisor_pid": 0}))  # the launch has ended
     flag = ["--state-dir", str(state_dir)]
@@ -415,7 +417,7 @@ def test_a_host_that_does_not_tell_where_its_servers_listen_is_named_and_the_lau
     monkeypatch.setattr("provision.hosts.remote.run", run)
     monkeypatch.setattr("provision.hosts.errands.on_all", on_all)
     with pytest.raises(TrainingError) as caught:
-        launching.Launch(found, LaunchOptions(), state_dir).prepare(job, placed)
+        launching.Launch(found, LaunchOptions(), state_dir, JobTerminal()).prepare(job, placed)
     assert str(caught.value).startswith("the hosts could not be prepared: host b: ")
     assert words in str(caught.value)
     assert stopped == {"a", "b", "w"}
@@ -428,7 +430,7 @@ def test_a_launch_that_never_began_stops_nothing_of_another_job(
 ) -> None:
     """Refused here, it asks no host; after Ctrl-C a host may say only to the stop whose job it has."""
     found, job, placed = three_hosts(state_dir)
-    launch = launching.Launch(found, LaunchOptions(), state_dir)
+    launch = launching.Launch(found, LaunchOptions(), state_dir, JobTerminal())
     tokens: list[str] = []
 
     def run(host: Host, errand: str, *_: object) -> dict[str, Any]:
@@ -479,7 +481,7 @@ def test_nothing_starts_on_rows_that_could_not_be_removed(
     monkeypatch.setattr("provision.hosts.errands.on_all", on_all)
     monkeypatch.setattr("provision.hosts.errands.run", lambda *_, **__: {"events": ""})
     monkeypatch.setattr(launching.Launch, "_check", lambda *_: {})
-    launch = launching.Launch(found, LaunchOptions(resume=job.id, consent=[job.id]), state_dir)
+    launch = launching.Launch(found, LaunchOptions(resume=job.id, consent=[job.id]), state_dir, JobTerminal())
     words = f"^b: no answer in 180 s; rows of former servers stay there, and nothing was started; .* {place}$"
     if here:
         words = "server-0, with rows of former servers, could not be removed, and nothing was started; check"
@@ -516,15 +518,20 @@ def test_launch_stop_and_resume(
     monkeypatch.chdir(tmp_path)
     venv = make_environment(tmp_path / "venv", worker="waits")
     found = inventory(state_dir, f"runtime_venv: {venv}\n      parameter_server_count: 2")
-    assert launching.launch(found, LaunchOptions(detach=True), state_dir=state_dir) == 0
+    assert launching.launch(found, LaunchOptions(detach=True), state_dir=state_dir, screen=JobTerminal()) == 0
     (job,) = store.all_jobs(state_dir)
     shown = capsys.readouterr().out
     assert f"job {job.id} runs in the background" in shown
     assert "checkpoints: every 1000 steps or 10 minutes, whichever comes first (--checkpoint-st" in shown
     until(job.run_dir / "waiting")
     with pytest.raises(TrainingError, match=f"job {job.id} is running; stop it first"):
-        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
-    assert stopping.stop(registry.find_running(state_dir, None), state_dir=state_dir, as_json=True) == 0
+        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir, screen=JobTerminal())
+    assert (
+        stopping.stop(
+            registry.find_running(state_dir, None), state_dir=state_dir, screen=JobTerminal(as_json=True)
+        )
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert (report["state"], report["checkpoint_step"]) == ("interrupted", 3)
     assert report["message"] == "stopped at step 3, which is saved"
@@ -537,10 +544,14 @@ def test_launch_stop_and_resume(
     for path in manifest.parent.parent.glob("step-*/manifest.json"):
         path.write_text(json.dumps({"pool": {"servers": 2}}))
     with pytest.raises(TrainingError, match="are in the pools of 2 servers, which 3 cannot open"):
-        launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+        launching.launch(
+            found, LaunchOptions(resume="", servers=3), state_dir=state_dir, screen=JobTerminal()
+        )
     if consent:
         with pytest.raises(TrainingError, match=f"has no checkpoint in files: .* jobs rm {job.id} --consent"):
-            launching.launch(found, LaunchOptions(resume="", consent=[job.id]), state_dir=state_dir)
+            launching.launch(
+                found, LaunchOptions(resume="", consent=[job.id]), state_dir=state_dir, screen=JobTerminal()
+            )
     manifest.write_text(files)
     rows = tmp_path / job.id / "server-0"
     rows.mkdir(parents=True)
@@ -555,11 +566,15 @@ def test_launch_stop_and_resume(
         patch.setattr(store.Job, "has_checkpoint", lambda job: False)
         words = f"has reported no checkpoint, but there are rows in {rows} here, .* add: --consent {job.id}"
         with pytest.raises(TrainingError, match=words):
-            launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+            launching.launch(
+                found, LaunchOptions(resume="", servers=3), state_dir=state_dir, screen=JobTerminal()
+            )
     with monkeypatch.context() as patch:
         patch.setattr(jobspec, "check_storage_is_free", refuse_storage)
         with pytest.raises(TrainingError, match="the same storage directory"):
-            launching.launch(found, LaunchOptions(resume="", servers=3), state_dir=state_dir)
+            launching.launch(
+                found, LaunchOptions(resume="", servers=3), state_dir=state_dir, screen=JobTerminal()
+            )
     assert rows.exists(), "a refused resume removes no rows"
     assert job.spec().processes == kept
     if consent:
@@ -568,7 +583,7 @@ def test_launch_stop_and_resume(
     else:
         options, words = LaunchOptions(resume="", servers=3), ""
     capsys.readouterr()
-    assert launching.launch(found, options, state_dir=state_dir) == 0
+    assert launching.launch(found, options, state_dir=state_dir, screen=JobTerminal()) == 0
     assert not rows.exists()
     argvs = [item.argv for item in job.spec().processes if item.role == "parameter_server"]
     count = 2 if consent else 3
@@ -608,7 +623,7 @@ def test_ctrl_c_is_130_also_when_the_job_is_done(
     monkeypatch.chdir(tmp_path)
     found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv', worker='ends-slowly')}")
     thread = ctrl_c_when(lambda: list(store.jobs_dir(state_dir).glob("*/run/waiting")))
-    assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 130
+    assert launching.launch(found, LaunchOptions(), state_dir=state_dir, screen=JobTerminal()) == 130
     thread.join()
     (job,) = store.all_jobs(state_dir)
     assert job.state().phase == "done"
@@ -633,7 +648,7 @@ def test_ctrl_c_while_an_earlier_run_still_ends(state_dir: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     thread = ctrl_c_when(lambda: signal.getsignal(signal.SIGINT) != before)
     with pytest.raises(Interrupted, match=r"worker-0 of job .* still runs"):
-        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir)
+        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir, screen=JobTerminal())
     thread.join()
 
 
@@ -644,7 +659,7 @@ def test_a_job_that_is_done_trains_longer(
 ) -> None:
     venv = make_environment(tmp_path / "venv")
     found = inventory(state_dir, f"runtime_venv: {venv}")
-    assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 0
+    assert launching.launch(found, LaunchOptions(), state_dir=state_dir, screen=JobTerminal()) == 0
     (job,) = store.all_jobs(state_dir)
     newest = job.run_dir / "checkpoints" / "step-0000000008"  # the stand-in does not write the last one
     newest.mkdir()
@@ -653,7 +668,9 @@ def test_a_job_that_is_done_trains_longer(
     (job.run_dir / "export").mkdir()
 
     def resume(**end: int) -> int:
-        return launching.launch(found, LaunchOptions(resume=job.id, **end), state_dir=state_dir)
+        return launching.launch(
+            found, LaunchOptions(resume=job.id, **end), state_dir=state_dir, screen=JobTerminal()
+        )
 
     def end_of(name: str) -> str | None:
         argv = next(item.argv for item in job.spec().processes if item.role == "worker")
@@ -705,15 +722,19 @@ def test_a_resume_to_train_longer_that_was_broken_off_goes_on(
     state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = inventory(state_dir, f"runtime_venv: {make_environment(tmp_path / 'venv')}")
-    assert launching.launch(found, LaunchOptions(), state_dir=state_dir) == 0
+    assert launching.launch(found, LaunchOptions(), state_dir=state_dir, screen=JobTerminal()) == 0
     (job,) = store.all_jobs(state_dir)
     size = job.metrics_file.stat().st_size
     with monkeypatch.context() as patched:
         patched.setattr(placement, "unwritable", lambda *_: os.kill(os.getpid(), signal.SIGINT) or [])
         with pytest.raises(Interrupted, match="before training began"):
-            launching.launch(found, LaunchOptions(resume=job.id, epochs=2), state_dir=state_dir)
+            launching.launch(
+                found, LaunchOptions(resume=job.id, epochs=2), state_dir=state_dir, screen=JobTerminal()
+            )
     assert (job.state().phase, job.is_done()) == ("interrupted", False), "the end was that of the run before"
-    assert launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir) == 0
+    assert (
+        launching.launch(found, LaunchOptions(resume=job.id), state_dir=state_dir, screen=JobTerminal()) == 0
+    )
     assert (job.state().phase, job.state().events_from) == ("done", size)
 
 
@@ -725,7 +746,9 @@ def test_resume_without_a_name_is_of_the_last_job_on_hosts(state_dir: Path) -> N
     later.cluster_file.write_text("{}")
     assert store.find(state_dir, None).id == later.id
     with pytest.raises(TrainingError, match=f"^job {job.id} is done"):
-        launching.launch(inventory(state_dir), LaunchOptions(resume=""), state_dir=state_dir)
+        launching.launch(
+            inventory(state_dir), LaunchOptions(resume=""), state_dir=state_dir, screen=JobTerminal()
+        )
 
 
 @pytest.mark.process
@@ -736,7 +759,7 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
     found = inventory(state_dir)
     monkeypatch.setattr(jobspec, "check", lambda inventory, wanted: os.rmdir(state_dir / "pmem0"))
     with pytest.raises(TrainingError, match=r"pmem0 is not a directory that this user can write to$"):
-        launching.launch(found, LaunchOptions(), state_dir=state_dir)
+        launching.launch(found, LaunchOptions(), state_dir=state_dir, screen=JobTerminal())
     assert store.all_jobs(state_dir) == []
     assert not list(store.jobs_dir(state_dir).iterdir())
 
@@ -744,10 +767,10 @@ def test_launch_whose_hosts_cannot_be_prepared_leaves_no_job(
 @pytest.mark.usefixtures("ready")
 def test_stop_without_a_running_job(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(TrainingError, match="no job is running"):
-        stopping.stop(registry.find_running(state_dir, None), state_dir=state_dir)
+        stopping.stop(registry.find_running(state_dir, None), state_dir=state_dir, screen=JobTerminal())
     job = make_job(state_dir)
     job.write_state(JobState(phase="done"))
-    assert stopping.stop(job, state_dir=state_dir) == 0
+    assert stopping.stop(job, state_dir=state_dir, screen=JobTerminal()) == 0
     assert f"job {job.id} is not running: it is done" in capsys.readouterr().out
 
 
@@ -757,11 +780,13 @@ def test_stop_waits_for_processes_whose_launcher_was_killed(state_dir: Path) -> 
     job.write_state(
         JobState(phase="running", supervisor_pid=os.getpid(), supervisor_started=1, processes=[item])
     )
-    thread = threading.Thread(target=stopping.stop, args=(job,), kwargs={"state_dir": state_dir})
+    thread = threading.Thread(
+        target=stopping.stop, args=(job,), kwargs={"state_dir": state_dir, "screen": JobTerminal()}
+    )
     thread.start()
     thread.join(20)
     assert not thread.is_alive(), "a process with another start time is not one of ours"
 
 
 def test_options_that_are_not_settings() -> None:
-    assert replace(LaunchOptions(dim=4), detach=True, as_json=True, resume="x").given() == {"dim": 4}
+    assert replace(LaunchOptions(dim=4), detach=True, resume="x").given() == {"dim": 4}

@@ -14,7 +14,9 @@ import pytest
 from fake_processes import make_job
 from rich.console import Console
 
+from provision.cli.views.ending import last_screen
 from provision.cli.views.jobs import status
+from provision.cli.views.training import describe
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import cleanup, worker_group
@@ -22,10 +24,8 @@ from provision.jobs.backends import Stopped, ssh
 from provision.jobs.backends.local import Child
 from provision.jobs.backends.ssh import Fleet, HostServer, HostWorker
 from provision.jobs.background import start_detached
-from provision.jobs.ending import last_screen
 from provision.jobs.job_run import Limits
 from provision.jobs.metrics import Event
-from provision.jobs.progress import describe
 from provision.jobs.store import Job, JobState, ProcessSpec
 from provision.jobs.supervisor import Outcome, Supervisor
 from provision.node import process

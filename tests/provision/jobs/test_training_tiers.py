@@ -9,6 +9,7 @@ import pytest
 from fake_processes import make_job
 from test_plan_cases import inputs
 
+from provision.cli.views.training import JobTerminal
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
 from provision.hosts.survey import ClusterSurvey
@@ -333,7 +334,7 @@ def see(monkeypatch: pytest.MonkeyPatch) -> Callable[[State], None]:
 def launch(found: Inventory, tmp_path: Path, **options: object) -> Placement:
     """What would run; the checks of launch first."""
     given = LaunchOptions(**options)  # type: ignore[arg-type]
-    return launching.Launch(found, given, tmp_path).new()[1]
+    return launching.Launch(found, given, tmp_path, JobTerminal()).new()[1]
 
 
 def test_the_host_decides_and_not_the_inventory(

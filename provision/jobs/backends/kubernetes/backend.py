@@ -10,6 +10,7 @@ from provision.cluster.inventory import Inventory
 from provision.jobs.backends.kubernetes import record, run, view
 from provision.jobs.holding import Holding
 from provision.jobs.request import LaunchOptions
+from provision.jobs.screen import JobScreen
 from provision.jobs.store import Job
 
 STAYS = True  # volumes and objects, until `oeprov stop` has deleted them
@@ -19,9 +20,16 @@ observe = view.report
 logs = view.logs
 
 
-def resume(job: Job, _: Callable[[], Inventory], options: LaunchOptions, *, state_dir: Path) -> int:
-    """See ``Backend``: from the manifests of then, not from an inventory."""
-    return run.resume(job, options, state_dir=state_dir)
+def resume(
+    job: Job,
+    _: Callable[[], Inventory],
+    options: LaunchOptions,
+    *,
+    state_dir: Path,
+    screen: JobScreen,
+) -> int:
+    """See ``Backend``: with the inventory of the launch."""
+    return run.resume(job, options, state_dir=state_dir, screen=screen)
 
 
 def is_running(job: Job) -> bool:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from provision.cluster.errors import TrainingError
@@ -25,7 +24,7 @@ from provision.jobs.backends.kubernetes.plan import settle
 from provision.jobs.backends.kubernetes.record import Record
 from provision.jobs.placement import CHECKPOINT_SECONDS
 from provision.jobs.request import LaunchOptions, checkpoint_words
-from provision.jobs.screen import say
+from provision.jobs.screen import JobScreen, say
 from provision.jobs.store import Job
 
 POLL_SECONDS = 2.0
@@ -35,7 +34,7 @@ _CODES = {"done": 0, "running": 0, "failed": 1, "interrupted": 130}
 _VOLUMES = ("PersistentVolume", "PersistentVolumeClaim")
 
 
-def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> int:
+def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> int:
     """Run a new job on the cluster; the exit code, as on hosts. TrainingError: nothing was made."""
     if options.resume is not None:
         raise TrainingError("to resume a job on Kubernetes: oeprov resume JOB")
@@ -44,12 +43,12 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path) -> 
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
         job = _create(inventory, options, first.name, cluster, state_dir)
-        return _Run(cluster, job, options, state_dir, stop_request).start(
+        return _Run(cluster, job, screen, state_dir, stop_request, detach=options.detach).start(
             [*first.notes, checkpoint_words(first.request.training)]
         )
 
 
-def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
+def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> int:
     """Make the objects of a job that has ended again: it resumes from its last checkpoint."""
     found = record.read(job)
     if options.consent:
@@ -81,15 +80,15 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path) -> int:
         if plan is not None:
             counts = {"servers": plan.servers, "workers": plan.settings.workers}
             record.write(job, found.model_copy(update={**counts, "plan": resuming.kept(plan)}))
-        return _Run(cluster, job, options, state_dir, stop_request).start()
+        return _Run(cluster, job, screen, state_dir, stop_request, detach=options.detach).start()
 
 
-def stop(job: Job, *, state_dir: Path, as_json: bool = False) -> int:
+def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
     """Let the workers write a checkpoint, then delete the job's objects, except its volumes."""
     found = record.read(job)
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
-        return _Run(Api(found.context), job, LaunchOptions(as_json=as_json), state_dir, stop_request).stop()
+        return _Run(Api(found.context), job, screen, state_dir, stop_request).stop()
 
 
 @contextmanager
@@ -143,13 +142,20 @@ class _Run:
     """The commands of one job on its cluster."""
 
     def __init__(
-        self, cluster: Api, job: Job, options: LaunchOptions, state_dir: Path, stop_request: StopRequest
+        self,
+        cluster: Api,
+        job: Job,
+        screen: JobScreen,
+        state_dir: Path,
+        stop_request: StopRequest,
+        *,
+        detach: bool = False,
     ) -> None:
-        self.cluster, self.job, self.options, self.stop_request = cluster, job, options, stop_request
+        self.cluster, self.job, self.stop_request = cluster, job, stop_request
+        self.screen, self.console, self.detach = screen, screen.console, detach
         self.record = record.read(job)
         self.documents = record.documents(job)
         self.work = record.work(self.documents)
-        self.console = Console(stderr=options.as_json)
         self.flag = state_flag(state_dir)
         self.resumed = self.record.phase != "running"  # its volumes may have rows
         self.left: list[str] = []  # objects that could not be deleted
@@ -160,7 +166,7 @@ class _Run:
         self._note("running")
         self._make()
         self._say(f"{self.job.id}: made in namespace {self.record.namespace} of {self.cluster.address}")
-        if self.options.detach:
+        if self.detach:
             self._say(
                 f"look with: oeprov status{self.flag}; stop it with: oeprov stop {self.job.id}{self.flag}"
             )
@@ -293,7 +299,7 @@ class _Run:
 
     def _result(self, code: int | None = None) -> int:
         found = self.record
-        if self.options.as_json:
+        if self.screen.as_json:
             facts = found.model_dump(include={"message", "namespace", "claim", "run"})
             print(json.dumps({"job": found.id, "state": found.phase, **facts}))
         elif found.phase != "running":

@@ -1,41 +1,46 @@
-"""Shows a training run as it goes: a progress bar on a terminal, plain lines elsewhere."""
+"""The terminal as the screen of a job: a training run as it goes, and how it ended.
+
+The run is a progress bar on a terminal, plain lines elsewhere.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from provision.jobs.metrics import Event
+from provision.cli.views.ending import last_screen
+from provision.jobs.metrics import Event, duration, number, rate
 from provision.jobs.screen import say
+from provision.jobs.store import Job
 
 WORDS = 80  # columns that the step and the facts beside the bar may take
 PLAIN_SECONDS = 2.0  # minimum time between two plain progress lines
 
 
-def number(value: Any, digits: int = 4) -> str:
-    """A metric for people; a dash when there is none."""
-    return f"{value:,.{digits}f}" if isinstance(value, (int, float)) else "–"
+class JobTerminal:
+    """See ``provision.jobs.screen.JobScreen``; beside JSON it writes to standard error."""
 
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.console = Console(stderr=as_json)
 
-def rate(value: Any) -> str:
-    """Samples per second, with thousands separated."""
-    return f"{value:,.0f} samples/s" if isinstance(value, (int, float)) else "–"
+    @contextmanager
+    def follow(self) -> Iterator[Callable[[Event], None]]:
+        """Show the events that the block gives to the value."""
+        with TrainingView(self.console) as view:
+            yield view.event
 
-
-def duration(seconds: Any) -> str:
-    """Seconds as 0:42 or 1:02:03."""
-    if not isinstance(seconds, (int, float)):
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    def show_end(self, job: Job, state_dir: Path) -> None:
+        """Show how it ended, where its files are, and the next commands."""
+        last_screen(job, state_dir, self.console)
 
 
 class _Steps(ProgressColumn):
