@@ -99,7 +99,7 @@ def _show_table(found: Inventory) -> None:
         table.add_row(
             host.name,
             host.kind.value,
-            "this machine" if host.connection == "local" else f"{host.address}:{host.port}",
+            "this machine" if host.is_here else f"{host.address}:{host.port}",
             "\n".join(_roles(host)) or "none",
             _memory(host),
             host.kernel.version,

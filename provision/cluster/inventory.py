@@ -100,6 +100,11 @@ class Host:
         return platforms.get(self.kind.value)
 
     @property
+    def is_here(self) -> bool:
+        """It is this machine: processes of jobs are children of their launcher, not systemd units."""
+        return self.connection == "local"
+
+    @property
     def is_parameter_server(self) -> bool:
         """The host runs parameter servers."""
         return PARAMETER_SERVERS in self.groups

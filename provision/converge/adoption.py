@@ -127,7 +127,7 @@ class _Adoption:
 
     def run(self) -> int:
         begun = time.monotonic()
-        local = [host.name for host in self.inventory.hosts.values() if host.connection == "local"]
+        local = [host.name for host in self.inventory.hosts.values() if host.is_here]
         for name in local:
             self.screen.say(f"[dim]note[/]     {name}: is this machine: nothing to set up")
         hosts = [host for host in self.inventory.hosts.values() if host.name not in local]

@@ -26,7 +26,7 @@ def run(inventory: Inventory, how: How) -> int:
         named = tuple(
             item.removeprefix(f"{name}:") for item in how.consent.objects if item.startswith(f"{name}:")
         )
-        local = host.connection == "local"
+        local = host.is_here
         place = str(jobs_dir(how.state_dir).absolute() if local else units.JOBS)
         hosts[name] = replace(host, removal=Removal(named, place, *before.get(name, ())))
     code, found = changes.remove(

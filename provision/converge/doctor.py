@@ -42,7 +42,7 @@ def examine(host: Host, cut: Cut, *, reached: bool) -> Examined:
     health = decode(Health, answer["health"])
     # The host read its clock at some time between these two.
     off = max(begun - health.time, health.time - ended, 0.0)
-    skew = 0.0 if host.connection == "local" else off if health.time > ended else -off
+    skew = 0.0 if host.is_here else off if health.time > ended else -off
     family = families.find(state.os)
     name = family.time_service if family else ""
     health = health._replace(services={key: value for key, value in health.services.items() if key == name})

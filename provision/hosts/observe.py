@@ -126,7 +126,7 @@ def text_of(host: Host, given: Callable[[str], bytes], cut: Cut | None = None) -
 
     ``given`` packs the payload for a version of Python.
     """
-    return _here(host, given) if host.connection == "local" else _there(host, given, cut)
+    return _here(host, given) if host.is_here else _there(host, given, cut)
 
 
 def _here(host: Host, given: Callable[[str], bytes]) -> str:

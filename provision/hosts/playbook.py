@@ -180,7 +180,7 @@ def _interpreter(host: Host) -> dict[str, str]:
 
     On this machine it is ours: discovery costs a round trip and may find a shim that does not run.
     """
-    python = sys.executable if host.connection == "local" and host.python == "python3" else host.python
+    python = sys.executable if host.is_here and host.python == "python3" else host.python
     return {"ansible_python_interpreter": python}
 
 

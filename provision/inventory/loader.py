@@ -361,7 +361,7 @@ def _check_addresses(hosts: Iterable[Host], problems: _Problems) -> None:
     """Refuse two names for one machine, which would be changed twice at the same time."""
     seen: dict[tuple[str, int], str] = {}
     for host in hosts:
-        if host.connection == "local":
+        if host.is_here:
             continue
         other = seen.setdefault((host.address, host.port), host.name)
         if other != host.name:

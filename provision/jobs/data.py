@@ -31,7 +31,7 @@ def check(inventory: Inventory, wanted: Request) -> None:
     flavor = flavors.get(inventory.flavor)
     hosts = {host.name: host for host in placement.worker_hosts(inventory)}
     for key, path in files_of_hosts(wanted.training).items():
-        host = next(filter(units.on_host, hosts.values()), None)
+        host = next((item for item in hosts.values() if not item.is_here), None)
         if host is not None and any(PurePosixPath(p) in PurePosixPath(path).parents for p in _PRIVATE):
             raise TrainingError(
                 f"{flag(key)}: {path}: workers on host {host.name} run with a private /tmp and cannot see "
@@ -40,14 +40,14 @@ def check(inventory: Inventory, wanted: Request) -> None:
     problems = _ask(hosts, {name: flavor.data_check(host, wanted) for name, host in hosts.items()})
     for name, problem in problems.items():
         if problem:
-            where = f"host {name}: " if units.on_host(hosts[name]) else ""
+            where = "" if hosts[name].is_here else f"host {name}: "
             raise TrainingError(f"{where}--data: {problem}; nothing was started")
 
 
 def _ask(hosts: Mapping[str, Host], programs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     def one(name: str) -> str:
         host, argv = hosts[name], list(programs[name])
-        if not units.on_host(host):
+        if host.is_here:
             return _here(argv)
         args = {"user": units.USER, "argv": argv, "seconds": SECONDS}
         try:

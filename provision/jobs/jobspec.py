@@ -20,7 +20,6 @@ from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
 from provision.inventory import vault
 from provision.jobs import flavors, placement, script
-from provision.jobs.backends import units
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
 from provision.jobs.storage import CACHED, servers_of, storage_directories, storage_of
@@ -60,7 +59,7 @@ def request(inventory: Inventory, options: LaunchOptions, claim: str = "") -> Re
         )
     for key, name in files_of_hosts(training).items():
         path = name.removeprefix("file://")
-        if not units.on_host(placement.worker_hosts(inventory)[0]):
+        if placement.worker_hosts(inventory)[0].is_here:
             path = str(Path(path).expanduser().absolute())
         training = training.model_copy(update={key: path})
     wanted = replace(wanted, training=training, name=wanted.name or script.job_name(training), on=on)
@@ -160,7 +159,7 @@ def check(inventory: Inventory, wanted: Request) -> None:
             raise TrainingError(
                 f"host {host.name}: worker_port {port}: {count} workers need ports beyond 65535"
             )
-        if port and count > 1 and not units.on_host(host):
+        if port and count > 1 and host.is_here:
             _check_free("127.0.0.1", port, count, "worker_port")
     check_servers(inventory, wanted)
 
@@ -169,7 +168,7 @@ def check_servers(inventory: Inventory, wanted: Request) -> None:
     """Refuse servers whose storage directory or ports cannot be used, as far as this machine knows."""
     for name in inventory.parameter_servers:
         host = inventory.hosts[name]
-        storage, here = storage_of(host, wanted), not units.on_host(host)
+        storage, here = storage_of(host, wanted), host.is_here
         if here and storage != "dram":
             setting = "ssd_devices" if host.ssd.devices else "pmem_directory"
             for path in storage_directories(host, storage):
@@ -255,7 +254,7 @@ def build(job: Job, inventory: Inventory, placed: Placement, wanted: Request, no
         hosts={
             name: placement.connection(host)
             for name, host in inventory.hosts.items()
-            if name in used and units.on_host(host)
+            if name in used and not host.is_here
         },
         processes=placed.processes,
     )

@@ -36,7 +36,6 @@ from provision.jobs import (
 )
 from provision.jobs.backends import containers, ssh
 from provision.jobs.backends.ssh import Fleet
-from provision.jobs.backends.units import on_host
 from provision.jobs.background import start_detached
 from provision.jobs.ending import result
 from provision.jobs.metrics import MetricsTail
@@ -232,7 +231,7 @@ class Launch:
 
     def _still_alive(self, job: Job) -> tuple[list[ProcessState], list[ProcessState]]:
         """The job's units that its state calls alive, and those of them on hosts that are not used now."""
-        alive = [item for item in job.state().processes if item.unit and item.alive]
+        alive = job.state().units_alive
         removed = [item for item in alive if item.host not in self.inventory.hosts]
         for left in removed:
             if left.role != "worker":
@@ -303,7 +302,7 @@ class Launch:
         hosts = {name: self.inventory.hosts[name] for name in placed.hosts}
         with self.console.status("preparing hosts"):
             refused = placement.unwritable(hosts, placed)
-            far = {name: host for name, host in hosts.items() if on_host(host)}
+            far = {name: host for name, host in hosts.items() if not host.is_here}
             answers = {} if refused else known.prepare(far, placed.hosts, self.stop_request)
         for name, answer in answers.items():
             if isinstance(answer, HostError):

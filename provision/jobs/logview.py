@@ -49,7 +49,7 @@ class _Logs:
         self.process_name = process_name
         self.lines = lines
         self.tails: dict[Path, LineTail] = {}
-        alive = {item.name for item in job.state().processes if item.unit and item.alive}
+        alive = {item.name for item in job.state().units_alive}
         self.fleet = Fleet(job, job.spec())
         known = self.fleet.processes.values()
         self.units = [item for item in known if item.name in alive and process_name in (None, item.name)]
@@ -68,7 +68,7 @@ class _Logs:
 
     def _nothing(self) -> str:
         names = {path.stem for path in self.job.logs.glob("*.log")}
-        names |= {item.name for item in self.job.state().processes if item.unit and item.alive}
+        names |= {item.name for item in self.job.state().units_alive}
         if self.process_name and names:
             there = ", ".join(sorted(names))
             return f"job {self.job.id} has no log of process {self.process_name!r}; there are: {there}"

@@ -18,7 +18,7 @@ from provision.cluster.settings import Kind
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
 from provision.jobs import gpus, script
 from provision.jobs.backends import containers, units
-from provision.jobs.backends.units import Place, on_host
+from provision.jobs.backends.units import Place
 from provision.jobs.request import Request
 from provision.jobs.storage import (
     CACHED,
@@ -48,7 +48,7 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
         missing = "workers" if servers else "parameter_servers"
         raise TrainingError(f"{inventory.path}: training needs a host of group {missing}; none is selected")
     workers = [inventory.hosts[name] for name in inventory.workers]
-    here = next((host for host in workers if not on_host(host)), None)
+    here = next((host for host in workers if host.is_here), None)
     if here is not None and len(workers) > 1:
         others = ", ".join(host.name for host in workers if host is not here)
         raise TrainingError(
@@ -56,7 +56,7 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
             "put all workers on hosts reached over ssh, or leave some out with --limit"
         )
     for host in servers:
-        if not on_host(host) and here is None:
+        if host.is_here and here is None:
             raise TrainingError(
                 f"the worker on {workers[0].name} cannot reach parameter servers on {host.name}, which is "
                 "this machine; put servers on hosts reached over ssh, or the worker on this machine too"
@@ -68,7 +68,7 @@ def worker_hosts(inventory: Inventory) -> list[Host]:
 def check_connection(host: Host) -> None:
     """Refuse a server's host whose memory its connection cannot use."""
     keeps = "memory is" if host.pmem.mode != "none" else "drives are" if host.ssd.devices else ""
-    if not on_host(host) and host.platform.managed and keeps:
+    if host.is_here and host.platform.managed and keeps:
         raise TrainingError(
             f"host {host.name} is of kind {host.kind.value} with ansible_connection local: its {keeps} "
             "used by systemd units, so reach it over ssh (ansible_connection: ssh)"
@@ -120,7 +120,7 @@ def place(
     workers = worker_hosts(inventory)
     alone = place_servers(job, inventory, states, wanted, fresh=fresh)
     servers = [inventory.hosts[name] for name in inventory.parameter_servers]
-    tls, wire = _tls(wanted.training, servers), any(on_host(host) for host in servers)
+    tls, wire = _tls(wanted.training, servers), not all(host.is_here for host in servers)
     processes = [*alone.processes, *_workers(job, workers, states, wanted, tls, wire)]
     if wanted.on:
         processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
@@ -151,7 +151,7 @@ def place_servers(
         for number, where in enumerate(places):
             spec = _server(job, host, wanted, tls, len(processes), total, number, places, state)
             processes.append(spec)
-            if on_host(host):
+            if not host.is_here:
                 port = host.server.port + number if host.server.port else 0
                 prepared[host.name]["units"].append(server_start(job, host, spec, where, port, fresh=fresh))
             elif where.mount:
@@ -161,12 +161,12 @@ def place_servers(
 
 def directory_of(job: Job, host: Host) -> Path:
     """The job's directory on the host."""
-    return Path(units.job_directory(job.id)) if on_host(host) else job.directory
+    return job.directory if host.is_here else Path(units.job_directory(job.id))
 
 
 def prepared_for(job: Job, host: Host) -> dict[str, Any]:
     """What a host needs, before any unit was added."""
-    user = units.USER if on_host(host) else ""
+    user = "" if host.is_here else units.USER
     return {"directory": str(directory_of(job, host)), "user": user, "units": [], "storage_directory": ""}
 
 
@@ -175,7 +175,7 @@ def unwritable(hosts: Mapping[str, Host], placed: Placement) -> list[HostError]:
     return [
         HostError(name, f"{path} is not a directory that this user can write to")
         for name, values in placed.hosts.items()
-        if not on_host(hosts[name]) and (path := values["storage_directory"])
+        if hosts[name].is_here and (path := values["storage_directory"])
         if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK))
     ]
 
@@ -228,17 +228,15 @@ def _server(
     if server.metrics_port:
         options["metrics-host"] = server.metrics_host
         options["metrics-port"] = server.metrics_port + number
-    unit = ""
-    if on_host(host):
+    if not host.is_here:
         options["checkpoint-dir"] = directory / "checkpoints" / name
-        unit = units.unit_name(job.id, name)
     argv = [python_of(host), "-m", "oe_runtime.server", *arguments(options), *flags]
     return ProcessSpec(
         name=name,
         role="parameter_server",
         host=host.name,
-        argv=argv if unit else [*argv, "--exit-with-parent"],
-        unit=unit,
+        argv=[*argv, *(["--exit-with-parent"] if host.is_here else [])],
+        unit=units.unit_name(job.id, name, host),
         storage=where.mount,
         pools=where.path if where.storage in POOLS else "",
         cpus=numa.list_text(list(where.cpus)),
@@ -297,7 +295,7 @@ def _workers(
     """All workers, in the order of their ranks."""
     counts = [gpus.worker_count(host, states.get(host.name), wanted) for host in hosts]
     endpoints = WORKERS
-    if on_host(hosts[0]):
+    if not hosts[0].is_here:
         endpoints = ",".join(
             endpoint(host.address, "", host.worker.port and host.worker.port + number)
             for host, count in zip(hosts, counts, strict=True)
@@ -344,9 +342,9 @@ def _worker(
         name=name,
         role="worker",
         host=host.name,
-        argv=[*argv, *([] if on_host(host) else ["--exit-with-parent"]), *script.words(training)],
+        argv=[*argv, *(["--exit-with-parent"] if host.is_here else []), *script.words(training)],
         environment=worker_environment(host, threads),
-        unit=units.unit_name(job.id, name) if on_host(host) else "",
+        unit=units.unit_name(job.id, name, host),
     )
 
 
@@ -390,7 +388,7 @@ def endpoint(address: str, listens: str, port: int) -> str:
 
 def python_of(host: Host) -> str:
     """The interpreter of the environment that the host's processes run in."""
-    if not on_host(host) and Path(host.runtime.venv) == Path(sys.prefix):
+    if host.is_here and Path(host.runtime.venv) == Path(sys.prefix):
         return sys.executable
     return str(Path(host.runtime.venv) / "bin" / "python")
 

@@ -16,7 +16,6 @@ from provision.cluster.inventory import Host
 from provision.cluster.setting_types import explain
 from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.jobs.backends import units
 from provision.jobs.store import JobSpec
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
@@ -172,7 +171,7 @@ def check_data(data: str, workers: Sequence[Host]) -> None:
 def check_path(workers: Sequence[Host], data: str) -> None:
     """Refuse a relative path, which means nothing on another host."""
     for worker in workers:
-        if units.on_host(worker) and not (is_url(data) or Path(data).is_absolute()):
+        if not worker.is_here and not (is_url(data) or Path(data).is_absolute()):
             raise TrainingError(
                 f"--data: {data}: the worker reads it on host {worker.name}: give its whole path there"
             )

@@ -17,7 +17,6 @@ from provision.cluster import share
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
-from provision.jobs.backends import units
 from provision.jobs.request import Request, files_of_hosts, flag
 from provision.jobs.store import Job
 
@@ -103,7 +102,7 @@ def check_data(training: TrainingSettings, workers: Sequence[Host]) -> None:
     """Refuse data of a script that hosts cannot know by this name."""
     for key, path in files_of_hosts(training).items():
         for worker in workers:
-            if units.on_host(worker) and not Path(path).is_absolute():
+            if not worker.is_here and not Path(path).is_absolute():
                 raise TrainingError(
                     f"{flag(key)}: {path}: the script reads it on host {worker.name}: give its whole path "
                     "there"
@@ -112,7 +111,7 @@ def check_data(training: TrainingSettings, workers: Sequence[Host]) -> None:
 
 def data_check(host: Host, data: str) -> list[str]:
     """The program that says whether there is anything of that name; the script alone knows what it reads."""
-    python = host.python if units.on_host(host) else sys.executable
+    python = sys.executable if host.is_here else host.python
     text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
     return [python, "-I", "-c", text, "match", data]
 
@@ -120,7 +119,7 @@ def data_check(host: Host, data: str) -> list[str]:
 def path_on(job_directory: Path, host: Host, training: TrainingSettings) -> Path:
     """Where the host's workers find the script."""
     script = Path(training.script)
-    return job_directory / DIRECTORY / script.name if units.on_host(host) else script
+    return script if host.is_here else job_directory / DIRECTORY / script.name
 
 
 def words(training: TrainingSettings) -> list[str]:

@@ -43,7 +43,7 @@ def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery 
         return None
     path = Path(wanted.training.script)
     hosts = placement.worker_hosts(inventory)
-    files = script_files.collect(path) if any(map(units.on_host, hosts)) else None
+    files = None if all(host.is_here for host in hosts) else script_files.collect(path)
     if wanted.on:
         script_packages.check_image(path.parent, wanted.on, "container_worker_image")
         return Delivery(files, None, {})
@@ -53,7 +53,7 @@ def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery 
     made = {}
     for host in hosts:
         python, index = placement.python_of(host), host.runtime.index
-        top = jobscript.ENVIRONMENTS if units.on_host(host) else str(environments.directory(state_dir))
+        top = str(environments.directory(state_dir)) if host.is_here else jobscript.ENVIRONMENTS
         place = f"{top}/{packages.key(python, index)}"
         made[host.name] = packages.environment(place, python, index)
     return Delivery(files, packages, made)
@@ -107,7 +107,7 @@ def _deliver_to(host: Host, delivery: Delivery, stop: StopRequest) -> str:
     """A line that says what was done for one host; empty if nothing was to be done."""
     environment = delivery.environments.get(host.name, {})
     packages = f"packages of {delivery.packages.source}" if delivery.packages is not None else ""
-    if not units.on_host(host):
+    if host.is_here:
         try:
             made = bool(environment) and jobscript.make_environment(
                 System(), environment, is_wanted=lambda: not stop.count

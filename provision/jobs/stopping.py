@@ -66,7 +66,7 @@ def _stop_orphans(job: Job) -> list[str]:
     """Stop the processes of a killed supervisor: children end by themselves, units are stopped."""
     wait_for_orphans(job)
     state = job.state()
-    if not any(item.unit and item.alive for item in state.processes):
+    if not state.units_alive:
         return []
     hosts, lines, stopped = Fleet(job, job.spec()), [], {}
     keep = True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host
-from provision.jobs.backends.units import Place, on_host
+from provision.jobs.backends.units import Place
 from provision.jobs.request import Request
 from provision.node import drives, numa, tiering
 from provision.node.state import NumaNode, State
@@ -36,7 +36,7 @@ def no_drive(host: Host, cure: str = "") -> TrainingError:
 
 def check_storage(host: Host, storage: str) -> None:
     """Refuse a storage for which the host's inventory has no memory and no drive; see TrainingError."""
-    if not on_host(host):
+    if host.is_here:
         if storage != "dram":
             storage_directories(host, storage)
         return
@@ -70,7 +70,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
     """Where server ``number`` of a host keeps its rows; TrainingError if the host cannot hold them so."""
     storage = storage_of(host, wanted)
     check_storage(host, storage)
-    if not on_host(host):
+    if host.is_here:
         places = [""] if storage == "dram" else places_of(host, state, storage)
         path = mount = places[number % len(places)]
         if storage in POOLS:  # a directory of this job: those of others are neither used nor removed
@@ -95,7 +95,7 @@ def place_of(host: Host, state: State | None, wanted: Request, job: str, name: s
 
 def places_of(host: Host, state: State | None, storage: str) -> list[str]:
     """Directories on which the host's servers take turns, with a storage of ``POOLS``."""
-    if not on_host(host):
+    if host.is_here:
         return storage_directories(host, storage)
     return mounts_of(host, state) if are_on_pmem(host, storage) else drives_of(host, state)
 
@@ -137,7 +137,7 @@ def _memory_nodes(state: State) -> list[NumaNode]:
 
 def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
     """The CPUs near a server's memory; empty for all CPUs of the host."""
-    if host.server.cpus == "all" or state is None or not on_host(host):
+    if host.server.cpus == "all" or state is None or host.is_here:
         return ()
     nodes = [node.id for node in _memory_nodes(state)] if where.bound else []
     if where.nodes:
@@ -202,13 +202,13 @@ def storage_directories(host: Host, storage: str) -> list[str]:
 
 def cpu_count(host: Host, state: State | None) -> int:
     """All CPUs of the host."""
-    if not on_host(host):
+    if host.is_here:
         return os.cpu_count() or 1
     return sum(len(node.cpus) for node in state.numa) if state else 1
 
 
 def dram_bytes(host: Host, state: State | None) -> int:
     """The host's DRAM in bytes; 0 if it was not observed."""
-    if not on_host(host):
+    if host.is_here:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return numa.dram(state) if state else 0

@@ -138,6 +138,11 @@ class JobState(_Record):
         return cls(supervisor_pid=pid, supervisor_started=process.start_time(pid), **fields)
 
     @property
+    def units_alive(self) -> list[ProcessState]:
+        """The units on other hosts that run, or may still run."""
+        return [item for item in self.processes if item.unit and item.alive]
+
+    @property
     def supervised(self) -> bool:
         """Whether the supervisor that wrote this still runs."""
         return process.alive(self.supervisor_pid, self.supervisor_started)

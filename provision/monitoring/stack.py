@@ -55,7 +55,7 @@ def prometheus(inventory: Inventory) -> tuple[Document, list[str]]:
         if not host.server.metrics_port:
             notes.append(f"{name}: exports no metrics; set parameter_server_metrics_port")
             continue
-        if host.connection != "local" and _loopback(host.server.metrics_host):
+        if not host.is_here and _loopback(host.server.metrics_host):
             notes.append(
                 f"{name}: its metrics are on loopback only; set parameter_server_metrics_host to an address "
                 "that Prometheus can reach"

@@ -212,7 +212,7 @@ def test_units_deny_calls_that_jobs_do_not_need(hosts: SshHosts, tmp_path: Path)
         "server": units.server_unit("j", "server-0", ["/usr/bin/python3", "-c", PROBE], Place()),
         "worker": units.worker_unit("j", "worker-0", ["/usr/bin/python3", "-c", PROBE], {}, seconds=9),
     }.items():
-        unit = units.unit_name("j", role)
+        unit = f"oeprov-j-{role}.service"
         cluster.tell(host, f"cat >/etc/systemd/system/{unit} <<'END'\n{text}\nEND")
         cluster.tell(host, f"systemctl daemon-reload; systemctl start {unit}")
         wait_for(lambda unit=unit: "inactive" in cluster.tell(host, f"systemctl is-active {unit} || :"))

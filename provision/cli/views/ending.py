@@ -71,7 +71,7 @@ def last_screen(job: Job, state_dir: Path, console: Console) -> None:
         title, style = (f"{job.id} failed", "red") if failed else (f"{job.id} was stopped", "yellow")
         if path or not failed:
             after.insert(0, resume_command(job, state_dir))
-        if any(item.unit and item.alive for item in state.processes):
+        if state.units_alive:
             after.insert(0, f"oeprov stop {job.id}{state_flag(state_dir)}")
     console.print(Panel(Group(rows), title=title, border_style=style, expand=False))
     console.print("Next:")

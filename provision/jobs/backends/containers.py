@@ -19,7 +19,6 @@ from pathlib import Path
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Inventory
-from provision.jobs.backends import units
 from provision.jobs.request import Request, files_of_hosts
 from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, Job, ProcessSpec
 
@@ -36,7 +35,7 @@ IN_IMAGES = ("packages", "runtime")
 def check(inventory: Inventory, engine: str) -> None:
     """Refuse hosts, an engine or images that cannot be used."""
     for name in [*inventory.parameter_servers, *inventory.workers]:
-        if units.on_host(inventory.hosts[name]):
+        if not inventory.hosts[name].is_here:
             raise TrainingError(
                 f"--on {engine} runs containers on this machine, and host {name} is reached over ssh; use an "
                 "inventory with kind local, or --on hosts"

@@ -21,14 +21,9 @@ ONLINE_SECONDS = 60
 DENIED_CALLS = "@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap bpf"
 
 
-def on_host(host: Host) -> bool:
-    """Whether the host's processes are systemd units, not children of the launcher."""
-    return host.connection != "local"
-
-
-def unit_name(job: str, process: str) -> str:
-    """``oeprov-JOB-server-0.service``."""
-    return f"oeprov-{job}-{process}.service"
+def unit_name(job: str, process: str, host: Host) -> str:
+    """``oeprov-JOB-server-0.service``; empty on this machine, which has none."""
+    return "" if host.is_here else f"oeprov-{job}-{process}.service"
 
 
 def job_directory(job: str) -> PurePosixPath:

@@ -145,7 +145,7 @@ def place(
     if where.path:
         size = max(1, host.server.storage_size // GIB)
         argv += ["--ev_storage_path", where.path + "/", "--ev_storage_size_gb", str(size)]
-        if not units.on_host(host):
+        if host.is_here:
             prepared[host.name]["storage_directory"] = where.mount
     environment = programs.environment(host)
     environment.setdefault("LD_LIBRARY_PATH", "/usr/local/lib")

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.jobs import placement, request
-from provision.jobs.backends import units
 from provision.jobs.backends.units import Place
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
@@ -168,7 +167,7 @@ def place(
         spec, port = _server(job, host, wanted, where)
         pmem = _pmem(host, wanted, where)
         processes.append(spec)
-        if units.on_host(host):
+        if not host.is_here:
             start = placement.server_start(job, host, spec, where, port, fresh=fresh)
             prepared[host.name]["units"].append(start)
         elif where.mount:
@@ -183,7 +182,7 @@ def place(
 def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[ProcessSpec, int]:
     port = host.server.port
     if not port:
-        port = PORT if units.on_host(host) else int(free_endpoints(1).rpartition(":")[2])
+        port = int(free_endpoints(1).rpartition(":")[2]) if host.is_here else PORT
     listens = placement.endpoint(host.address, host.server.host, port)
     argv = [
         programs.program(host, "python"),

@@ -30,26 +30,28 @@ def program(host: Host, name: str) -> str:
 
 def data_check(host: Host, kind: str, data: str, *more: str) -> list[str]:
     """The command that checks data on the worker's host; see provision/node/datafiles.py."""
-    python = program(host, "python") if units.on_host(host) else sys.executable
     text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
-    return [python, "-I", "-c", text, kind, data, *more]
+    return [_python(host), "-I", "-c", text, kind, data, *more]
+
+
+def _python(host: Host) -> str:
+    """The interpreter that runs the adapter and checks of data."""
+    return sys.executable if host.is_here else program(host, "python")
 
 
 def process(
     job: Job, host: Host, role: Role, name: str, options: Sequence[str], argv: Sequence[str], **more: Any
 ) -> ProcessSpec:
     """A process that runs ``argv`` under the adapter with these ``options`` of it."""
-    there = units.on_host(host)
-    python = program(host, "python") if there else sys.executable
-    adapter = (directory_of(job, host) if there else share.node_package()) / placement.ADAPTER
-    ends = [] if there else ["--exit-with-parent"]
+    adapter = (share.node_package() if host.is_here else directory_of(job, host)) / placement.ADAPTER
+    ends = ["--exit-with-parent"] if host.is_here else []
     made = ["--directory", more["pools"]] if more.get("pools") else []
     return ProcessSpec(
         name=name,
         role=role,
         host=host.name,
-        argv=[python, "-I", str(adapter), *options, *made, *ends, "--", *argv],
-        unit=units.unit_name(job.id, name) if there else "",
+        argv=[_python(host), "-I", str(adapter), *options, *made, *ends, "--", *argv],
+        unit=units.unit_name(job.id, name, host),
         adapted=True,
         **more,
     )

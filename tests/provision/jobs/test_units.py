@@ -137,7 +137,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     }
     paths = []
     for name, text in texts.items():
-        path = tmp_path / units.unit_name("j", name)
+        path = tmp_path / f"oeprov-j-{name}.service"
         path.write_text(text)
         paths.append(str(path))
     done = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True)
