@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        # In a thread: a handler that interrupts the beginning of a wait would wait for its lock forever.
+        signal.signal(number, lambda *_: threading.Thread(target=ended.set).start())
     try:
         if options.servers is None:
             return _answer(options, None, ended)

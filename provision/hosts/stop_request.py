@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 
 TICK = 0.1  # seconds between two checks while waiting
 
@@ -15,20 +15,26 @@ class StopRequest:
     """Asked to stop, once (orderly) or again (at once)."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        # Not an Event: a signal handler that sets one deadlocks if it interrupts the beginning of a wait.
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self.count = 0
 
     def ask(self, *_: object) -> None:
         """Count one request; fits as a signal handler."""
         self.count += 1
-        self._event.set()
+        self._wake.put(None)
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but wake at a stop request; True if there was ever one."""
-        if self._event.is_set():
+        if self.count:
             time.sleep(min(seconds, TICK))
             return True
-        return self._event.wait(seconds)
+        try:
+            self._wake.get(timeout=seconds)
+        except Empty:
+            return bool(self.count)
+        self._wake.put(None)  # for other threads that wait
+        return True
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:

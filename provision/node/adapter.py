@@ -55,8 +55,9 @@ class Adapter:
         """Run the program to its end; returns the exit status for the launcher."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_SUBREAPER, 1, 0, 0, 0)
-        signal.signal(signal.SIGTERM, lambda *_: self.asked.set())
-        signal.signal(signal.SIGINT, lambda *_: self.asked.set())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # In a thread: a handler that interrupts the beginning of a wait would wait for its lock forever.
+            signal.signal(number, lambda *_: threading.Thread(target=self.asked.set).start())
         self._say("start", model=self.options.model)
         try:
             if self.options.directory:
