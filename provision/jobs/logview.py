@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import threading
@@ -17,12 +16,11 @@ from provision.cluster.errors import HostError, TrainingError
 from provision.hosts import remote
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.metrics import LineTail
+from provision.jobs.screen import LogPrinter
 from provision.jobs.store import ACTIVE, Job, ProcessSpec
 
 POLL_SECONDS = 0.3
 JOURNAL = ("journalctl", "--no-pager", "--quiet", "--output=cat")
-# What would garble a terminal; colours, and what progress bars return and go back with, stay.
-_CONTROL = re.compile("(\x1b\\[[0-9;]*m|[\\b\\t\\r])|[\x00-\x1f\x7f-\x9f]")
 SECONDS = 60  # a host may take to show its last lines
 
 
@@ -57,8 +55,7 @@ class _Logs:
         if not files and not self.units:
             raise TrainingError(self._nothing())
         names = [path.stem for path in files] + [item.name for item in self.units]
-        self.width = max(map(len, names))
-        self.many = len(names) > 1
+        self._print = LogPrinter(names).put
 
     def _files(self) -> list[Path]:
         """Logs here; a unit's log is here too once it was stopped."""
@@ -73,11 +70,6 @@ class _Logs:
             there = ", ".join(sorted(names))
             return f"job {self.job.id} has no log of process {self.process_name!r}; there are: {there}"
         return f"job {self.job.id} has no logs yet in {self.job.logs}"
-
-    def _print(self, name: str, text: str) -> None:
-        if sys.stdout.isatty():
-            text = _CONTROL.sub(lambda found: found[1] or "\N{REPLACEMENT CHARACTER}", text)
-        sys.stdout.write(f"{name:<{self.width}} | {text}\n" if self.many else f"{text}\n")
 
     def last_lines(self) -> None:
         """Print the last lines of each process."""

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from provision.jobs.store import Job
 
 STYLE = {"done": "green", "failed": "red", "interrupted": "yellow", "unreadable": "red"}
+
+# What would garble a terminal; colours, and what progress bars return and go back with, stay.
+_CONTROL = re.compile("(\x1b\\[[0-9;]*m|[\\b\\t\\r])|[\x00-\x1f\x7f-\x9f]")
 
 
 def make_console(*, as_json: bool = False) -> Console:
@@ -31,6 +36,19 @@ def make_console(*, as_json: bool = False) -> Console:
 def say(console: Console, text: str) -> None:
     """Print one line of Rich markup, never wrapped, so that it can be copied."""
     console.print(text, highlight=False, soft_wrap=True)
+
+
+class LogPrinter:
+    """Prints lines of logs, each behind the name of its process if there are several."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._width = max(map(len, names)) if len(names) > 1 else 0
+
+    def put(self, name: str, text: str) -> None:
+        """Print a line; on a terminal without what would garble it."""
+        if sys.stdout.isatty():
+            text = _CONTROL.sub(lambda found: found[1] or "\N{REPLACEMENT CHARACTER}", text)
+        sys.stdout.write(f"{name:<{self._width}} | {text}\n" if self._width else f"{text}\n")
 
 
 class JobScreen(Protocol):

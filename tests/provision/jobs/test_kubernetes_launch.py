@@ -253,6 +253,21 @@ def test_status_logs_and_stop(
     assert states(tmp_path) == ["done"]
 
 
+def test_logs_do_not_garble_the_terminal(
+    cluster: FakeCluster,
+    oeprov: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert oeprov("launch-training", "--detach") == 0
+    (name,) = [name for name in cluster.pods if "-worker-" in name]
+    cluster.logs[name] = ["a\x1b]0;title\x07b \x1b[1m8/8\x1b[0m"]
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert oeprov("logs", "--process", "worker-0") == 0
+    assert capsys.readouterr().out == "a\ufffd]0;title\ufffdb \x1b[1m8/8\x1b[0m\n"
+
+
 def test_what_could_not_be_deleted_is_not_said_to_be_gone(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from provision.jobs.backends.kubernetes import record, state
 from provision.jobs.backends.kubernetes.api import Api, ApiFailure
 from provision.jobs.backends.kubernetes.follow import PAUSE_SECONDS
 from provision.jobs.backends.kubernetes.state import Pod
+from provision.jobs.screen import LogPrinter
 from provision.jobs.store import Job
 
 
@@ -88,11 +89,7 @@ def logs(job: Job, *, process: str | None, follow: bool, lines: int) -> int:
 
 
 def _print(cluster: Api, namespace: str, pods: list[Pod], follow: bool, lines: int) -> None:
-    width = max(len(pod.name) for pod in pods)
-
-    def put(name: str, line: str) -> None:
-        sys.stdout.write(f"{name:<{width}} | {line}\n" if len(pods) > 1 else f"{line}\n")
-
+    put = LogPrinter([pod.name for pod in pods]).put
     if not follow:
         for pod in pods:
             try:
