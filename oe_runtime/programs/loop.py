@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 
@@ -15,7 +14,6 @@ from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.run.options import Options
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
-from oe_runtime.run.ranks import deferring_losses
 from oe_runtime.run.run_directory import RunDirectory
 from oe_runtime.run.run_input import RunInput
 from oe_runtime.run.server_figures import ServerFigures
@@ -75,20 +73,12 @@ class Loop(Course):
             yield part.labels, self._trainee.predict(part) if part.rows else part.labels
 
     def _step(self, rows: int, part: Batch, following: list[Batch]) -> None:
-        self.step = self.position.step + 1
-        self._announce()
         every = self._options.timeline
-        first = rows not in self._sizes  # TensorFlow compiles in this step
-        with self._stop.without_time_limit() if first else self._stop.waiting():
+
+        def run() -> None:
             with self._directory.traced() if every and self.step % every == 0 else nullcontext():
-                if not self._ranks.lost:
-                    with deferring_losses(self._ranks):
-                        self._trainee.train(part, *following)
-            stop = self._ranks.any_stop_request(self._stop)
-        if not first and self._ended is not None:  # including its input, for which the others wait
-            self._stop.raise_limit(2 * (time.monotonic() - self._ended))
+                self._trainee.train(part, *following)
+
+        self._compute(run, compiles=rows not in self._sizes)
         self._sizes.add(rows)
-        self._clock.add(rows)
-        self._advance()
-        self._after_step(self.position, stop)
-        self._evaluate_between(self.position)
+        self._count_step(rows)

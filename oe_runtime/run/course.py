@@ -75,6 +75,7 @@ class Course:
         self.input: RunInput | None = None  # rows that the run itself reads
         self._place: Mapping[str, Any] | None = None  # in a stream, after the present batch
         self._waits = False  # for rows of a stream
+        self._asked = False  # to stop, in the present step
 
     def steps(self) -> int | None:
         """Return the steps of the whole run as far as known."""
@@ -97,8 +98,8 @@ class Course:
     def batches(self, ahead: int) -> Generator[tuple[int, Batch, list[Batch]], None, None]:
         """Yield the batches of the input that are left: rows, this worker's part, its parts of the next ones.
 
-        The next ones are `ahead`, or fewer at the end. The caller does a step with each, which `_advance`
-        counts. Raises Interrupted after a stop request in a wait for rows.
+        The next ones are `ahead`, or fewer at the end. The caller does a step with each, and counts it.
+        Raises Interrupted after a stop request in a wait for rows.
         """
         assert self.input is not None  # noqa: S101 - set before
         if self.input.stream is not None:
@@ -158,12 +159,32 @@ class Course:
         self._stop.wait(stream.pause)
         self._clock.pause(time.perf_counter() - started)
 
-    def _advance(self) -> None:
-        """Count a step in the position."""
+    def _compute(self, run: Callable[[], Any], *, compiles: bool) -> Any:
+        """Run a step with the other workers; what it raises, it raises in all of them.
+
+        A step that `compiles` may take long after a stop request. Count it with `_count_step`.
+        """
+        self.step = self.position.step + 1
+        self._announce()
+        result = None
+        with self._stop.without_time_limit() if compiles else self._stop.waiting():
+            if not self._ranks.lost:
+                with deferring_losses(self._ranks):
+                    result = run()
+            self._asked = self._ranks.any_stop_request(self._stop)
+        if not compiles and self._ended is not None:  # including its input, for which the others wait
+            self._stop.raise_limit(2 * (time.monotonic() - self._ended))
+        return result
+
+    def _count_step(self, rows: int) -> None:
+        """Count a step over `rows` rows of all workers, and do what is due after it."""
+        self._clock.add(rows)
         at = self.position
         self.position = replace(
             at, step=at.step + 1, batch=at.batch + 1, stream=at.stream if self._place is None else self._place
         )
+        self._after_step(self.position, self._asked)
+        self._evaluate_between(self.position)
 
     def predictions(self) -> Iterable[Prediction] | None:
         """Return those of this worker's rows for the evaluation; None: there is nothing to evaluate."""

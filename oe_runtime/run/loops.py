@@ -87,7 +87,8 @@ class Loop:
         if self._skip:
             return
         self._session.screen.total(course.steps(), course.position.step)
-        state.skipped()
+        if course.position.batch or course.position.epoch:
+            state.skipped()
         known: list[tuple[Batch, Any]] = []
 
         def laid_out(batch: Batch) -> Any:

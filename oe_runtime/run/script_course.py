@@ -21,7 +21,7 @@ from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
 from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
-from oe_runtime.run.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
+from oe_runtime.run.ranks import CollectiveRanks, Ranks, refuse_together
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.server_figures import ServerFigures
@@ -68,7 +68,6 @@ class ScriptCourse(Course):
         self._predict: Callable[[], Iterable[Any]] | None = None  # of the present part
         self._parts = 0  # begun
         self._compiled = False
-        self._asked = False  # to stop
         self._warned = False  # looked whether workers train on the same batches
         self._checked = False  # the weights after the first step
         self._began = time.perf_counter()
@@ -229,26 +228,14 @@ class ScriptCourse(Course):
 
     def compute(self, run: Callable[[], Any]) -> Any:
         """Run a step with the other workers; what it raises, it raises in all of them."""
-        self.step = self.position.step + 1
-        self._announce()
-        result = None
-        with self._stop.without_time_limit() if not self._compiled else self._stop.waiting():
-            if not self._ranks.lost:
-                with deferring_losses(self._ranks):
-                    result = run()
-            self._asked = self._ranks.any_stop_request(self._stop)
-        if self._compiled and self._ended is not None:
-            self._stop.raise_limit(2 * (time.monotonic() - self._ended))
+        result = self._compute(run, compiles=not self._compiled)
         self._compiled = True
         return result
 
     def stepped(self, rows: int) -> None:
         """Count the step that `compute` has run over this worker's `rows`."""
-        self._clock.add(rows * self._ranks.count)
-        self._advance()
         self._client.fixed = _FIXED  # models may make their tables in the first step
-        self._after_step(self.position, self._asked)
-        self._evaluate_between(self.position)
+        self._count_step(rows * self._ranks.count)
 
     def own_step(self, rows: int) -> None:
         """Count a step that the script has computed by itself."""
