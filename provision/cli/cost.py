@@ -75,7 +75,8 @@ def cost(
     In persistent memory and on drives, a row that changes between two checkpoints takes one more slot per
     kept checkpoint and one for the next: rows + changed rows × (kept + 1).
     """
+    from provision.cli.views.cost import show
     from provision.jobs import cost as found
 
     model = found.Model(rows, dim, optimizer, cast(found.Dtype, dtype), changed_rows, kept, written_rows)
-    return found.cost(model, prices, epoch_hours, as_json=as_json)
+    return show(model, prices, epoch_hours, as_json=as_json)

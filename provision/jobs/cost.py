@@ -1,4 +1,4 @@
-"""``oeprov cost``: what an epoch costs on each server set of a price table, for a model of a given size.
+"""What an epoch costs on each server set of a price table, for a model of a given size: `oeprov cost`.
 
 Sizes of rows are those of the runtime: weights and optimizer state without a header
 (core/spec/row_format.h); in persistent memory, rows that do not straddle lines of 256 bytes, unless that
@@ -10,20 +10,17 @@ checkpoints (core/storage/slot_store.h). On drives, rows are packed into blocks,
 from __future__ import annotations
 
 import datetime
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from rich.table import Table
 
 from provision.cluster.errors import OeprovError
 from provision.cluster.setting_types import Size, Text, explain
 from provision.cluster.training_settings import OPTIMIZER_STATES, OPTIMIZERS
-from provision.jobs.screen import make_console, say
 
 DEFAULT_PRICES = Path(__file__).with_name("prices.yml")
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
@@ -229,59 +226,3 @@ def check(model: Model) -> None:
         raise CostError(f"--optimizer: found {model.optimizer!r}; allowed: {', '.join(OPTIMIZERS)}")
     if model.dtype not in get_args(Dtype):
         raise CostError(f"--dtype: found {model.dtype!r}; allowed: {', '.join(get_args(Dtype))}")
-
-
-def cost(model: Model, path: Path | None, hours: float, *, as_json: bool = False) -> int:
-    """Print the sets of a price table with what an epoch costs; returns 0."""
-    check(model)
-    prices = read(path or DEFAULT_PRICES)
-    found = choices(model, prices, hours)
-    if not found:
-        raise CostError(f"{path or DEFAULT_PRICES}: no server has the memory that its systems need")
-    if as_json:
-        sets = [asdict(item) for item in found]
-        print(json.dumps({"model": asdict(model), "currency": prices.currency, "choices": sets}))
-        return 0
-    console = make_console()
-    say(
-        console,
-        f"{model.rows:,} rows of dim {model.dim}, {model.optimizer}, {model.dtype}: {found[0].row_bytes} "
-        f"bytes per row, {_gib(model.rows * found[0].row_bytes)} in all; {changed(model):,} rows change "
-        f"between checkpoints, of which {model.kept} are kept",
-    )
-    table = Table("rows in", "servers", "DRAM used", "other memory used", box=None, pad_edge=False)
-    for name in (f"{prices.currency}/hour", "hours/epoch", f"{prices.currency}/epoch", "of the cheapest"):
-        table.add_column(name, justify="right")
-    for item in found:
-        table.add_row(
-            item.system,
-            f"{item.servers} × {item.server}",
-            _gib(item.dram),
-            f"{_gib(item.ssd)} NVMe" if item.ssd else f"{_gib(item.pmem)} PMem" if item.pmem else "–",
-            f"{item.price:.2f}",
-            f"{item.hours:.2f}",
-            f"{item.cost:.2f}",
-            f"{item.cost / found[0].cost:.2f} ×",
-        )
-    console.print(table)
-    for item in found:
-        if item.ssd_writes:
-            say(console, f"{'[yellow]![/] ' if item.ssd_wear > 1 else ''}{_endurance(item)}")
-    oldest = min(item.date for item in [*prices.servers, *prices.systems])
-    say(console, f"prices and times: {path or DEFAULT_PRICES}, the oldest of {oldest}")
-    if path is None:
-        say(console, "[yellow]![/] these are a paper's: copy the file and give your own with --prices")
-    return 0
-
-
-def _endurance(item: Choice) -> str:
-    """What a choice writes to its drives."""
-    words = f"{item.system} on {item.server}: its drives are written {_gib(item.ssd_writes)} a day"
-    if not item.ssd_wear:
-        return f"{words}; for their rating, set ssd_writes in the price table"
-    words += f", {item.ssd_wear:.0%} of what they are rated for"
-    return f"{words}: use a larger cache, or drives of a higher class" if item.ssd_wear > 1 else words
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:,.1f} GiB"
