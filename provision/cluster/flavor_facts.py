@@ -25,7 +25,7 @@ DEFAULT = "oe_runtime"
 class FlavorFacts:
     """What the inventory knows of a flavor."""
 
-    folder: str  # of its environment, in /opt/oeprov
+    place: str  # of its environment on hosts; on this machine, its last part below the state directory
     storages: Mapping[str, str]  # what `parameter_server_storage: auto` means by pmem_mode; dram in others
     rows_in: tuple[str, ...]  # roles whose processes keep rows
     own_wheel: bool = False  # its environment is made from oeprov's own wheel
@@ -35,8 +35,8 @@ class FlavorFacts:
     def venv(self, local: bool, state_dir: Path) -> str:
         """Where its environment is, unless the inventory says."""
         if not local:
-            return f"/opt/oeprov/{self.folder}"
-        return sys.prefix if self.own_wheel else str((state_dir / self.folder).absolute())
+            return self.place
+        return sys.prefix if self.own_wheel else str((state_dir / Path(self.place).name).absolute())
 
     def storage(self, mode: str, settings: RuntimeSettings, *, drives: bool) -> str:
         """What ``parameter_server_storage: auto`` means on a host of this ``pmem_mode``, with ``drives``."""
@@ -66,19 +66,23 @@ class FlavorFacts:
 
 _FLAVORS = {
     DEFAULT: FlavorFacts(
-        "venv",
+        "/opt/oeprov/venv",  # the environment of oe_runtime
         {"fsdax": "pmem_libpmem", "directory": "pmem_libpmem"},
         ("parameter_server",),
         own_wheel=True,
         drive_storage="dram_ssd",
     ),
     "openembedding": FlavorFacts(
-        "openembedding",
+        "/opt/oeprov/openembedding",  # the environment of OpenEmbedding
         {"fsdax": "pmem_libpmem"},
         ("parameter_server", "worker"),
         has_pmem=lambda package: not has_no_pmem(package),  # PyPI's package has none
     ),
-    "deeprec": FlavorFacts("deeprec", {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"}, ("worker",)),
+    "deeprec": FlavorFacts(
+        "/opt/oeprov/deeprec",  # the environment of DeepRec
+        {"fsdax": "pmem_libpmem", "system-ram": "pmem_memkind"},
+        ("worker",),
+    ),
 }
 
 
