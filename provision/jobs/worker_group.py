@@ -88,9 +88,10 @@ class WorkerGroup:
         inventory sets.
         """
         argv = commands(self.specs, self.everyone, {})[0]
-        listed = argv[argv.index("--workers") + 1] if "--workers" in argv else WORKERS
-        if listed == WORKERS:
+        # Workers of this machine keep what the inventory sets, which no host is asked about.
+        if not self.specs[0].unit or "--workers" not in argv:
             return {}
+        listed = argv[argv.index("--workers") + 1]
         places = [place.rpartition(":") for place in listed.split(",")]
         wanted = [(spec, int(port)) for spec, (_, _, port) in zip(self.specs, places, strict=True)]
         try:

@@ -322,6 +322,22 @@ def test_all_workers_are_told_to_stop(tmp_path: Path) -> None:
     assert_nothing_left(job)
 
 
+def test_workers_of_this_machine_listen_at_the_inventory_s_ports(tmp_path: Path) -> None:
+    """`worker_port` puts them on the command lines; no host is asked about them."""
+    job, stop = make_job(tmp_path, worker="waits", follower="ends"), StopRequest()
+    spec = job.spec()
+    for rank, item in enumerate(spec.processes[1:]):
+        item.argv.extend(["--workers", "127.0.0.1:47810,127.0.0.1:47811", "--rank", str(rank)])
+    job.write_spec(spec)
+    asking = ask_when(job.run_dir / "waiting", stop)
+    outcome, _ = supervise(job, stop=stop)
+    asking.join()
+    assert outcome == Outcome("interrupted", "stopped at step 3, which is saved", 130)
+    outcome, _ = supervise(job, resume=True)
+    assert outcome == Outcome("done", "training is done", 0)
+    assert_nothing_left(job)
+
+
 def test_worker_error_is_shown(tmp_path: Path) -> None:
     outcome, _ = supervise(make_job(tmp_path, worker="fails"))
     assert (outcome.phase, outcome.exit_code) == ("failed", 1)
