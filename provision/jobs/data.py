@@ -17,7 +17,7 @@ from provision.hosts import errands
 from provision.jobs import flavors, placement
 from provision.jobs.backends import units
 from provision.jobs.backends.containers import last_line
-from provision.jobs.request import Request, files_of_hosts, flag, is_path
+from provision.jobs.request import Request, files_of_hosts, flag
 
 SECONDS = 300  # for directories of thousands of files, and TensorFlow for TFRecord
 _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
@@ -25,12 +25,14 @@ _PRIVATE = ("/tmp", "/var/tmp")  # noqa: S108 - units have their own
 
 def check(inventory: Inventory, wanted: Request) -> None:
     """Raise TrainingError with the first worker's host that cannot read the data, and why."""
-    data = wanted.training.data
-    if not data or data.startswith("generate:") or (wanted.training.script and not is_path(data)):
+    training = wanted.training
+    files = files_of_hosts(training)
+    # The URLs of a built-in model are read too; how a script reads one is not known here.
+    if not files and (training.script or not training.data or training.data.startswith("generate:")):
         return
     flavor = flavors.get(inventory.flavor)
     hosts = {host.name: host for host in placement.worker_hosts(inventory)}
-    for key, path in files_of_hosts(wanted.training).items():
+    for key, path in files.items():
         host = next((item for item in hosts.values() if not item.is_here), None)
         if host is not None and any(PurePosixPath(p) in PurePosixPath(path).parents for p in _PRIVATE):
             raise TrainingError(
@@ -41,7 +43,10 @@ def check(inventory: Inventory, wanted: Request) -> None:
     for name, problem in problems.items():
         if problem:
             where = "" if hosts[name].is_here else f"host {name}: "
-            raise TrainingError(f"{where}--data: {problem}; nothing was started")
+            named = [key for key, path in files.items() if path in problem]
+            setting = flag(max(named, key=lambda key: len(files[key]), default="data"))
+            words = problem if problem.startswith("--") else f"{setting}: {problem}"
+            raise TrainingError(f"{where}{words}; nothing was started")
 
 
 def _ask(hosts: Mapping[str, Host], programs: Mapping[str, Sequence[str]]) -> dict[str, str]:

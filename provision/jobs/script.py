@@ -109,11 +109,11 @@ def check_data(training: TrainingSettings, workers: Sequence[Host]) -> None:
                 )
 
 
-def data_check(host: Host, data: str) -> list[str]:
-    """The program that says whether there is anything of that name; the script alone knows what it reads."""
+def data_check(host: Host, training: TrainingSettings) -> list[str]:
+    """The program that says whether the files are there; the script alone knows how it reads them."""
     python = sys.executable if host.is_here else host.python
     text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
-    return [python, "-I", "-c", text, "match", data]
+    return [python, "-I", "-c", text, "match", *files_of_hosts(training).values()]
 
 
 def path_on(job_directory: Path, host: Host, training: TrainingSettings) -> Path:

@@ -2,8 +2,8 @@
 
 KIND is ``header`` (HINT COLUMN …: a .csv whose first line names the columns), ``records`` (HINT: a directory
 of TFRecords with a file ``meta``), ``tables`` (NUMBER FILE …: a directory with the files, of NUMBER columns
-with commas), ``any`` (something is there) or ``match`` (the same, also for a pattern). Ends with 0, or with 1
-and one line ``error: PATH …``. It is one file for any Python 3.6 and later.
+with commas), ``any`` (something is there) or ``match`` (PATH …: the same of each, also for patterns). Ends
+with 0, or with 1 and one line ``error: PATH …``. It is one file for any Python 3.6 and later.
 """
 
 import glob
@@ -19,16 +19,26 @@ def problem(kind: str, path: str, *more: str) -> str:
     try:
         if kind == "header":
             return header(path, more[0], list(more[1:]))
-        if kind == "match" and glob.has_magic(path) and not os.path.exists(path):
-            return "" if glob.glob(path, recursive=True) else f"no file matches {path}"
+        if kind == "match":
+            return match(path, *more)
         os.stat(path)
-        if kind in ("any", "match") or (kind == "records" and os.path.isfile(os.path.join(path, "meta"))):
+        if kind == "any" or (kind == "records" and os.path.isfile(os.path.join(path, "meta"))):
             return ""
         if kind == "records":
             return f"{path}: neither a .csv nor a directory of TFRecords with a file `meta`; {more[0]}"
         return tables(path, int(more[0]), list(more[1:]))
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
+
+
+def match(*paths: str) -> str:
+    """Whether there is something of each name or pattern."""
+    for path in paths:
+        if not glob.has_magic(path) or os.path.exists(path):
+            os.stat(path)
+        elif not glob.glob(path, recursive=True):
+            return f"no file matches {path}"
+    return ""
 
 
 def header(path: str, hint: str, columns: List[str]) -> str:

@@ -86,7 +86,7 @@ def data_check(host: Host, wanted: Request) -> list[str]:
     """See ``Flavor``."""
     training = wanted.training
     if training.script:
-        return script.data_check(host, training.data)
+        return script.data_check(host, training)
     names = ("max_bad_rows", "eval_data", "schema", "label", "categories", "numbers")
     flags = placement.arguments({name: getattr(training, name) for name in names})
     flags += ["--follow"] if training.follow else []

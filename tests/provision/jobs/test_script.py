@@ -238,3 +238,5 @@ def test_data_is_looked_for_and_not_read(tmp_path: Path) -> None:
     assert datafiles.problem("match", str(tmp_path / "*.bin")) == ""
     assert datafiles.problem("match", str(tmp_path / "*.txt")) == f"no file matches {tmp_path}/*.txt"
     assert "No such file" in datafiles.problem("match", str(tmp_path / "none"))
+    several = [str(tmp_path / name) for name in ("*.bin", "*.txt", "none")]
+    assert datafiles.problem("match", *several) == f"no file matches {tmp_path}/*.txt"

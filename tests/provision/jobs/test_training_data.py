@@ -98,6 +98,38 @@ def test_every_worker_host_is_asked_once_and_the_first_that_cannot_is_named(
     check(tmp_path, HOSTS, "generate:100")
 
 
+def test_all_files_of_a_script_are_looked_for(tmp_path: Path) -> None:
+    """Its evaluation data too, and also where only these are files."""
+    program, rows = tmp_path / "train.py", tmp_path / "rows"
+    program.touch()
+    rows.mkdir()
+    local = LOCAL.replace(
+        "training_data: {data}}}", f"training_script: {program}, training_data: {{data}}{{more}}}}}}"
+    )
+
+    def said(name: str, eval_data: str) -> str:
+        try:
+            check(tmp_path, local, name, f", training_eval_data: '{eval_data}'")
+        except TrainingError as error:
+            return str(error)
+        return ""
+
+    for data_ in (str(rows), "generate:100", "s3://clicks/day", "''"):
+        assert said(data_, str(rows)) == ""
+        missing = f"--eval-data: no file matches {rows}/*.tsv; nothing was started"
+        assert said(data_, f"{rows}/*.tsv") == missing
+    assert (
+        said(f"{rows}/none", str(rows))
+        == f"--data: {rows}/none: No such file or directory; nothing was started"
+    )
+
+
+def test_generated_rows_have_no_other_rows_for_the_evaluation(tmp_path: Path) -> None:
+    local = LOCAL.replace("training_data: {data}}}", "training_data: {data}{more}}}")
+    with pytest.raises(TrainingError, match=r"^--eval-data /x.tsv: generate:100 has a signal of its own"):
+        check(tmp_path, local, "generate:100", ", training_eval_data: /x.tsv")
+
+
 def test_the_program_runs_as_the_user_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether this machine has the account must not matter.
     monkeypatch.setattr(jobfiles, "ensure_user", lambda system, name: (os.getuid(), os.getgid()))
