@@ -201,6 +201,32 @@ def test_a_job_resumes_with_other_numbers_of_servers(
     assert value(arguments_of(cluster, "StatefulSet"), "--count") == "2"
 
 
+def test_a_job_resumes_with_its_manifests_as_they_were_changed_by_hand(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def grace() -> int:
+        found = [item for item in cluster.objects.values() if item.get("kind") == "StatefulSet"][-1]
+        seconds: int = found["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        return seconds
+
+    assert oeprov("launch-training", "--detach") == 0
+    assert oeprov("stop") == 0
+    (job,) = all_jobs(tmp_path / "state")
+    file = job.directory / record.MANIFESTS
+    text = file.read_text().replace("PeriodSeconds: 120", "PeriodSeconds: 777  # slow disks")
+    file.write_text(text)
+    capsys.readouterr()
+    assert oeprov("resume", "--detach") == 0
+    assert grace() == 777
+    assert file.read_text() == text
+    assert "changes made in it by hand" not in capsys.readouterr().out
+    assert oeprov("stop") == 0
+    assert oeprov("resume", "--workers", "2", "--detach") == 0
+    assert grace() == 120
+    assert "is written anew, without changes made in it by hand" in capsys.readouterr().out
+    assert oeprov("stop") == 0
+
+
 def test_a_job_of_an_earlier_version_resumes_as_it_was(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

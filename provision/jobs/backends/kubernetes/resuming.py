@@ -1,6 +1,7 @@
 """What a resumed job on Kubernetes may have otherwise than before: a later end, other numbers, its script.
 
-Its objects are built again from the plan of the launch, which the job's record keeps.
+The objects in its ``manifests.yml`` are made as they are, also where they were changed by hand. For another
+end or number they are built again from the plan of the launch, which the job's record keeps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from provision.jobs.backends.kubernetes.plan import PodPlan
 from provision.jobs.backends.kubernetes.record import Record
 from provision.jobs.later_end import Trained
 from provision.jobs.request import LaunchOptions
+
+REBUILD = frozenset({"servers", "workers", "epochs", "steps"})  # options whose objects are built again
 
 _PLAN = TypeAdapter(PodPlan)
 

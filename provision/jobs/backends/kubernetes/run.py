@@ -31,6 +31,7 @@ POLL_SECONDS = 2.0
 _SERVER_SECONDS = 180.0  # that servers may take to end
 _LISTEN_SECONDS = 5.0
 _CODES = {"done": 0, "running": 0, "failed": 1, "interrupted": 130}
+_REBUILT = f"{record.MANIFESTS} of the job is written anew, without changes made in it by hand"
 _VOLUMES = ("PersistentVolume", "PersistentVolumeClaim")
 
 
@@ -67,20 +68,24 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScre
     if options.script_arguments is not None and not found.script:
         raise TrainingError(f"arguments after --: job {job.id} trains a built-in model, which takes none")
     documents, plan = record.documents(job), resuming.resumed(found, options)
-    if plan is None and found.script:
-        pods = script.found(found.script, found.claim_path)
+    rebuilt = plan is not None and bool(resuming.REBUILD & options.settings.keys())
+    if not rebuilt and found.script:
+        pods = plan.script if plan is not None else None
+        pods = pods or script.found(found.script, found.claim_path)
         documents = script.renewed(documents, pods, options.script_arguments)
     cluster = Api(found.context)
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
-        if plan is not None:
+        if plan is not None and rebuilt:
             documents = checks.for_version(cluster, plan, manifests.build(plan))
         checks.rehearse(cluster, [_secret(job), *documents])
-        record.rewrite(job, manifests.text(documents))
+        if rebuilt or found.script:
+            record.rewrite(job, manifests.text(documents))
         if plan is not None:
             counts = {"servers": plan.servers, "workers": plan.settings.workers}
             record.write(job, found.model_copy(update={**counts, "plan": resuming.kept(plan)}))
-        return _Run(cluster, job, screen, state_dir, stop_request, detach=options.detach).start()
+        notes = [_REBUILT] if rebuilt else []
+        return _Run(cluster, job, screen, state_dir, stop_request, detach=options.detach).start(notes)
 
 
 def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
