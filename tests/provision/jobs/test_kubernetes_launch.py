@@ -151,6 +151,22 @@ def test_a_done_job_is_trained_longer(
     assert document["spec"]["template"]["spec"]["containers"][0]["args"] == words
 
 
+def test_a_job_that_is_done_after_its_steps_is_trained_longer(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a number of epochs, its steps alone were its end."""
+    cluster.worker = "done"
+    assert oeprov("launch-training", "--steps", "100") == 0
+    (job,) = all_jobs(tmp_path / "state")
+    capsys.readouterr()
+    for steps in ("50", "100"):
+        assert oeprov("resume", "--steps", steps) == 1
+        said = f"job {job.id} has trained 100 steps already; use a number above 100"
+        assert said in capsys.readouterr().err
+    assert states(tmp_path) == ["done"]
+    assert oeprov("resume", "--steps", "101") == 0
+
+
 @pytest.mark.parametrize("variables", ["", "kubernetes_workers: 3"])
 def test_a_job_resumes_with_other_numbers_of_workers(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, variables: str

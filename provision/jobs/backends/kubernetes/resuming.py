@@ -67,10 +67,11 @@ def resumed(found: Record, options: LaunchOptions) -> PodPlan | None:
 
 def _trained(plan: PodPlan, found: Record) -> Trained:
     """How far a job that is done has come, if its limits say so: its events are in the claim."""
-    training = plan.request.training.decided()
-    if found.phase != "done" or (training.epochs and training.steps):
+    training = plan.request.training
+    epochs = training.epochs or 0 if training.steps else training.decided().epochs
+    if found.phase != "done" or (epochs and training.steps):
         return Trained(None, None)
-    return Trained(training.steps or None, training.epochs or None)
+    return Trained(training.steps or None, epochs or None)
 
 
 def _check_servers(plan: PodPlan, found: Record, servers: int) -> None:
