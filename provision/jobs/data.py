@@ -45,7 +45,7 @@ def check(inventory: Inventory, wanted: Request) -> None:
             where = "" if hosts[name].is_here else f"host {name}: "
             named = [key for key, path in files.items() if path in problem]
             setting = flag(max(named, key=lambda key: len(files[key]), default="data"))
-            words = problem if problem.startswith("--") else f"{setting}: {problem}"
+            words = problem if problem.startswith(setting) else f"{setting}: {problem}"
             raise TrainingError(f"{where}{words}; nothing was started")
 
 
