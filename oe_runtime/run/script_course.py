@@ -339,8 +339,15 @@ def _checked(found: Any) -> Prediction:
     if not isinstance(found, (tuple, list)) or len(found) != 2:
         raise RunError(f"evaluate yields pairs of labels and probabilities, not a {type(found).__name__}")
     labels, probabilities = (
-        np.asarray(one.detach().cpu() if hasattr(one, "detach") else one).reshape(-1) for one in found
+        np.asarray(one.detach().cpu() if hasattr(one, "detach") else one) for one in found
     )
+    for what, array in (("labels", labels), ("probabilities", probabilities)):
+        if array.ndim == 0 or array.shape[1:] not in ((), (1,)):
+            raise RunError(
+                f"evaluate yields {what} shaped {array.shape}: AUC and log loss need one for each row, "
+                "shaped (B,) or (B, 1)"
+            )
+    labels, probabilities = labels.reshape(-1), probabilities.reshape(-1)
     if len(labels) != len(probabilities):
         raise RunError(
             f"evaluate yields {len(probabilities)} probabilities for {len(labels)} labels: AUC and log loss "

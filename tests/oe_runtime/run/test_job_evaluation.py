@@ -115,7 +115,15 @@ MISTAKES = {
     ),
     "loop": (job_scripts.TAPE, "--eval-every: give job.training(evaluate=…) what predicts"),
     "logits": (TAPE.replace("yield theirs", "yield 2 + theirs"), "labels other than 0 and 1"),
-    "shapes": (TAPE.replace("yield theirs", "yield others"), "40 probabilities for 80 labels"),
+    "shapes": (TAPE.replace("yield theirs", "yield others"), "evaluate yields labels shaped (40, 2)"),
+    "counts": (TAPE.replace("start + 40], ", "start + 20], "), "40 probabilities for 20 labels"),
+    "classes": (
+        job_scripts.ARRAYS.replace('Dense(1, activation="sigmoid")', 'Dense(5, activation="softmax")')
+        .replace('"binary_crossentropy", metrics=["AUC"]', '"categorical_crossentropy"')
+        .replace("callbacks = ", "labels = keras.utils.to_categorical(features[:, 0] % 5, 5)\ncallbacks = ")
+        .replace("verbose=0", "verbose=0, validation_data=(features, labels)"),
+        "labels shaped (50, 5): AUC and log loss need one for each row",
+    ),
     "values": (
         TAPE.replace("yield theirs[start : start + 40], ", "yield theirs[start : start + 40], 2 + "),
         "values outside of 0 to 1 as probabilities",
