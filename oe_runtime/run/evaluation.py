@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.run.followers import FollowingDirectory
 from oe_runtime.run.progress import View
-from oe_runtime.run.ranks import Ranks, deferring_losses
-from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.ranks import Ranks, deferring_losses, refuse_together
+from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.stopping import StopRequest
 
 Prediction = tuple[NDArray[Any], NDArray[Any]]  # labels, 0 or 1, and probabilities; both (B,)
@@ -33,18 +33,24 @@ class Evaluation:
     def measure(self, predictions: Iterable[Prediction]) -> StreamingAuc | None:
         """Return the result over this worker's `predictions` and the others'; None after a stop request.
 
-        The workers may have different numbers of batches.
+        The workers may have different numbers of batches. Raises RunError in all of them if one has
+        predictions that cannot be measured.
         """
         auc, mine, more = StreamingAuc(), iter(predictions), True
         while more:
             if self._ranks.stop_requested(self._stop):
                 return None
-            found = None
-            with deferring_losses(self._ranks):
-                found = next(mine, None)
+            found, problem = None, ""
+            try:
+                with deferring_losses(self._ranks):
+                    found = next(mine, None)
+            except RunError as error:
+                problem = str(error)
             if found is not None:
                 auc.update(*found)
-            more = bool(self._ranks.sum(np.array([found is not None], np.int32))[0])
+            more, wrong = self._ranks.sum(np.array([found is not None, bool(problem)], np.int32)).astype(bool)
+            if wrong:
+                refuse_together(self._ranks, problem)
         self._ranks.barrier()
         if self._ranks.count > 1:
             auc.gather(self._ranks.sum)

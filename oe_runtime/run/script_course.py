@@ -102,8 +102,15 @@ class ScriptCourse(Course):
     def evaluate_by(self, predict: Callable[[], Iterable[Any]] | None, instead: str) -> None:
         """Before a part: evaluate by what `predict` yields, labels and probabilities of this worker's rows.
 
-        Without it, raises RunError where a flag asks for evaluations; `instead` says what to do.
+        Without it, raises RunError where a flag asks for evaluations; `instead` says what to do. All workers
+        have it, or none.
         """
+        having = self._numbers(int(predict is not None))
+        if 0 in having and 1 in having:
+            raise RunError(
+                f"worker {having.index(1)} has something to evaluate with, and worker {having.index(0)} has "
+                "not: give evaluate, or fit's validation_data, in all workers, which evaluate together"
+            )
         flag = "--eval-every" if self._run.eval_every else "--eval-data" if self._run.eval_data else ""
         if predict is None and flag:
             raise RunError(f"{flag}: {instead}")
@@ -206,19 +213,20 @@ class ScriptCourse(Course):
         self._agree_on(f"batches in epoch {epoch + 1}", batches)
 
     def _agree_on(self, what: str, number: int | None) -> None:
-        count, rank = self._ranks.count, self._ranks.rank
-        if count == 1:
-            return
-        mine = np.zeros(count, np.int64)
-        mine[rank] = -1 if number is None else number
-        found = self._ranks.sum(mine).tolist()
+        found = self._numbers(-1 if number is None else number)
         if -1 in found or len(set(found)) == 1:
             return
         each = ", ".join(f"{n} in worker {r}" for r, n in enumerate(found[:_MOST_NAMED]))
         raise RunError(
             f"the workers have different numbers of {what}: {each}"
-            f"{', …' if count > _MOST_NAMED else ''}; give each as many as the others"
+            f"{', …' if len(found) > _MOST_NAMED else ''}; give each as many as the others"
         )
+
+    def _numbers(self, mine: int) -> list[int]:
+        """Return the numbers of all workers, of which `mine` is this worker's."""
+        numbers = np.zeros(self._ranks.count, np.int64)
+        numbers[self._ranks.rank] = mine
+        return [int(number) for number in self._ranks.sum(numbers)]
 
     def expect(self, steps: int, epochs: int) -> None:
         """Note how many steps this part has in an epoch, and its epochs."""

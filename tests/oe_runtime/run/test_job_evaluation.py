@@ -167,3 +167,33 @@ def test_two_workers_have_the_evaluations_of_one_after_a_lost_server_too(tmp_pat
     for step, values in one.items():
         assert two[step] == pytest.approx(values, rel=2e-3)
     assert {each["rows"] for each in events(run_dir, "eval")} == {240}
+
+
+DIFFERENCES = {
+    "evaluate": (
+        ON_BATCH.replace("evaluate=evaluate", "evaluate=None if job.rank else evaluate"),
+        "worker 0 has something to evaluate with, and worker 1 has not: give evaluate",
+    ),
+    "values": (
+        ON_BATCH.replace("start + 40], model", "start + 40], 2 * job.rank + model"),
+        "values outside of 0 to 1 as probabilities",
+    ),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_workers_that_evaluate_differently_end_together(name: str, tmp_path: Path) -> None:
+    text, message = DIFFERENCES[name]
+    script, server = write(tmp_path, text), ServerProcess(tmp_path / "server")
+    more = ("--eval-every", "5", "--servers", server.endpoint, "--workers", free_endpoints(2))
+    workers = [start(script, tmp_path / "run", *more, "--rank", str(rank)) for rank in range(2)]
+    try:
+        said = [worker.communicate(timeout=240) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.stop()
+    assert [worker.returncode for worker in workers] == [1, 1], said
+    assert all(message in errors for _, errors in said), said
