@@ -208,13 +208,57 @@ def test_a_job_resumes_with_other_numbers_of_servers(
     assert oeprov("stop") == 0
     capsys.readouterr()
     assert oeprov("resume", job.id, "--servers", "2") == 1
-    said = f"the rows of job {job.id} are in the volumes of 3 servers, which 2 cannot open; resume it with 3"
-    assert said in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"job {job.id}: the volumes of 3 servers may have its rows, which 2 servers cannot open" in said
+    assert "resume it with as many, or to lose these rows: kubectl delete pvc -n ads -l " in said
     cluster.worker = "done"
     assert oeprov("resume", job.id, "--servers", "3") == 0
     cluster.worker = "runs"
     assert oeprov("resume", job.id, "--servers", "2", "--epochs", "9", "--detach") == 0
     assert value(arguments_of(cluster, "StatefulSet"), "--count") == "2"
+
+
+def test_a_done_job_that_could_not_be_made_again_is_as_before(
+    cluster: FakeCluster,
+    oeprov: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its record says no number of servers that it never had, and another one may follow."""
+    monkeypatch.setattr("provision.jobs.backends.kubernetes.checks.rehearse", lambda *_: None)
+    cluster.worker = "done"
+    variables = "kubernetes_storage_class: pmem, kubernetes_storage_size: 10G"
+    assert oeprov("launch-training", "--epochs", "2", variables=variables) == 0
+    (job,) = all_jobs(tmp_path / "state")
+    before, manifests = record.read(job), (job.directory / record.MANIFESTS).read_text()
+    cluster.refused["Job"] = (403, "exceeded quota")
+    assert oeprov("resume", "--servers", "50", "--workers", "2", "--epochs", "9") == 1
+    assert "could not be made: exceeded quota" in capsys.readouterr().err
+    assert cluster.kinds() == []
+    after = record.read(job)
+    assert "what had been made was deleted" in after.message
+    assert after.model_copy(update={"message": before.message}) == before
+    assert (job.directory / record.MANIFESTS).read_text() == manifests
+    assert oeprov("resume", "--epochs", "2") == 1
+    assert f"job {job.id} has trained 2 epochs already" in capsys.readouterr().err
+    cluster.refused.clear()
+    assert oeprov("resume", "--servers", "2", "--epochs", "9") == 0
+
+
+def test_a_job_without_volumes_resumes_with_other_numbers_of_servers(
+    cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path
+) -> None:
+    """Whatever its phase: rows that were lost on purpose are in no volume."""
+    variables = "kubernetes_storage_class: pmem, kubernetes_storage_size: 10G"
+    assert oeprov("launch-training", "--detach", variables=variables) == 0
+    assert oeprov("stop") == 0
+    assert oeprov("resume", "--servers", "2", "--detach") == 1
+    for path in [path for path, item in cluster.objects.items() if item.get("kind") == VOLUMES[-1]]:
+        del cluster.objects[path]
+    assert oeprov("resume", "--servers", "2", "--detach") == 0
+    (job,) = all_jobs(tmp_path / "state")
+    assert record.read(job).servers == 2
 
 
 def test_a_job_resumes_with_its_manifests_as_they_were_changed_by_hand(

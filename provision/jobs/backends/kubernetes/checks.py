@@ -192,6 +192,11 @@ def _volumes(cluster: Api, documents: list[Document]) -> None:
             )
 
 
+def has_volumes(cluster: Api, documents: list[Document]) -> bool:
+    """Whether servers have volumes already, in which rows may be; or they may not be read."""
+    return any(not _is_missing(cluster, api.path(item)) for item in record.volume_claims(documents))
+
+
 def rehearse(cluster: Api, documents: list[Document]) -> None:
     """Let the API check each object, admission and quotas too, without keeping it."""
     for document in documents:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import yaml
@@ -59,12 +61,28 @@ def documents(job: Job) -> list[dict[str, Any]]:
         raise TrainingError(f"{file}: {error}") from None
 
 
-def rewrite(job: Job, text: str) -> None:
-    """Replace the job's objects, without the secret, atomically; the head of their file stays."""
+@contextmanager
+def rewritten(job: Job, text: str) -> Iterator[None]:
+    """Replace the job's objects atomically; if the block fails, they are as before. Empty: keep them.
+
+    The head of their file stays.
+    """
     file = job.directory / MANIFESTS
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    head = "".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
-    write_text(file, head + text)
+    before = file.read_text(encoding="utf-8")
+    head = "".join(itertools.takewhile(lambda line: line.startswith("#"), before.splitlines(keepends=True)))
+    try:
+        if text:
+            write_text(file, head + text)
+        yield
+    except BaseException:
+        if text:
+            write_text(file, before)
+        raise
+
+
+def servers(found: list[dict[str, Any]]) -> int:
+    """How many servers the objects have."""
+    return sum(int(item["spec"]["replicas"]) for item in found if item["kind"] == "StatefulSet")
 
 
 def work(found: list[dict[str, Any]]) -> dict[str, Any]:

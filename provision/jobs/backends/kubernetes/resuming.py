@@ -14,9 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.jobs import jobspec, later_end, request
-from provision.jobs.backends.kubernetes import script
+from provision.jobs.backends.kubernetes import parts, script
 from provision.jobs.backends.kubernetes.plan import PodPlan
 from provision.jobs.backends.kubernetes.record import Record
+from provision.jobs.backends.kubernetes.servers import ROLE as SERVER
 from provision.jobs.later_end import Trained
 from provision.jobs.request import LaunchOptions
 
@@ -59,8 +60,11 @@ def resumed(found: Record, options: LaunchOptions) -> PodPlan | None:
         wanted = replace(wanted, training=training)
     settings = plan.settings.model_copy(update={"workers": workers or plan.settings.workers})
     jobspec.check_together(wanted.training, settings.workers)
-    if servers not in (None, plan.servers):
-        _check_servers(plan, found, servers)
+    if plan.local and servers not in (None, plan.servers):
+        raise TrainingError(
+            f"--servers {servers}: job {found.id} has a server for each of {plan.servers} local volumes; "
+            "launch a new one, or use kubernetes_storage_class"
+        )
     pods = script.settle(wanted.training, settings)
     return replace(plan, request=wanted, settings=settings, servers=servers or plan.servers, script=pods)
 
@@ -74,15 +78,13 @@ def _trained(plan: PodPlan, found: Record) -> Trained:
     return Trained(training.steps or None, epochs or None)
 
 
-def _check_servers(plan: PodPlan, found: Record, servers: int) -> None:
-    """Refuse another number of servers where their volumes do not allow it."""
-    if plan.local:
+def check_volumes(plan: PodPlan, found: Record, before: int, *, has_rows: bool) -> None:
+    """Refuse another number of servers than the ``before`` whose volumes are there with rows of the job."""
+    if plan.pools and has_rows and found.phase != "done" and plan.servers != before:
+        labels = parts.selector(plan, SERVER)
+        words = ",".join(f"{name}={value}" for name, value in labels.items())
         raise TrainingError(
-            f"--servers {servers}: job {found.id} has a server for each of {plan.servers} local volumes; "
-            "launch a new one, or use kubernetes_storage_class"
-        )
-    if plan.pools and found.phase != "done":
-        raise TrainingError(
-            f"--servers {servers}: the rows of job {found.id} are in the volumes of {plan.servers} servers, "
-            f"which {servers} cannot open; resume it with {plan.servers}"
+            f"job {found.id}: the volumes of {before} servers may have its rows, which {plan.servers} servers"
+            " cannot open; resume it with as many, or to lose these rows: kubectl delete pvc -n "
+            f"{found.namespace} -l {words}"
         )

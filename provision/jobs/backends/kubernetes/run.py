@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from rich.markup import escape
 
@@ -44,9 +46,9 @@ def launch(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, scr
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
         job = _create(inventory, options, first.name, cluster, state_dir)
-        return _Run(cluster, job, screen, state_dir, stop_request, detach=options.detach).start(
-            [*first.notes, checkpoint_words(first.request.training)]
-        )
+        run = _Run(cluster, job, screen, state_dir, stop_request)
+        run.make([*first.notes, checkpoint_words(first.request.training)])
+        return run.follow(detach=options.detach)
 
 
 def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> int:
@@ -67,7 +69,9 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScre
         raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
     if options.script_arguments is not None and not found.script:
         raise TrainingError(f"arguments after --: job {job.id} trains a built-in model, which takes none")
-    documents, plan = record.documents(job), resuming.resumed(found, options)
+    before, plan = record.documents(job), resuming.resumed(found, options)
+    documents = before
+    changes: dict[str, Any] = {} if plan is None else {"plan": resuming.kept(plan)}
     rebuilt = plan is not None and bool(resuming.REBUILD & options.settings.keys())
     if not rebuilt and found.script:
         pods = plan.script if plan is not None else None
@@ -76,16 +80,18 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScre
     cluster = Api(found.context)
     stop_request = StopRequest()
     with stop_request.on_signals(), _api_errors():
+        has_rows = checks.has_volumes(cluster, before)
         if plan is not None and rebuilt:
+            resuming.check_volumes(plan, found, record.servers(before), has_rows=has_rows)
             documents = checks.for_version(cluster, plan, manifests.build(plan))
+            changes["workers"] = plan.settings.workers
         checks.rehearse(cluster, [_secret(job), *documents])
-        if rebuilt or found.script:
-            record.rewrite(job, manifests.text(documents))
-        if plan is not None:
-            counts = {"servers": plan.servers, "workers": plan.settings.workers}
-            record.write(job, found.model_copy(update={**counts, "plan": resuming.kept(plan)}))
-        notes = [_REBUILT] if rebuilt else []
-        return _Run(cluster, job, screen, state_dir, stop_request, detach=options.detach).start(notes)
+        text = manifests.text(documents) if documents is not before else ""
+        # `stop` deletes the objects of the file, also when this process is killed while it makes them.
+        with record.rewritten(job, text):
+            run = _Run(cluster, job, screen, state_dir, stop_request, has_rows=has_rows)
+            run.make([_REBUILT] if rebuilt else [], changes)
+        return run.follow(detach=options.detach)
 
 
 def stop(job: Job, *, state_dir: Path, screen: JobScreen) -> int:
@@ -154,24 +160,32 @@ class _Run:
         state_dir: Path,
         stop_request: StopRequest,
         *,
-        detach: bool = False,
+        has_rows: bool = False,
     ) -> None:
+        """``has_rows``: volumes of its servers were there before this command."""
         self.cluster, self.job, self.stop_request = cluster, job, stop_request
-        self.screen, self.console, self.detach = screen, screen.console, detach
+        self.screen, self.console, self.has_rows = screen, screen.console, has_rows
         self.record = record.read(job)
         self.documents = record.documents(job)
         self.work = record.work(self.documents)
         self.flag = state_flag(state_dir)
-        self.resumed = self.record.phase != "running"  # its volumes may have rows
         self.left: list[str] = []  # objects that could not be deleted
 
-    def start(self, notes: Sequence[str] = ()) -> int:
+    def make(self, notes: Sequence[str], changes: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Make the job's objects; then its record gets the ``changes``."""
         for note in notes:
             self._say(f"[dim]note[/]     {escape(note)}")
+        before = self.record.phase
         self._note("running")
-        self._make()
+        self._make(fallback="done" if before == "done" else "failed")
+        counted = {"servers": record.servers(self.documents)}
+        self.record = self.record.model_copy(update={**changes, **counted})
+        record.write(self.job, self.record)
+
+    def follow(self, *, detach: bool) -> int:
+        """Follow the job that was made to its end, unless it is to run by itself; the exit code."""
         self._say(f"{self.job.id}: made in namespace {self.record.namespace} of {self.cluster.address}")
-        if self.detach:
+        if detach:
             self._say(
                 f"look with: oeprov status{self.flag}; stop it with: oeprov stop {self.job.id}{self.flag}"
             )
@@ -184,7 +198,8 @@ class _Run:
                 f"oeprov status{self.flag}"
             ) from None
 
-    def _make(self) -> None:
+    def _make(self, fallback: str) -> None:
+        """Make all objects, or none; then the phase is ``fallback``."""
         made: list[Document] = []
         try:
             for document in [_secret(self.job), *self.documents]:
@@ -195,10 +210,10 @@ class _Run:
                     if error.code != 409 or document["kind"] not in _VOLUMES:  # a stopped job has its own
                         raise TrainingError(f"{api.label(document)} could not be made: {error}") from None
         except BaseException as error:
-            left = [] if self.resumed else record.volume_claims(made)
+            left = [] if self.has_rows else record.volume_claims(made)
             for document in [*reversed(made), *left]:
                 self._delete(document)
-            self._note("failed", f"{error}; what had been made was deleted")
+            self._note(fallback, f"{error}; what had been made was deleted")
             raise
 
     def _watch(self) -> int:
@@ -213,7 +228,7 @@ class _Run:
             if phase != "running":
                 break
             if hopeless:
-                self._delete_all(keep_volumes=self.resumed)
+                self._delete_all(keep_volumes=self.has_rows)
                 left = ", ".join(self.left) or "nothing"
                 self._note("failed", f"{hopeless}; {left} is left of it on the cluster")
                 return self._result()
