@@ -57,17 +57,22 @@ def check_resume(options: RunOptions) -> None:
         how = "with" if not options.workqueue else "without"
         raise RunError(f"cannot resume from {found.path}: it is of a run {how} --workqueue")
     settings = found.manifest["training"].get("settings", {})
-    differences = [
-        _difference(name, settings.get(name), value)
-        for name, value in options.fixed().items()
-        if settings.get(name) != value
-    ]
-    if differences:
-        raise RunError(f"cannot resume from {found.path}: " + "; ".join(differences))
+    check_settings(found.path, settings, options.fixed())
     try:
         _verify(found.path)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_instead_of(found.path)}") from error
+
+
+def check_settings(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse settings that differ from those of the checkpoint at `path`; RunError names each."""
+    differences = [
+        _difference(name, saved.get(name), value)
+        for name, value in wanted.items()
+        if saved.get(name) != value
+    ]
+    if differences:
+        raise RunError(f"cannot resume from {path}: " + "; ".join(differences))
 
 
 def _verify(path: Path) -> None:
@@ -116,6 +121,7 @@ class Checkpoints:
     ) -> None:
         """The tables of `state` exist. Raises RunError for unusable pools."""
         self._options = options
+        self.settings = options.fixed()  # a resumed run must share them
         self._ranks = ranks or Ranks()
         self._directory = options.run_dir / "checkpoints"
         self._state = state
@@ -230,7 +236,7 @@ class Checkpoints:
 
         def content(path: Path) -> Mapping[str, Any]:
             self._state.write(pending.arrays, path)
-            training = {"settings": self._options.fixed(), "position": pending.position.to_json()}
+            training = {"settings": self.settings, "position": pending.position.to_json()}
             if pending.pool is not None:
                 return {"training": training, "tables": [], "pool": pending.pool}
             tables = [] if self._client is None else self._client.save(path, since=base)

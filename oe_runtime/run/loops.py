@@ -82,6 +82,7 @@ class Loop:
         """
         course, state, workers = self._course, self._state, self._session.workers
         course.input = rows
+        course.keep_settings(rows.fixed())
         if self._skip and course.reopen_reading_part():
             self._open()
         if self._skip:

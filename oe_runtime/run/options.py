@@ -125,6 +125,11 @@ class RunOptions:
         """The settings that a resumed run must share with the run it goes on from."""
         raise NotImplementedError
 
+    @property
+    def eval_path(self) -> str | None:
+        """The data for the evaluation alone; None if rows of `data` are held out for it."""
+        return None if is_share(self.eval_data) else self.eval_data or None
+
 
 @dataclass(frozen=True)
 class ScriptOptions(RunOptions):
@@ -135,17 +140,11 @@ class ScriptOptions(RunOptions):
     input_flags: tuple[str, ...]  # the given ones that say which rows are read, by job.batches
 
     def fixed(self) -> dict[str, Any]:
-        """See RunOptions: the script may change otherwise, and its checkpoints say whether they fit."""
-        return {
-            "script": self.script.name,
-            # None where it is the default, as in runs of earlier versions, and of programs that read for
-            # themselves.
-            "batch_size": None if self.batch_size == BATCH_SIZE else self.batch_size,
-            "holdout": None if self.holdout == HOLDOUT else self.holdout,
-            "max_cardinality": self.max_cardinality or None,
-            "schema": None if self.schema == CRITEO else self.schema.describe(),
-            "follow": self.follow or None,
-        }
+        """See RunOptions: the script may change otherwise, and its checkpoints say whether they fit.
+
+        What a program uses of the rows is known only when it does: see RunInput.fixed.
+        """
+        return {"script": self.script.name}
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ class Options(RunOptions, ModelOptions):
         if self.streams:
             common["follow"] = True
         # Runs of earlier versions have none of it.
-        common["eval_data"] = None if is_share(self.eval_data) else self.eval_data or None
+        common["eval_data"] = self.eval_path
         common["schema"] = None if self.schema == CRITEO else self.schema.describe()
         return common | {k: list(v) if isinstance(v, tuple) else v for k, v in shape.items()}
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from oe_runtime.data import Batch, Source, Stream, holdout_batches, make_split, training_batches
 from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position
 from oe_runtime.run.ranks import Ranks
 from oe_runtime.run.run_directory import RunError
+
+
+def columns_fixed(options: RunOptions) -> dict[str, Any]:
+    """Return the settings of the columns alone, for a program that reads rows of them by itself."""
+    return {"schema": options.schema.describe(), "max_cardinality": options.max_cardinality}
 
 
 class RunInput:
@@ -18,6 +24,18 @@ class RunInput:
         self.source = source
         self._split = make_split(source, options.holdout)
         self._options = options
+
+    def fixed(self) -> dict[str, Any]:
+        """Return the settings of the rows that a resumed run must share with the run it goes on from."""
+        options = self._options
+        return {
+            "data": options.data,
+            "eval_data": options.eval_path,
+            "batch_size": options.batch_size,
+            "holdout": options.holdout,
+            "follow": options.follow,
+            **columns_fixed(options),
+        }
 
     @property
     def batch_size(self) -> int:

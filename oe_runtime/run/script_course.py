@@ -7,14 +7,16 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oe_runtime import checkpoint
 from oe_runtime.client import Client
 from oe_runtime.run.charts import duration
-from oe_runtime.run.checkpoints import Checkpoints
+from oe_runtime.run.checkpoints import Checkpoints, check_settings
 from oe_runtime.run.course import Course
 from oe_runtime.run.evaluation import Prediction
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
@@ -72,14 +74,23 @@ class ScriptCourse(Course):
         self._checked = False  # the weights after the first step
         self._began = time.perf_counter()
         self._start = 0
+        self._resumed: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint, and its settings
 
     def is_of(self, state: ScriptState) -> bool:
         """Whether this course trains the model of `state`."""
         return self.state.model is state.model
 
-    def begin(self, uploads: Uploads | None) -> None:
-        """Go back to the run's checkpoint, if it is resumed. All workers begin together."""
+    def begin(self, uploads: Uploads | None, settings: Mapping[str, Any]) -> None:
+        """Go back to the run's checkpoint, if it is resumed. All workers begin together.
+
+        `settings` are those of `keep_settings` that the program has used so far.
+        """
         self._agree()
+        if self._run.resume and isinstance(self._checkpoints, Checkpoints):
+            found = checkpoint.latest(self._run.run_dir / "checkpoints")
+            if found is not None:
+                self._resumed = found.path, found.manifest["training"].get("settings", {})
+        self.keep_settings(settings)
         if self._run.resume:
             with self._stop.without_time_limit():
                 saved, lost = self._checkpoints.roll_back()
@@ -93,6 +104,22 @@ class ScriptCourse(Course):
             self._checkpoints.upload_to(uploads, self.saved)
         self._start = self.position.step
         self._ranks.barrier()  # before the first push
+
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write these settings into the checkpoints from now on. All workers call it together.
+
+        Raises RunError in all of them if the resumed checkpoint has others. Checkpoints of programs that did
+        not use the rows yet have none.
+        """
+        problem = ""
+        if isinstance(self._checkpoints, Checkpoints):
+            self._checkpoints.settings |= settings
+            if self._resumed is not None and settings.keys() <= self._resumed[1].keys():
+                try:
+                    check_settings(*self._resumed, settings)
+                except RunError as error:
+                    problem = str(error)
+        refuse_together(self._ranks, problem)
 
     def summed(self, gradients: int) -> None:
         """Note how many values of dense gradients the workers sum in each step."""

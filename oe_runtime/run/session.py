@@ -25,7 +25,7 @@ from oe_runtime.run.outcome import STOP_SECONDS, end_at_limit
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, check_input, join_workers
 from oe_runtime.run.run_directory import RunDirectory
-from oe_runtime.run.run_input import RunInput
+from oe_runtime.run.run_input import RunInput, columns_fixed
 from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.stopping import StopRequest
@@ -74,6 +74,7 @@ class Session:
         self.course: ScriptCourse | None = None
         self.loop: Loop | None = None  # of the present block of job.training
         self._input: RunInput | None = None
+        self._uses_schema = False  # the program reads rows of these columns, by job.batches or by itself
         self.uploads: uploads.Uploads | None = None  # of worker 0
         self.seeds: tuple[int, int | None] | None = None  # the script's, and the one set for the last part
         self.told_of_callbacks = False  # that some begin anew after a resume
@@ -276,7 +277,7 @@ class Session:
             course = ScriptCourse(
                 self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
             )
-            course.begin(self.uploads)
+            course.begin(self.uploads, columns_fixed(self.options) if self._uses_schema else {})
             self.client().restores, self.client().fit_alone = False, ""
             self.course = course
         elif not self.course.is_of(state):
@@ -336,7 +337,8 @@ class Session:
 
     @property
     def schema(self) -> Schema:
-        """The columns of the rows that `batches` reads."""
+        """The columns of the rows that `batches` reads, or the program by itself."""
+        self._uses_schema = True
         return self.options.schema.limited(self.options.max_cardinality)
 
     def columns(self, batch: Batch) -> tuple[Any, ...]:

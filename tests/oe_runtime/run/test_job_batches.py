@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -67,6 +68,7 @@ with job.training""",
 
 
 def write_rows(directory: Path, rows: int) -> Path:
+    directory.mkdir(exist_ok=True)
     path = test_train_schema.write(directory, rows)
     schema = test_train_schema.SCHEMA
     few = {name: one for name, one in schema["categories"].items() if name != "last seen"}
@@ -115,6 +117,31 @@ def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
     assert run(script, run_dir, *words[:-4], "--batch-size", "60", "--resume") == 1
     assert "cannot resume from" in (said := capsys.readouterr().err)
     assert "--batch-size" in said
+
+
+def test_a_resume_goes_on_with_the_rows_of_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other rows hold out others for the evaluation, so that a batch of the same number differs."""
+    words, apart = flags(tmp_path), write_rows(tmp_path / "apart", 60)
+    other = str(shutil.copy(words[1], tmp_path / "other.csv"))
+    evaluation, script, run_dir = ["--eval-data", str(apart)], write(tmp_path, SCRIPT), tmp_path / "run"
+    assert run(script, run_dir, *words, "--batch-size", "50", *evaluation, arguments=("4",)) == 130
+    stopped = losses(run_dir)
+    for given, said in (
+        ([*words, "--batch-size", "50"], f"has eval data {apart}, --eval-data is"),
+        (["--data", other, *words[2:], "--batch-size", "50", *evaluation], f"--data is {other}"),
+        ([*words, *evaluation], "has batch size 50, --batch-size is 4096"),
+        ([*words[:2], "--batch-size", "50", *evaluation], "--schema is criteo"),
+    ):
+        capsys.readouterr()
+        assert run(script, run_dir, *given, "--resume") == 1
+        error = capsys.readouterr().err
+        assert "cannot resume from" in error
+        assert said in error
+    assert losses(run_dir) == stopped
+    assert run(script, run_dir, *words, "--batch-size", "50", *evaluation, "--resume") == 0
+    assert [*losses(run_dir)] == [*range(1, 9)]
 
 
 def test_rows_are_prefetched_for_train_on_batch(tmp_path: Path) -> None:
