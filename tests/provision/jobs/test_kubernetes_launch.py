@@ -192,15 +192,26 @@ def test_a_job_resumes_with_other_numbers_of_workers(
 def test_a_job_resumes_with_other_numbers_of_servers(
     cluster: FakeCluster, oeprov: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where its rows are in files: in DRAM, or when it is done."""
-    assert oeprov("launch-training", "--detach", variables="parameter_server_storage: dram") == 0
-    assert oeprov("stop") == 0
-    assert oeprov("resume", "--servers", "2", "--detach") == 0
+    """Where its rows are in files: in DRAM, or when it is done. The number is per host, as at the launch."""
+    dram = "parameter_server_storage: dram"
+    assert oeprov("launch-training", "--detach", "--servers", "1", variables=dram) == 0
     assert value(arguments_of(cluster, "StatefulSet"), "--count") == "2"
-    assert len(value(arguments_of(cluster, "Job"), "--servers").split(",")) == 2
-    assert len([name for name in cluster.pods if "-server-" in name]) == 2
     assert oeprov("stop") == 0
+    for number in ("1", "2"):
+        servers = 2 * int(number)
+        assert oeprov("resume", "--servers", number, "--detach") == 0
+        assert value(arguments_of(cluster, "StatefulSet"), "--count") == str(servers)
+        assert len(value(arguments_of(cluster, "Job"), "--servers").split(",")) == servers
+        assert len([name for name in cluster.pods if "-server-" in name]) == servers
+        assert oeprov("stop") == 0
     assert cluster.kinds() == []
+
+    whole = f"{dram}, kubernetes_servers: 5"  # of the job, and so is --servers
+    assert oeprov("launch-training", "--detach", variables=whole) == 0
+    assert oeprov("stop") == 0
+    assert oeprov("resume", all_jobs(tmp_path / "state")[-1].id, "--servers", "4", "--detach") == 0
+    assert value(arguments_of(cluster, "StatefulSet"), "--count") == "4"
+    assert oeprov("stop", all_jobs(tmp_path / "state")[-1].id) == 0
 
     variables = "kubernetes_storage_class: pmem, kubernetes_storage_size: 10G"
     assert oeprov("launch-training", "--detach", variables=variables) == 0
@@ -209,12 +220,12 @@ def test_a_job_resumes_with_other_numbers_of_servers(
     capsys.readouterr()
     assert oeprov("resume", job.id, "--servers", "2") == 1
     said = capsys.readouterr().err
-    assert f"job {job.id}: the volumes of 3 servers may have its rows, which 2 servers cannot open" in said
-    assert "resume it with as many, or to lose these rows: kubectl delete pvc -n ads -l " in said
+    assert f"job {job.id}: the volumes of 3 servers may have its rows, which 4 servers cannot open" in said
+    assert "resume it without --servers, or to lose these rows: kubectl delete pvc -n ads -l " in said
     cluster.worker = "done"
-    assert oeprov("resume", job.id, "--servers", "3") == 0
+    assert oeprov("resume", job.id, "--workers", "2") == 0
     cluster.worker = "runs"
-    assert oeprov("resume", job.id, "--servers", "2", "--epochs", "9", "--detach") == 0
+    assert oeprov("resume", job.id, "--servers", "1", "--epochs", "9", "--detach") == 0
     assert value(arguments_of(cluster, "StatefulSet"), "--count") == "2"
 
 
@@ -258,7 +269,7 @@ def test_a_job_without_volumes_resumes_with_other_numbers_of_servers(
         del cluster.objects[path]
     assert oeprov("resume", "--servers", "2", "--detach") == 0
     (job,) = all_jobs(tmp_path / "state")
-    assert record.read(job).servers == 2
+    assert record.read(job).servers == 4
 
 
 def test_a_job_resumes_with_its_manifests_as_they_were_changed_by_hand(

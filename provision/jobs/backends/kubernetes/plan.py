@@ -44,6 +44,7 @@ class PodPlan:
     request: Request
     storage: str
     servers: int
+    hosts: int  # for --servers, which is per host; 1 with kubernetes_servers, which is the whole number
     threads: int
     cache: int  # of a storage with one
     size: int  # most that a server may use; 0: no limit
@@ -118,6 +119,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
         request=wanted,
         storage=storage,
         servers=servers,
+        hosts=1 if settings.servers else len(hosts),
         threads=servers_as["threads"] or max(1, int(settings.server_cpus)),
         cache=cache if storage in CACHED else 0,
         size=servers_as["storage_size"],

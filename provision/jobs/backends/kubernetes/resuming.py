@@ -60,13 +60,14 @@ def resumed(found: Record, options: LaunchOptions) -> PodPlan | None:
         wanted = replace(wanted, training=training)
     settings = plan.settings.model_copy(update={"workers": workers or plan.settings.workers})
     jobspec.check_together(wanted.training, settings.workers)
-    if plan.local and servers not in (None, plan.servers):
+    count = plan.servers if servers is None else servers * plan.hosts
+    if plan.local and count != plan.servers:
         raise TrainingError(
             f"--servers {servers}: job {found.id} has a server for each of {plan.servers} local volumes; "
             "launch a new one, or use kubernetes_storage_class"
         )
     pods = script.settle(wanted.training, settings)
-    return replace(plan, request=wanted, settings=settings, servers=servers or plan.servers, script=pods)
+    return replace(plan, request=wanted, settings=settings, servers=count, script=pods)
 
 
 def _trained(plan: PodPlan, found: Record) -> Trained:
@@ -82,9 +83,10 @@ def check_volumes(plan: PodPlan, found: Record, before: int, *, has_rows: bool) 
     """Refuse another number of servers than the ``before`` whose volumes are there with rows of the job."""
     if plan.pools and has_rows and found.phase != "done" and plan.servers != before:
         labels = parts.selector(plan, SERVER)
+        how = "without --servers" if found.servers == before else "with as many"
         words = ",".join(f"{name}={value}" for name, value in labels.items())
         raise TrainingError(
             f"job {found.id}: the volumes of {before} servers may have its rows, which {plan.servers} servers"
-            " cannot open; resume it with as many, or to lose these rows: kubectl delete pvc -n "
+            f" cannot open; resume it {how}, or to lose these rows: kubectl delete pvc -n "
             f"{found.namespace} -l {words}"
         )
