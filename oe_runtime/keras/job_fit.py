@@ -393,10 +393,13 @@ def _validation_batches(data: Any, size: int) -> Iterator[Any]:
     if not isinstance(data, (tuple, list)):
         return iter(data)
     rows = len(keras.tree.flatten(data)[0])
-    return (
-        keras.tree.map_structure(lambda array: array[start : start + size], tuple(data))  # noqa: B023
-        for start in range(0, rows, size)
-    )
+
+    def cut(start: int) -> Any:
+        return keras.tree.map_structure(
+            lambda array: None if array is None else array[start : start + size], tuple(data)
+        )
+
+    return map(cut, range(0, rows, size))
 
 
 def _pass_epochs(data: Any, epochs: int) -> None:

@@ -85,6 +85,13 @@ def test_evaluations_change_no_loss_and_go_on_after_a_stop(kind: str, tmp_path: 
     assert evaluated(run_dir)[-1] == evaluated(often)[-1]
 
 
+def test_validation_data_may_leave_the_weights_out(tmp_path: Path) -> None:
+    text = SCRIPTS["arrays"].replace("(others, theirs)", "(others, theirs, None)")
+    assert text != SCRIPTS["arrays"]
+    assert run(write(tmp_path, text), tmp_path / "run", "--eval-every", "30") == 0
+    assert [step for step, _, _ in evaluated(tmp_path / "run")] == [30, 60]
+
+
 def test_no_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(write(tmp_path, TAPE), tmp_path / "run", "--no-eval") == 0
     assert evaluated(tmp_path / "run") == []
