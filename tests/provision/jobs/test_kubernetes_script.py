@@ -337,6 +337,7 @@ class TestJobs:
         assert self.oeprov("stop") == 0
         assert not [item for item in self.cluster.kinds() if not item.startswith("PersistentVolume")]
         (program.parent / "parts" / "layers.py").write_text("WIDTH = 32\n")
+        (program.parent / "more.py").write_text("MORE = 1\n")
         assert self.oeprov("resume", "--detach") == 0
         config = self.made("ConfigMap")
         assert config["metadata"]["name"] != first
@@ -349,6 +350,7 @@ class TestJobs:
         (job,) = all_jobs(self.state)
         text = (job.directory / record.MANIFESTS).read_text()
         assert text.startswith("# Made by `oeprov manifests` for job train-")
+        assert "# Note: script: train.py with its directory, 4 files (" in text
         assert config["metadata"]["name"] in text
 
         assert self.oeprov("stop") == 0  # what was made last, and nothing else, is deleted

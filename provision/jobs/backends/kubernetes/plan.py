@@ -55,12 +55,17 @@ class PodPlan:
     local: tuple[tuple[str, str], ...]  # of each server: node and mount point, where volumes are local
     environment: dict[str, str]
     script: PodScript | None = None
-    notes: tuple[str, ...] = ()  # what of the inventory is otherwise than on hosts
+    unused: tuple[str, ...] = ()  # notes on variables of the inventory without effect
 
     @property
     def pools(self) -> bool:
         """Servers have volumes that outlive their pods."""
         return self.storage in POOLS
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the job is otherwise than on hosts."""
+        return (*self.unused, *script.notes(self.script, self.request.training, self.settings))
 
     @property
     def directory(self) -> PurePosixPath:
@@ -133,10 +138,7 @@ def settle(inventory: Inventory, options: LaunchOptions, name: str | None = None
             **placement.worker_environment(workers[0]),
         },
         script=pods,
-        notes=(
-            *differences.notes(inventory, wanted, storage),
-            *script.notes(pods, wanted.training, settings),
-        ),
+        unused=tuple(differences.notes(inventory, wanted, storage)),
     )
 
 

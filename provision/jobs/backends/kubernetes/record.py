@@ -63,13 +63,14 @@ def documents(job: Job) -> list[dict[str, Any]]:
 
 @contextmanager
 def rewritten(job: Job, text: str) -> Iterator[None]:
-    """Replace the job's objects atomically; if the block fails, they are as before. Empty: keep them.
+    """Replace the file of the job's objects atomically; if the block fails, it is as before. Empty: keep it.
 
-    The head of their file stays.
+    A ``text`` without a head gets that of the file.
     """
     file = job.directory / MANIFESTS
     before = file.read_text(encoding="utf-8")
-    head = "".join(itertools.takewhile(lambda line: line.startswith("#"), before.splitlines(keepends=True)))
+    lines = [] if text.startswith("#") else before.splitlines(keepends=True)
+    head = "".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
     try:
         if text:
             write_text(file, head + text)

@@ -86,7 +86,9 @@ def resume(job: Job, options: LaunchOptions, *, state_dir: Path, screen: JobScre
             documents = checks.for_version(cluster, plan, manifests.build(plan))
             changes["workers"] = plan.settings.workers
         checks.rehearse(cluster, [_secret(job), *documents])
-        text = manifests.text(documents) if documents is not before else ""
+        text = ""
+        if documents is not before:
+            text = manifests.text(documents) if plan is None else manifests.render(plan, documents)
         # `stop` deletes the objects of the file, also when this process is killed while it makes them.
         with record.rewritten(job, text):
             run = _Run(cluster, job, screen, state_dir, stop_request, has_rows=has_rows)
