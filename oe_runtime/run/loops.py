@@ -81,6 +81,8 @@ class Loop:
         A last batch with fewer rows than there are workers is left out.
         """
         course, state, workers = self._course, self._state, self._session.workers
+        if course.input is None:
+            self._session.say_input()
         course.input = rows
         course.keep_settings(rows.fixed())
         if self._skip and course.reopen_reading_part():

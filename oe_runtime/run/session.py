@@ -314,6 +314,11 @@ class Session:
             dim=None,
         )
 
+    def say_input(self) -> None:
+        """Write that the program reads the rows of --data, so the flags say how long it trains."""
+        assert self.directory is not None  # noqa: S101 - its run
+        self.directory.event("input", data=self.options.data, batch_size=self.options.batch_size)
+
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
         if self.course is None or self.course.loop is None:

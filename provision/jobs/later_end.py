@@ -11,7 +11,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.training_settings import OF_THE_INPUT, trainer_defaults
 from provision.jobs import store
 from provision.jobs.ending import newest_checkpoint
-from provision.jobs.metrics import summary
+from provision.jobs.metrics import has_event, summary
 from provision.jobs.request import Request
 from provision.jobs.store import Job
 
@@ -23,6 +23,7 @@ class Trained:
     step: int | None
     epochs: int | None
     saved: bool = True  # False: the job is known to have no checkpoint
+    by_flags: bool = False  # --epochs and --steps are known to end it; of a script: it reads by job.batches
 
     def __str__(self) -> str:
         epochs = [] if self.epochs is None else [f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"]
@@ -34,13 +35,15 @@ def trained(job: Job) -> Trained:
     facts = summary(job.metrics_file)
     step = newest_checkpoint(job, facts)[0] or 0
     settings, saved = job.spec().settings, job.has_checkpoint()
-    if settings.get("script"):
+    given = any(settings.get(name) is not None for name in OF_THE_INPUT)
+    if settings.get("script") and not (given or has_event(job.metrics_file, "input", 0)):
         return Trained(step, facts.epoch or 0, saved)
     limit = int(settings.get("steps") or 0)
     if job.state().phase == "done" and not (limit and step >= limit):
         epochs = settings.get("epochs")  # they were its end
-        return Trained(step, int(trainer_defaults()["epochs"] if epochs is None else epochs), saved)
-    return Trained(step, _epochs(job), saved)
+        epochs = int(trainer_defaults()["epochs"] if epochs is None else epochs)
+        return Trained(step, epochs, saved, by_flags=True)
+    return Trained(step, _epochs(job), saved, by_flags=True)
 
 
 def _epochs(job: Job) -> int:
@@ -58,8 +61,8 @@ def extended(wanted: Request, end: Mapping[str, int], job: str, flavor: str, don
     flags = " and ".join(f"--{name} {value}" for name, value in end.items())
     if flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"{flags}: flavor {flavor} cannot resume from a checkpoint; start a new job")
-    reads = any(getattr(wanted.training, name) is not None for name in OF_THE_INPUT)
-    if wanted.training.script and not reads:
+    given = any(getattr(wanted.training, name) is not None for name in OF_THE_INPUT)
+    if wanted.training.script and not (given or done.by_flags):
         raise TrainingError(
             f"{flags}: the script of job {job} decides how long it trains; give it other arguments: "
             f"oeprov resume {job} -- ARGUMENTS"

@@ -195,9 +195,10 @@ class Launch:
         if state.phase in ACTIVE:
             raise TrainingError(f"job {job.id} is running; stop it first: oeprov stop {job.id}")
         if state.phase == "done" and not longer_asked:
-            how = "-- ARGUMENTS" if spec.settings.get("script") else "--epochs N (or --steps N)"
+            trained = later_end.trained(job)
+            how = "--epochs N (or --steps N)" if trained.by_flags else "-- ARGUMENTS"
             raise TrainingError(
-                f"job {job.id} is done: it has trained {later_end.trained(job)}; to train it longer: oeprov "
+                f"job {job.id} is done: it has trained {trained}; to train it longer: oeprov "
                 f"resume {job.id} {how}"
             )
         require_own_id(spec)

@@ -94,6 +94,12 @@ def test_the_flags_of_built_in_models_say_what_is_read(tmp_path: Path) -> None:
     assert {e["steps"] for e in events(mine, "step")} == {10}
     assert [e["epoch"] for e in events(mine, "step")] == [e["epoch"] for e in events(theirs, "step")]
 
+    assert run(script, tmp_path / "default", *words[:6]) == 0
+    assert run(script, tmp_path / "default", *words[:6], "--epochs", "2", "--resume") == 0
+    assert max(losses(tmp_path / "default")) == 12
+    said = [e["event"] for e in events(tmp_path / "default") if e["event"] in ("start", "resume", "input")]
+    assert said == ["start", "input", "start", "resume", "input"], "so that resume knows whose flags end it"
+
     assert run(script, tmp_path / "steps", *words, "--steps", "7") == 0
     assert max(losses(tmp_path / "steps")) == 7
     assert run(script, tmp_path / "steps", *words, "--steps", "10", "--resume") == 0  # trains longer
@@ -252,3 +258,4 @@ def test_flags_of_rows_that_the_program_reads_itself(
     said = capsys.readouterr().err
     assert f"{words[0]} is of rows that job.batches() reads, but train.py reads its own" in said
     assert not losses(tmp_path / "run")
+    assert not events(tmp_path / "run", "input")

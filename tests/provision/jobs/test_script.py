@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from provision.cli import main
 from provision.cli.views.training import TrainingView
 from provision.cluster.errors import TrainingError
 from provision.cluster.training_settings import OF_THE_INPUT, OF_THE_SCRIPT, TrainingSettings
-from provision.jobs import jobspec, metrics, script, store, worker_group
+from provision.jobs import jobspec, later_end, metrics, script, store, worker_group
 from provision.jobs.request import LAUNCH_FLAGS, LaunchOptions, Request
-from provision.jobs.store import Job, JobSpec, ProcessSpec
+from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
 from provision.node import datafiles
 
 
@@ -222,6 +223,33 @@ def test_resume_takes_other_arguments(state_dir: Path, program: Path) -> None:
     job, spec = job_of(state_dir, LaunchOptions())
     with pytest.raises(TrainingError, match="trains a built-in model"):
         script.resumed(job, Request.from_job(spec), ["b"])
+
+
+def test_a_script_that_reads_by_job_batches_is_trained_longer(state_dir: Path, program: Path) -> None:
+    """Also one that was launched with the default length, if its run has said that it reads so."""
+    job, spec = job_of(state_dir, LaunchOptions(script=str(program), data="s3://x/y"))
+    wanted = Request.from_job(spec)
+    told = [{"event": "start"}, {"event": "step", "step": 7, "epoch": 0}]
+
+    def longer(**end: int) -> Request:
+        job.run_dir.mkdir(exist_ok=True)
+        job.metrics_file.write_text("".join(json.dumps(event) + "\n" for event in told))
+        (job.run_dir / "checkpoints" / "step-0000000007").mkdir(parents=True, exist_ok=True)
+        (job.run_dir / "checkpoints" / "step-0000000007" / "manifest.json").touch()
+        return later_end.extended(wanted, end, job.id, "oe_runtime", later_end.trained(job))
+
+    job.write_state(JobState.supervised_here(phase="done", processes=[]))
+    with pytest.raises(TrainingError, match=r"--epochs 3: the script of job .* decides how long it trains"):
+        longer(epochs=3)
+    told.insert(1, {"event": "input"})
+    assert longer(epochs=3).training.epochs == 3
+    assert longer(steps=9).training.steps == 9
+    with pytest.raises(TrainingError, match=r"--epochs 1: job .* has trained 1 epoch, 7 steps already"):
+        longer(epochs=1)
+    told.remove({"event": "input"})
+    wanted = replace(wanted, training=wanted.training.model_copy(update={"batch_size": 64}))
+    job.write_spec(spec.model_copy(update={"settings": wanted.settings()}))
+    assert longer(epochs=3).training.epochs == 3
 
 
 def test_words_after_the_dashes_are_the_script_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
