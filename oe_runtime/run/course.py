@@ -297,7 +297,8 @@ class Course:
         # Rows in files, because the servers and their storage may end after the last step.
         saved = self.saved
         with self._stop.without_time_limit():
-            if saved is None or saved.position.step != position.step or saved.pool is not None:
+            known = saved is not None and saved.pool is None and saved.position.step == position.step
+            if not known or position.left_early:  # which the checkpoint of the last step does not say
                 self._publish(self._checkpoints.take_files, position)
             self._ranks.barrier()  # before anybody leaves
 

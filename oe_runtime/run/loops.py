@@ -26,6 +26,7 @@ class Loop:
         self._batch: Any = None
         self._batch_rows: int | None = None
         self._stepped = True
+        self._left_early = False  # the rows of `read`
         if not done:
             self._open()
 
@@ -92,6 +93,7 @@ class Loop:
         self._session.screen.total(course.steps(), course.position.step)
         if course.position.batch or course.position.epoch:
             state.skipped()
+        self._left_early = True
         known: list[tuple[Batch, Any]] = []
 
         def laid_out(batch: Batch) -> Any:
@@ -105,6 +107,7 @@ class Loop:
                 known = [(one, laid_out(one)) for one in following]
                 state.announce([data for _, data in known])
                 yield from self._stepped_by(batch, part.rows)
+        self._left_early = False
 
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
@@ -128,7 +131,9 @@ class Loop:
         self._session.loop = None
         if not self._skip:
             self._course.loop = None
-            self._course.end_part(self._epochs)
+            rows, at = self._course.input, self._course.position
+            more = self._left_early and rows is not None and not rows.has_ended(at)
+            self._course.end_part(self._epochs, left_early=more)
         else:
             self._course.skip_part()
 

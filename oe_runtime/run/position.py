@@ -14,7 +14,8 @@ class Position:
 
     For asynchronous workers, `queue` is the state of their work queue, in place of `batch`. `part` is the
     number (from 0) of a script's part, such as a call of `fit`. `ended` is the number of epochs that was
-    asked of a part that has ended. `stream` is the place in a stream, as oe_runtime.data.stream.Place has it.
+    asked of a part that has ended, and `left_early` whether its program left the job's rows before their end.
+    `stream` is the place in a stream, as oe_runtime.data.stream.Place has it.
     """
 
     step: int = 0
@@ -23,6 +24,7 @@ class Position:
     queue: Mapping[str, Any] | None = None
     part: int = 0
     ended: int | None = None
+    left_early: bool = False
     stream: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -32,6 +34,8 @@ class Position:
             plain["part"] = self.part
         if self.ended is not None:
             plain["ended"] = self.ended
+        if self.left_early:
+            plain["left_early"] = True
         if self.stream is not None:
             plain["stream"] = self.stream
         return plain if self.queue is None else {**plain, "queue": self.queue}

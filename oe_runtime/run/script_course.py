@@ -179,7 +179,7 @@ class ScriptCourse(Course):
             return False
         if part > at.part:
             at = Position(at.step, part=part, stream=at.stream)  # a stream is read once
-        self.position = replace(at, ended=None)
+        self.position = replace(at, ended=None, left_early=False)
         if self._ranks.stop_requested(self._stop):
             raise self.interrupted()
         self._begin(self.position)
@@ -189,7 +189,9 @@ class ScriptCourse(Course):
     def reopen_reading_part(self) -> bool:
         """Begin the part that `begin_part` has found done, if the flags now give its input more steps."""
         at = self.position
-        if self.input is None or self._parts - 1 != at.part or at.ended is None or self.input.has_ended(at):
+        if self.input is None or self._parts - 1 != at.part or at.ended is None or at.left_early:
+            return False
+        if self.input.has_ended(at):
             return False
         return self.reopen_part(at.ended + 1)
 
@@ -198,10 +200,13 @@ class ScriptCourse(Course):
         self._parts -= 1
         return self.begin_part(epochs)
 
-    def end_part(self, epochs: int) -> None:
-        """End the part, of which so many epochs were asked: the run can go on after it."""
+    def end_part(self, epochs: int, *, left_early: bool = False) -> None:
+        """End the part, of which so many epochs were asked: the run can go on after it.
+
+        With `left_early`, rows of the job are left because the program took no more of them.
+        """
         batch = self.position.batch if self.input is not None else 0  # --steps may end in an epoch
-        self.position = replace(self.position, batch=batch, ended=epochs)
+        self.position = replace(self.position, batch=batch, ended=epochs, left_early=left_early)
         self.state.gather(self._ranks)
         self._finish(self.position)
         self._directory.event("trained", step=self.position.step)

@@ -150,6 +150,19 @@ def test_a_resume_goes_on_with_the_rows_of_its_checkpoint(
     assert [*losses(run_dir)] == [*range(1, 9)]
 
 
+def test_a_program_that_leaves_the_rows_early_stays_ended(tmp_path: Path) -> None:
+    words, run_dir = [*flags(tmp_path), "--batch-size", "50", "--epochs", "2"], tmp_path / "run"
+    leaves = SCRIPT + "        if loop.step_number == 3:\n            break\n"
+    script = write(tmp_path, leaves)
+    assert run(script, run_dir, *words, "--checkpoint-steps", "3") == 0
+    for more in ([], ["--epochs", "3"], ["--steps", "9"]):
+        assert run(script, run_dir, *words, "--resume", *more) == 0
+        assert [*losses(run_dir)] == [1, 2, 3]
+    assert run(script, tmp_path / "steps", *words, "--steps", "3") == 0  # by the flag, as a longer one may be
+    assert run(script, tmp_path / "steps", *words, "--steps", "5", "--resume") == 0
+    assert [*losses(tmp_path / "steps")] == [1, 2, 3, 4, 5]
+
+
 def test_rows_are_prefetched_for_train_on_batch(tmp_path: Path) -> None:
     """Pulls are announced, and no loss changes."""
     words = [*flags(tmp_path), "--batch-size", "50"]
