@@ -81,6 +81,11 @@ class Loop:
 
         A last batch with fewer rows than there are workers is left out.
         """
+        if self._epochs:
+            raise JobError(
+                "job.batches() has all epochs of --epochs: leave loop.epochs out of this block, and "
+                "give --epochs"
+            )
         course, state, workers = self._course, self._state, self._session.workers
         if course.input is None:
             self._session.say_input()

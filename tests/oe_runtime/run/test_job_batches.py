@@ -240,6 +240,13 @@ MISTAKES = {
         None,
         "job.step(loss=…): call it in each step",
     ),
+    "epochs": (
+        SCRIPT.replace(
+            "for x, y, weights in", "for x, y, weights in (row for _ in loop.epochs(3) for row in"
+        ).replace("job.batches():", "job.batches()):"),
+        None,
+        "job.batches() has all epochs of --epochs: leave loop.epochs out",
+    ),
     "no data": (SCRIPT, [], "job.batches() reads --data, which is not given"),
     "stdin": (SCRIPT, ["--data", "-"], "is standard input, which cannot be read again: name files"),
     "outside": (SCRIPT + "job.batches()\n", None, "job.batches() belongs into a block of `with job.training"),
