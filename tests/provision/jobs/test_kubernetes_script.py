@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import shlex
 import subprocess
@@ -363,6 +364,23 @@ class TestJobs:
         assert self.oeprov("resume") == 1
         assert f"--script: there is no file {program} on this machine" in capsys.readouterr().err
         assert not [item for item in self.cluster.kinds() if not item.startswith("PersistentVolume")]
+
+    def test_a_job_of_an_earlier_version_resumes_with_its_script_as_it_is_now(
+        self, tmp_path: Path, program: Path
+    ) -> None:
+        assert self.launch(tmp_path, program, "--detach", "--", "--epochs", "3") == 0
+        assert self.oeprov("stop") == 0
+        (job,) = all_jobs(self.state)
+        kept = json.loads(job.cluster_file.read_text())
+        del kept["plan"]
+        job.cluster_file.write_text(json.dumps(kept))
+        head, dashes, _ = (job.directory / record.MANIFESTS).read_text().partition("---\n")
+        program.write_text("print(2)\n")
+        assert self.oeprov("resume", "--detach", "--", "--epochs", "5") == 0
+        assert pod_of(self.made("Job"))["containers"][0]["args"][-3:] == ["--", "--epochs", "5"]
+        text = (job.directory / record.MANIFESTS).read_text()
+        assert text.startswith(head + dashes)
+        assert self.made("ConfigMap")["metadata"]["name"] in text
 
     def test_arguments_of_a_built_in_model(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = str(inventory_file(tmp_path))
