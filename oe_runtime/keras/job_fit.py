@@ -78,6 +78,7 @@ class FitPart:
             _validation(model, given) if options.eval_every or options.eval_data else None,
             "fit has no validation_data to evaluate on: give it, or leave the flag out",
         )
+        self._session.refuse_unread_eval_data()
         if not course.begin_part(epochs):
             course.skip_part()
             _pass_epochs(self._data, epochs - first)

@@ -146,7 +146,16 @@ class Loop:
 def begin(session: Session, state: ScriptState, evaluate: Callable[[], Iterable[Any]] | None) -> Loop:
     """See oe_runtime.job.training; `state` is of what is trained."""
     course = session.begin(state)
-    course.evaluate_by(evaluate, "give job.training(evaluate=…) what predicts, or leave the flag out")
+
+    def predict() -> Iterator[Any]:
+        for pair in evaluate() if evaluate is not None else ():
+            session.refuse_unread_eval_data()  # now that the program has asked for its rows
+            yield pair
+
+    course.evaluate_by(
+        None if evaluate is None else predict,
+        "give job.training(evaluate=…) what predicts, or leave the flag out",
+    )
     session.loop = Loop(session, course, course.state, done=not course.begin_part())
     return session.loop
 

@@ -24,7 +24,7 @@ from oe_runtime.run.options import RunOptions, ScriptOptions, outside
 from oe_runtime.run.outcome import STOP_SECONDS, end_at_limit
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, check_input, join_workers
-from oe_runtime.run.run_directory import RunDirectory
+from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.run_input import RunInput, columns_fixed
 from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
@@ -74,6 +74,7 @@ class Session:
         self.course: ScriptCourse | None = None
         self.loop: Loop | None = None  # of the present block of job.training
         self._input: RunInput | None = None
+        self._reads_eval_data = False  # the program has asked for its name or its rows
         self._uses_schema = False  # the program reads rows of these columns, by job.batches or by itself
         self.uploads: uploads.Uploads | None = None  # of worker 0
         self.seeds: tuple[int, int | None] | None = None  # the script's, and the one set for the last part
@@ -149,6 +150,7 @@ class Session:
     @property
     def eval_data(self) -> str | None:
         """The data for the evaluation as the launcher was given it."""
+        self._reads_eval_data = True
         return self.options.eval_data or None
 
     @property
@@ -333,6 +335,7 @@ class Session:
 
     def eval_batches(self, layout: Callable[[Batch], Any] | None) -> Iterator[Any]:
         """See oe_runtime.job.eval_batches."""
+        self._reads_eval_data = True
         rows, layout = self.input(), layout or self.columns
         return (
             (layout(part) for part in rows.held_out(self.ranks) if part.rows)
@@ -383,6 +386,15 @@ class Session:
             raise JobError(
                 f"{options.input_flags[0]} is of rows that job.batches() reads, but {options.script.name} "
                 "reads its own: leave the flag out (give what the program decides after --)"
+            )
+
+    def refuse_unread_eval_data(self) -> None:
+        """In an evaluation: refuse --eval-data if the program has other rows than those."""
+        options = self.options
+        if isinstance(options, ScriptOptions) and options.eval_data and not self._reads_eval_data:
+            raise RunError(
+                f"--eval-data {options.eval_data}: {options.script.name} evaluates on other rows, because it "
+                "asks for neither job.eval_data nor job.eval_batches(): leave the flag out"
             )
 
     def _refuse_child(self, what: str) -> None:

@@ -110,6 +110,16 @@ def test_the_name_of_the_rows_reaches_the_program(tmp_path: Path, monkeypatch: p
     assert len(evaluated(tmp_path / "run")) == 1
 
 
+@pytest.mark.parametrize("kind", ["arrays", "tape"])
+def test_rows_that_the_program_does_not_ask_for(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--eval-every", "9", "--eval-data", str(tmp_path / "rows.csv"))
+    assert run(write(tmp_path, SCRIPTS[kind]), tmp_path / "run", *words) == 1
+    assert "rows.csv: train.py evaluates on other rows" in capsys.readouterr().err
+    assert evaluated(tmp_path / "run") == []
+
+
 MISTAKES = {
     "fit": (job_scripts.ARRAYS, "--eval-every: fit has no validation_data to evaluate on"),
     "split": (
