@@ -15,8 +15,9 @@ from provision.hosts.stop_request import TICK, StopRequest
 from provision.jobs import worker_group
 from provision.jobs.backends import Process, Refused, Stopped
 from provision.jobs.backends.units import WORKER_LOST
+from provision.jobs.ending import newest_checkpoint
 from provision.jobs.job_run import JobRun, Limits
-from provision.jobs.metrics import Event, MetricsTail
+from provision.jobs.metrics import Event, MetricsTail, summary
 from provision.jobs.server_group import ServerGroup
 from provision.jobs.store import DONE, Job, JobState, Phase
 from provision.jobs.worker_group import WorkerGroup
@@ -53,17 +54,19 @@ class Supervisor:
 
     def run(self, resume: bool = False) -> Outcome:
         """Start everything, wait for the end, stop everything; ``state.json`` says how far it is."""
-        outcome = Outcome("failed", "the launcher failed; see its log", 1)
+        outcome, stopped_in_start = Outcome("failed", "the launcher failed; see its log", 1), False
         try:
             outcome = self._run(resume)
         except Refused as error:
             outcome = Outcome("failed", str(error), 1)
         except Stopped:
-            outcome = Outcome("interrupted", "stopped before training began", 130)
+            outcome, stopped_in_start = Outcome("interrupted", "stopped before training began", 130), True
         finally:
             left = self.workers.stop(outcome.message)
             for event in self.job_run.tail.read() if self.workers.members else ():
                 self.last[event["event"]] = event  # not shown: a broken view must not keep servers running
+            if stopped_in_start and self._checkpoint_step() is not None:  # that of a restart, or of resume
+                outcome = self._stopped([])
             if self._is_over() and outcome.phase != "done":
                 outcome = Outcome("done", DONE, 0)  # a host that was out of reach has answered
             # Where nobody can know whether the trainer has written a checkpoint, one may need these rows.
@@ -200,8 +203,14 @@ class Supervisor:
         elif step:
             message = f"stopped after step {step}; nothing is saved"
         else:
+            saved = self._checkpoint_step()
             message = "stopped before the first step"
+            message += "" if saved is None else f" after the checkpoint of step {saved}"
         return Outcome("interrupted", message, 130)
+
+    def _checkpoint_step(self) -> int | None:
+        """The step of the job's newest checkpoint, as far as its events or files are here."""
+        return newest_checkpoint(self.job, summary(self.job.metrics_file))[0]
 
     def _server_lost(self, server: Process) -> Outcome:
         """How the run ended, once its workers have noticed that the server is lost."""

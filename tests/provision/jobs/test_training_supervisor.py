@@ -667,6 +667,29 @@ def test_second_stop_ends_a_deaf_worker(tmp_path: Path) -> None:
     assert_nothing_left(job)
 
 
+def test_a_stop_request_while_workers_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of workers on hosts, whose start may take minutes: what was trained before is told."""
+    real, at = Child.start, [True]  # whether the start that is stopped is the first one
+
+    def begin(
+        child: Child, argv: list[str], env: dict[str, str], stop: StopRequest, *, fresh: bool = True
+    ) -> None:
+        if child.spec.role == "worker" and fresh == at[0]:
+            stop.ask()
+            raise Stopped
+        real(child, argv, env, stop, fresh=fresh)
+
+    monkeypatch.setattr(Child, "start", begin)
+    job = make_job(tmp_path, worker="loses-worker", follower="kills-itself", restarts=1)
+    assert supervise(job)[0] == Outcome("interrupted", "stopped before training began", 130)
+    at[0] = False
+    words = "stopped before the first step after the checkpoint of step 2"
+    assert supervise(job)[0] == Outcome("interrupted", words, 130)
+    assert job.state().message == words
+    assert supervise(job, resume=True)[0] == Outcome("interrupted", words, 130)
+    assert_nothing_left(job)
+
+
 def test_stop_while_servers_start(tmp_path: Path) -> None:
     job, stop = make_job(tmp_path, server="silent"), StopRequest()
     stop.ask()
