@@ -50,7 +50,7 @@ data: str | None
 eval_data: str | None
 """What `--eval-data` says, likewise: rows for the evaluation."""
 schema: Schema
-"""The columns that `--schema` says, with `--max-cardinality`; for programs that read by `batches`."""
+"""The columns that `--schema` says, with `--max-cardinality`; for `batches` and other readers of `data`."""
 run_dir: Path
 """The directory of the run: checkpoints, metrics, report."""
 resume_step: int

@@ -116,8 +116,7 @@ class Loop:
 
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
-        if self._course.input is None:
-            self._session.refuse_input_flags()
+        self._session.refuse_input_flags()
         if rows is None:
             rows = _rows(self._batch) if self._batch_rows is None else self._batch_rows
         self._stepped = True

@@ -35,6 +35,7 @@ from oe_runtime.support import horovod, job_hooks
 if TYPE_CHECKING:
     from oe_runtime.run.loops import Loop
 
+_COLUMN_FLAGS = ("--schema", "--label", "--categories", "--numbers", "--max-cardinality")
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
 _FIT_ALONE = (
     "fit is no part of the job without its callback, and would have no progress, checkpoints or stop: give "
@@ -345,7 +346,7 @@ class Session:
 
     @property
     def schema(self) -> Schema:
-        """The columns of the rows that `batches` reads, or the program by itself."""
+        """The columns of the rows, which `batches` or the program itself reads."""
         self._uses_schema = True
         return self.options.schema.limited(self.options.max_cardinality)
 
@@ -380,11 +381,19 @@ class Session:
         return self._input
 
     def refuse_input_flags(self) -> None:
-        """Before steps on rows that the program reads itself: refuse flags that say how to read them."""
+        """Before steps on rows that the program reads itself: refuse flags that say how to read them.
+
+        Those of the columns are for a program that has used `schema`.
+        """
         options = self.options
-        if isinstance(options, ScriptOptions) and options.input_flags:
+        if not isinstance(options, ScriptOptions) or (
+            self.course is not None and self.course.input is not None
+        ):
+            return
+        used = _COLUMN_FLAGS if self._uses_schema else ()
+        if unused := [flag for flag in options.input_flags if flag not in used]:
             raise JobError(
-                f"{options.input_flags[0]} is of rows that job.batches() reads, but {options.script.name} "
+                f"{unused[0]} is of rows that job.batches() reads, but {options.script.name} "
                 "reads its own: leave the flag out (give what the program decides after --)"
             )
 

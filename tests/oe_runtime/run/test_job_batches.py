@@ -163,6 +163,48 @@ def test_a_program_that_leaves_the_rows_early_stays_ended(tmp_path: Path) -> Non
     assert [*losses(tmp_path / "steps")] == [1, 2, 3, 4, 5]
 
 
+FIT = """
+from oe_runtime.data import dataset
+
+rows = dataset(job.schema, job.data, 50)
+model.fit(rows, epochs=1, verbose=0, callbacks=[embed.JobCallback(job)])
+"""
+
+
+def test_a_program_may_read_by_itself_as_well(tmp_path: Path) -> None:
+    words = [*flags(tmp_path), "--batch-size", "50"]
+    script, whole, run_dir = write(tmp_path, SCRIPT + FIT), tmp_path / "whole", tmp_path / "run"
+    assert run(script, whole, *words) == 0
+    assert [*losses(whole)] == [*range(1, 17)]  # 8 of batches, and 8 of fit
+    assert run(script, run_dir, *words, arguments=("5",)) == 130
+    assert run(script, run_dir, *words, "--resume") == 0
+    assert losses(run_dir) == losses(whole)
+
+
+LOOP = """
+from oe_runtime.data import Rows
+
+with job.training(model) as loop:
+    for epoch in loop.epochs(1):
+        for x, y, weights in loop.batches(Rows(job.schema, job.data, 50)):
+            job.step(loss=model.train_on_batch(x, y, weights)[0])
+"""
+
+
+@pytest.mark.parametrize("train", [FIT, LOOP])
+def test_flags_of_columns_are_for_a_program_that_uses_the_schema(
+    train: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*flags(tmp_path), "--max-cardinality", "9"]
+    script = write(tmp_path, SCRIPT[: SCRIPT.index("with job.training")] + train)
+    assert run(script, tmp_path / "run", *words) == 0
+    assert [*losses(tmp_path / "run")] == [*range(1, 9)]
+    assert run(script, tmp_path / "run", *words[:-1], "8", "--resume") == 1
+    assert "has max cardinality 9, --max-cardinality is 8" in capsys.readouterr().err
+    assert run(script, tmp_path / "other", *words, "--batch-size", "50") == 1
+    assert "--batch-size is of rows that job.batches() reads" in capsys.readouterr().err
+
+
 def test_rows_are_prefetched_for_train_on_batch(tmp_path: Path) -> None:
     """Pulls are announced, and no loss changes."""
     words = [*flags(tmp_path), "--batch-size", "50"]
@@ -275,7 +317,6 @@ def test_flags_of_rows_that_the_program_reads_itself(
     text: str, words: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(write(tmp_path, text), tmp_path / "run", *words) == 1
-    said = capsys.readouterr().err
-    assert f"{words[0]} is of rows that job.batches() reads, but train.py reads its own" in said
+    said = capsys.readouterr()
+    assert f"{words[0]} is of rows that job.batches() reads, but train.py reads its own" in said.err
     assert not losses(tmp_path / "run")
-    assert not events(tmp_path / "run", "input")
