@@ -57,6 +57,7 @@ class Loop:
         """Yield the batches of an epoch that are left; the same data must be given at every start."""
         if self._skip:
             return
+        self._session.refuse_input_flags()
         at = self._course.position
         done = at.batch
         self._course.agree_on_batches(at.epoch, len(data) if isinstance(data, Sized) else None)

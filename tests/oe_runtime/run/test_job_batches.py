@@ -316,7 +316,27 @@ def test_mistakes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_flags_of_rows_that_the_program_reads_itself(
     text: str, words: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    text = text.replace("            x, y =", "            print('a batch')\n            x, y =")
     assert run(write(tmp_path, text), tmp_path / "run", *words) == 1
     said = capsys.readouterr()
     assert f"{words[0]} is of rows that job.batches() reads, but train.py reads its own" in said.err
+    assert "a batch" not in said.out
     assert not losses(tmp_path / "run")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("text", [job_scripts.ARRAYS, job_scripts.TAPE])
+def test_a_run_goes_on_without_a_flag_that_was_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers have a checkpoint before the first step."""
+    server, run_dir = ServerProcess(tmp_path / "server"), tmp_path / "run"
+    script = write(tmp_path, text)
+    try:
+        assert run(script, run_dir, "--servers", server.endpoint, "--batch-size", "9") == 1
+        again = ["--resume"] if any((run_dir / "checkpoints").iterdir()) else []
+        assert run(script, run_dir, "--servers", server.endpoint, *again) == 0, capsys.readouterr().err
+    finally:
+        server.stop()
+    assert max(losses(run_dir)) == 60
+    assert not events(tmp_path / "run", "input")
