@@ -77,6 +77,7 @@ class FitPart:
         course.evaluate_by(
             _validation(model, given) if options.eval_every or options.eval_data else None,
             "fit has no validation_data to evaluate on: give it, or leave the flag out",
+            "the evaluation on fit's validation_data",
         )
         self._session.refuse_unread_eval_data()
         if not course.begin_part(epochs):

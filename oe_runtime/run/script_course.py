@@ -68,6 +68,7 @@ class ScriptCourse(Course):
         self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self.figures: Callable[[], dict[str, float]] = dict  # more numbers to log
         self._predict: Callable[[], Iterable[Any]] | None = None  # of the present part
+        self._source = ""  # where its labels and probabilities are from, for errors
         self._parts = 0  # begun
         self._compiled = False
         self._warned = False  # looked whether workers train on the same batches
@@ -126,11 +127,13 @@ class ScriptCourse(Course):
         if isinstance(self._ranks, CollectiveRanks):
             self._ranks.gradients = gradients
 
-    def evaluate_by(self, predict: Callable[[], Iterable[Any]] | None, instead: str) -> None:
+    def evaluate_by(
+        self, predict: Callable[[], Iterable[Any]] | None, instead: str, source: str = "evaluate"
+    ) -> None:
         """Before a part: evaluate by what `predict` yields, labels and probabilities of this worker's rows.
 
-        Without it, raises RunError where a flag asks for evaluations; `instead` says what to do. All workers
-        have it, or none.
+        Errors of these name the `source`. Without `predict`, raises RunError where a flag asks for
+        evaluations; `instead` says what to do. All workers have it, or none.
         """
         having = self._numbers(int(predict is not None))
         if 0 in having and 1 in having:
@@ -141,13 +144,13 @@ class ScriptCourse(Course):
         flag = "--eval-every" if self._run.eval_every else "--eval-data" if self._run.eval_data else ""
         if predict is None and flag:
             raise RunError(f"{flag}: {instead}")
-        self._predict = predict
+        self._predict, self._source = predict, source
 
     def predictions(self) -> Iterator[Prediction] | None:
         """See Course."""
         if self._predict is None or not self._run.eval:
             return None
-        return map(_checked, self._predict())
+        return (_checked(found, self._source) for found in self._predict())
 
     def evaluate_at_end(self) -> None:
         """Evaluate after the last step of a part, unless the program has nothing to evaluate with."""
@@ -374,29 +377,31 @@ class ScriptCourse(Course):
         refuse_together(self._ranks, problem)
 
 
-def _checked(found: Any) -> Prediction:
-    """Return labels and probabilities as flat arrays. Raises RunError for what they cannot be."""
+def _checked(found: Any, source: str) -> Prediction:
+    """Return labels and probabilities as flat arrays. Raises RunError for others, of `source`."""
     if not isinstance(found, (tuple, list)) or len(found) != 2:
-        raise RunError(f"evaluate yields pairs of labels and probabilities, not a {type(found).__name__}")
-    labels, probabilities = (
-        np.asarray(one.detach().cpu() if hasattr(one, "detach") else one) for one in found
+        raise RunError(f"{source} yields pairs of labels and probabilities, not a {type(found).__name__}")
+    labels, probabilities = (  # numpy has no bfloat16 as PyTorch has it
+        np.asarray(one.detach().cpu().double() if hasattr(one, "detach") else one) for one in found
     )
     for what, array in (("labels", labels), ("probabilities", probabilities)):
         if array.ndim == 0 or array.shape[1:] not in ((), (1,)):
             raise RunError(
-                f"evaluate yields {what} shaped {array.shape}: AUC and log loss need one for each row, "
+                f"{source} yields {what} shaped {array.shape}: AUC and log loss need one for each row, "
                 "shaped (B,) or (B, 1)"
             )
     labels, probabilities = labels.reshape(-1), probabilities.reshape(-1)
     if len(labels) != len(probabilities):
         raise RunError(
-            f"evaluate yields {len(probabilities)} probabilities for {len(labels)} labels: AUC and log loss "
+            f"{source} yields {len(probabilities)} probabilities for {len(labels)} labels: AUC and log loss "
             "need one for each row"
         )
     if not np.isin(labels, (0, 1)).all():
-        raise RunError("evaluate yields labels other than 0 and 1, for which there is no AUC")
+        raise RunError(f"{source} yields labels other than 0 and 1, for which there is no AUC")
+    if np.isnan(probabilities).any():
+        raise RunError(f"{source} yields NaN as a probability: try a smaller learning rate")
     if not ((probabilities >= 0) & (probabilities <= 1)).all():
         raise RunError(
-            "evaluate yields values outside of 0 to 1 as probabilities: apply a sigmoid to logits first"
+            f"{source} yields values outside of 0 to 1 as probabilities: apply a sigmoid to logits first"
         )
     return labels, probabilities

@@ -139,11 +139,15 @@ MISTAKES = {
         .replace('"binary_crossentropy", metrics=["AUC"]', '"categorical_crossentropy"')
         .replace("callbacks = ", "labels = keras.utils.to_categorical(features[:, 0] % 5, 5)\ncallbacks = ")
         .replace("verbose=0", "verbose=0, validation_data=(features, labels)"),
-        "labels shaped (50, 5): AUC and log loss need one for each row",
+        "the evaluation on fit's validation_data yields labels shaped (50, 5): AUC and log loss",
     ),
     "values": (
         TAPE.replace("yield theirs[start : start + 40], ", "yield theirs[start : start + 40], 2 + "),
         "values outside of 0 to 1 as probabilities",
+    ),
+    "nan": (
+        TAPE.replace("start + 40], model", "start + 40], np.nan * model"),
+        "evaluate yields NaN as a probability: try a smaller learning rate",
     ),
     "pairs": (TAPE.replace("yield theirs", "yield 1, theirs"), "pairs of labels and probabilities, not a"),
 }
