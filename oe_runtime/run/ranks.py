@@ -272,6 +272,7 @@ _OWN = {
     "script",  # its place; that models fit is checked later
     "data",  # compared by content, see check_input
     "eval_data",
+    "input_flags",  # a default value may be given too
     "token_file",
     "run_dir",
     "export",

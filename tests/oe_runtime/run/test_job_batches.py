@@ -13,6 +13,9 @@ import yaml
 from job_scripts import losses, run, start, write
 from training_runs import ServerProcess, events, wait_for
 
+from oe_runtime.run.options import outside
+from oe_runtime.run.ranks import Ranks, check_agreement
+from oe_runtime.run.run_directory import RunError
 from provision.jobs.worker_group import free_endpoints
 
 # A table per category, and the numbers.
@@ -241,6 +244,25 @@ def test_a_stream_is_read_on_after_a_stop(tmp_path: Path) -> None:
     assert [*losses(run_dir)] == [*range(1, 7)]
     last = events(run_dir, "step")[-1]
     assert (last["rows"], last["file"]) == (300, "b.csv")
+
+
+class SharedWords(Ranks):
+    """Shares the flags of the first worker that calls it."""
+
+    def __init__(self) -> None:
+        self.flags = b""
+
+    def share(self, value: bytes, origin: int = 0) -> bytes:
+        self.flags = self.flags or value
+        return self.flags if value.startswith(b"{") else value
+
+
+def test_a_worker_may_be_given_a_default_value(tmp_path: Path) -> None:
+    script, ranks = tmp_path / "train.py", SharedWords()
+    check_agreement(outside(script, run_dir=tmp_path), ranks)
+    check_agreement(outside(script, run_dir=tmp_path, batch_size=4096), ranks)
+    with pytest.raises(RunError, match="--batch-size is 50 in worker 0 and 4096"):
+        check_agreement(outside(script, run_dir=tmp_path, batch_size=50), ranks)
 
 
 @pytest.mark.process
