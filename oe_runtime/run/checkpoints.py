@@ -38,6 +38,7 @@ _LEAST_KEPT = 2  # while a checkpoint becomes durable in some pools, all must ha
 
 # Flags of settings with other names.
 _NAMES = {"embeddings": "--stock or --servers/--in-process", "max_cardinality": "--max-cardinality"}
+_DEFAULTS = {"schema": "criteo"}  # where settings of earlier versions have none
 
 
 def newest(run_directory: Path) -> RunCheckpoint | None:
@@ -109,8 +110,11 @@ def _saved(found: checkpoint.Checkpoint) -> RunCheckpoint:
 
 def _difference(name: str, saved: Any, wanted: Any) -> str:
     flag = _NAMES.get(name, "--" + name.replace("_", "-"))
+    saved, wanted = (_DEFAULTS.get(name) if value is None else value for value in (saved, wanted))
     tables = "tables C1 to C26 have " if name in ("dim", "optimizer") else "the checkpoint has "
-    return f"{tables}{name.replace('_', ' ')} {saved}, {flag} is {wanted}"
+    words = name.replace("_", " ")
+    has = f"no {words}" if saved is None else f"{words} {saved}"
+    return f"{tables}{has}, {flag} is {'not given' if wanted is None else wanted}"
 
 
 class Checkpoints:

@@ -138,7 +138,7 @@ def test_a_resume_goes_on_with_the_rows_of_its_checkpoint(
     assert run(script, run_dir, *words, "--batch-size", "50", *evaluation, arguments=("4",)) == 130
     stopped = losses(run_dir)
     for given, said in (
-        ([*words, "--batch-size", "50"], f"has eval data {apart}, --eval-data is"),
+        ([*words, "--batch-size", "50"], f"has eval data {apart}, --eval-data is not given"),
         (["--data", other, *words[2:], "--batch-size", "50", *evaluation], f"--data is {other}"),
         ([*words, *evaluation], "has batch size 50, --batch-size is 4096"),
         ([*words[:2], "--batch-size", "50", *evaluation], "--schema is criteo"),
@@ -149,6 +149,10 @@ def test_a_resume_goes_on_with_the_rows_of_its_checkpoint(
         assert "cannot resume from" in error
         assert said in error
     assert losses(run_dir) == stopped
+    words_apart = [*words, "--batch-size", "50"]
+    assert run(script, tmp_path / "held", *words_apart, arguments=("4",)) == 130
+    assert run(script, tmp_path / "held", *words_apart, *evaluation, "--resume") == 1
+    assert f"the checkpoint has no eval data, --eval-data is {apart}" in capsys.readouterr().err
     assert run(script, run_dir, *words, "--batch-size", "50", *evaluation, "--resume") == 0
     assert [*losses(run_dir)] == [*range(1, 9)]
 
