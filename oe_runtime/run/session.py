@@ -366,6 +366,11 @@ class Session:
                 raise JobError(
                     f"job.batches() reads --data, which {found}: name files, or a directory with --follow"
                 )
+            if options.batch_size < self.workers:
+                raise JobError(
+                    f"--batch-size is {options.batch_size}, expected at least a row for each of "
+                    f"{self.workers} workers"
+                )
             source = open_source(
                 options.data,
                 options.max_cardinality,

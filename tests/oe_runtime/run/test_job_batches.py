@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import job_scripts
@@ -14,8 +15,11 @@ from job_scripts import losses, run, start, write
 from training_runs import ServerProcess, events, wait_for
 
 from oe_runtime.run.options import outside
+from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks, check_agreement
 from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.session import JobError, Session
+from oe_runtime.run.stopping import StopRequest
 from provision.jobs.worker_group import free_endpoints
 
 # A table per category, and the numbers.
@@ -248,6 +252,13 @@ def test_a_stream_is_read_on_after_a_stop(tmp_path: Path) -> None:
     assert [*losses(run_dir)] == [*range(1, 7)]
     last = events(run_dir, "step")[-1]
     assert (last["rows"], last["file"]) == (300, "b.csv")
+
+
+def test_batches_with_fewer_rows_than_workers(tmp_path: Path) -> None:
+    alone = outside(tmp_path / "train.py", data="generate:99", batch_size=1)
+    session = Session(replace(alone, size=2), StopRequest(with_parent=False), View(), launched=True)
+    with pytest.raises(JobError, match="--batch-size is 1, expected at least a row for each of 2 workers"):
+        session.input()
 
 
 class SharedWords(Ranks):
