@@ -97,7 +97,7 @@ class Loop:
         if self._skip:
             return
         self._session.screen.total(course.steps(), course.position.step)
-        if course.position.batch or course.position.epoch:
+        if course.goes_on():
             state.skipped()
         self._left_early = True
         known: list[tuple[Batch, Any]] = []

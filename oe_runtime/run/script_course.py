@@ -166,6 +166,11 @@ class ScriptCourse(Course):
                 "warning: evaluate yields no rows, so nothing was measured; --no-eval leaves it out"
             )
 
+    def goes_on(self) -> bool:
+        """Return whether the next step is the first after the checkpoint, in the middle of its part."""
+        at = self.position
+        return at.step == self._start and bool(at.batch or at.epoch)
+
     def skip_part(self) -> None:
         """Pass over the part that `begin_part` has found done; the last one is evaluated anew."""
         if self._parts - 1 == self.position.part:

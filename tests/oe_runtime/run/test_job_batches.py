@@ -216,6 +216,25 @@ def test_flags_of_columns_are_for_a_program_that_uses_the_schema(
     assert "--batch-size is of rows that job.batches() reads" in capsys.readouterr().err
 
 
+def test_random_numbers_go_on_once_after_a_resume(tmp_path: Path) -> None:
+    """A block may ask for its batches twice. PyTorch's generator is set where `skipped` is called."""
+    words, run_dir = [*flags(tmp_path), "--batch-size", "50"], tmp_path / "run"
+    begin, end = SCRIPT.index("    for x, y, weights in job.batches"), SCRIPT.index("        model.reset")
+    twice = (
+        SCRIPT[:begin]
+        + "    at = []\n    job.current().course.state.skipped = lambda: at.append(loop.step_number)\n"
+        + "    for x, y, weights in (row for _ in range(2) for row in batches(loop)):\n"
+        + SCRIPT[end:]
+        + "assert at == ([job.resume_step] if job.resume_step else []), at\n"
+    )
+    first = "def batches(loop):\n    for row in job.batches():\n        yield row\n"
+    first += "        if loop.step_number == job.resume_step + 2:\n            break\n\n\n"
+    script = write(tmp_path, twice.replace("def evaluate", first + "def evaluate"))
+    assert run(script, run_dir, *words, arguments=("4",)) == 130
+    assert run(script, run_dir, *words, "--resume") == 0
+    assert [*losses(run_dir)] == [*range(1, 9)]
+
+
 def test_rows_are_prefetched_for_train_on_batch(tmp_path: Path) -> None:
     """Pulls are announced, and no loss changes."""
     words = [*flags(tmp_path), "--batch-size", "50"]
