@@ -10,6 +10,7 @@ take part if they are in .cache/benchmarks already, or with --fetch: gigabytes, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import re
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -74,6 +76,7 @@ NEEDS: dict[str, Callable[[], str]] = {
 }
 FETCHED = "message libraries"  # with --fetch
 _RUNNING: set[int] = set()  # benchmarks, each in a session of its own
+_INTERRUPTED = threading.Event()
 
 TRAINING = "--dims 4 --rows 1000 --batch-size 128 --seconds 0 --rounds 1"
 ENGINE = "--rows 20000 --dim 8 --optimizer adagrad --rounds 1"
@@ -234,18 +237,25 @@ def run(name: str, quick: Quick, fetch: bool) -> str:
 def _ended(process: subprocess.Popen[bytes]) -> int | None:
     """The exit status; None after SECONDS, when it is killed with the servers and workers that it started."""
     _RUNNING.add(process.pid)
+    if _INTERRUPTED.is_set():  # what runs by then has been killed, maybe without this one
+        _kill(process.pid)
     try:
         return process.wait(SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        _kill(process.pid)
         process.wait()
         return None
     finally:
         _RUNNING.remove(process.pid)
 
 
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.killpg(group, signal.SIGKILL)
+
+
 def main() -> int:
-    """Run them; 1 if one failed."""
+    """Run them; 1 if one failed, and 130 after Ctrl-C or SIGTERM, with which all end."""
     parser = argparse.ArgumentParser(
         prog="python benchmarks/quick.py",
         description=__doc__,
@@ -257,18 +267,20 @@ def main() -> int:
     parser.add_argument("--fetch", action="store_true", help="fetch and build peers that are not there yet")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began, said = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as threads:
-        begun = [threads.submit(run, name, QUICK[name], options.fetch) for name in options.only]
         try:
+            begun = [threads.submit(run, name, QUICK[name], options.fetch) for name in options.only]
             for done in as_completed(begun):
                 said.append(done.result())
                 print(said[-1], flush=True)
         except KeyboardInterrupt:
             threads.shutdown(wait=False, cancel_futures=True)
+            _INTERRUPTED.set()
             for group in list(_RUNNING):
-                os.killpg(group, signal.SIGKILL)
-            raise
+                _kill(group)
+            return 130
     counts = [sum(line.startswith(mark) for line in said) for mark in ("ok", "not run", "FAILED")]
     took = (time.monotonic() - began) / 60
     print(f"{counts[0]} benchmarks ran in {took:.1f} minutes, {counts[1]} did not, {counts[2]} failed")

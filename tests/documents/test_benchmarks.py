@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,60 @@ def test_each_short_form_says_which_rows_have_figures(quick) -> None:
     for name, one in quick.QUICK.items():
         assert one.rows or one.needs == ("virtual nodes",), name
         assert set(one.needs) <= quick.NEEDS.keys(), name
+
+
+INTERRUPTED = """
+import subprocess, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import quick
+
+ended = subprocess.Popen(["true"], start_new_session=True)
+ended.wait()
+
+
+class Running(set):  # the first one's group is no more, and the last one begins after all were killed
+    def __iter__(self):
+        yield ended.pid
+        yield from super().__iter__()
+        interrupted.set()
+
+
+def words(command, directory):
+    if command == "late":
+        interrupted.wait()
+        time.sleep(0.2)
+    return ["sh", "-c", "sleep 1000 & echo begun >&9; wait"]
+
+
+interrupted = threading.Event()
+real = subprocess.Popen
+quick.subprocess.Popen = lambda *words, **more: real(*words, **more, pass_fds=[9])
+quick._RUNNING, quick.words = Running(), words
+quick.QUICK = {name: quick.Quick(name, ("x",)) for name in ("one", "two", "late")}
+sys.argv[1:] = ["--jobs", "3"]
+sys.exit(quick.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_what_all_benchmarks_have_started(number: signal.Signals) -> None:
+    words = [
+        "sh",
+        "-c",
+        'exec "$@" 9>&1 >&2',
+        "sh",
+        sys.executable,
+        "-c",
+        INTERRUPTED,
+        str(ROOT / "benchmarks"),
+    ]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert [process.stdout.readline() for _ in range(2)] == [b"begun\n"] * 2
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)  # at its end nobody can write any more
+    assert (process.returncode, out.replace(b"begun\n", b""), err) == (130, b"", b"")
 
 
 def test_a_benchmark_over_its_time_takes_its_servers_along(quick, monkeypatch: pytest.MonkeyPatch) -> None:
