@@ -11,6 +11,8 @@ from oe_runtime.run.position import Position
 from oe_runtime.run.ranks import Ranks
 from oe_runtime.run.run_directory import RunError
 
+_BEGIN = Position()
+
 
 def columns_fixed(options: RunOptions) -> dict[str, Any]:
     """Return the settings of the columns alone, for a program that reads rows of them by itself."""
@@ -60,15 +62,19 @@ class RunInput:
         for batch in holdout_batches(self.source, self._split, self.batch_size):
             yield batch.part(ranks.rank, ranks.count)
 
-    def steps(self) -> int | None:
-        """Return the steps of the whole run as far as known; estimated from bytes while a file is read."""
+    def steps(self, at: Position = _BEGIN, least: int = 1) -> int | None:
+        """Return the run's steps as far as known; estimated from bytes while a file is read.
+
+        The epochs of these rows are counted from `at`; batches of fewer than `least` rows are no step.
+        """
         limits = [] if self._options.steps is None else [self._options.steps]
         rows = self.source.total_rows()
         if self._options.epochs is not None:
             if rows is None:
                 return None
-            per_epoch = -(-self._split.training_rows(rows) // self.batch_size)
-            limits.append(per_epoch * self._options.epochs)
+            whole, rest = divmod(self._split.training_rows(rows), self.batch_size)
+            per_epoch = whole + (rest >= least)
+            limits.append(at.step - at.batch + per_epoch * (self._options.epochs - at.epoch))
         return min(limits, default=None)
 
     def has_ended(self, position: Position) -> bool:

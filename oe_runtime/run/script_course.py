@@ -64,7 +64,7 @@ class ScriptCourse(Course):
         self._client = client
         self.training = False  # in a part
         self.loop: Any = None  # of job.training
-        self.total: int | None = None  # steps, where known
+        self.total: int | None = None  # steps to the end of the part, where it has an end of its own
         self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self.figures: Callable[[], dict[str, float]] = dict  # more numbers to log
         self._predict: Callable[[], Iterable[Any]] | None = None  # of the present part
@@ -187,6 +187,7 @@ class ScriptCourse(Course):
             return False
         if part > at.part:
             at = Position(at.step, part=part, stream=at.stream)  # a stream is read once
+        self.total = None
         self.position = replace(at, ended=None, left_early=False)
         if self._ranks.stop_requested(self._stop):
             raise self.interrupted()
@@ -326,7 +327,9 @@ class ScriptCourse(Course):
 
     def steps(self) -> int | None:
         """See Course."""
-        return super().steps() if self.total is None else self.total
+        if self.total is not None or self.input is None:
+            return self.total
+        return self.input.steps(self.position, self._ranks.count)
 
     def window(self) -> tuple[float, float | None]:
         """See Course."""

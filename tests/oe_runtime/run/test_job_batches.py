@@ -14,10 +14,13 @@ import yaml
 from job_scripts import losses, run, start, write
 from training_runs import ServerProcess, events, wait_for
 
+from oe_runtime.data import open_source
 from oe_runtime.run.options import outside
+from oe_runtime.run.position import Position
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks, check_agreement
 from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.run_input import RunInput
 from oe_runtime.run.session import JobError, Session
 from oe_runtime.run.stopping import StopRequest
 from provision.jobs.worker_group import free_endpoints
@@ -111,6 +114,30 @@ def test_the_flags_of_built_in_models_say_what_is_read(tmp_path: Path) -> None:
     assert max(losses(tmp_path / "steps")) == 7
     assert run(script, tmp_path / "steps", *words, "--steps", "10", "--resume") == 0  # trains longer
     assert losses(tmp_path / "steps") == losses(mine)
+
+
+def test_progress_counts_the_steps_of_all_parts(tmp_path: Path) -> None:
+    """Those of a call of fit, and of a block that reads before it and after it."""
+    head, block = SCRIPT.split("with job.training", 1)
+    block = "with job.training" + block
+    fit = """
+x = {name: np.ones((64, *one.shape[1:])) for name, one in (inputs | ids).items()}
+model.fit(x, np.ones(64), 64, 2, 0, callbacks=[embed.JobCallback(job)])
+"""
+    script, run_dir = write(tmp_path, head + block + fit + block), tmp_path / "run"
+    words = [*flags(tmp_path), "--batch-size", "64", "--epochs", "2"]
+    assert run(script, run_dir, *words, arguments=("17",)) == 130
+    assert run(script, run_dir, *words, "--resume") == 0
+    steps = {e["step"]: e["steps"] for e in events(run_dir, "step")}
+    assert steps == {step: 12 if step < 13 else 14 if step < 15 else 26 for step in range(1, 27)}
+
+
+def test_batches_that_are_left_out_are_no_steps() -> None:
+    options = outside(Path("train.py"), data="generate:101", batch_size=10, epochs=3, holdout=0)
+    rows = RunInput(options, open_source(options.data))
+    assert rows.steps() == 33
+    assert rows.steps(least=2) == 30
+    assert rows.steps(Position(step=17, epoch=1, batch=4), 2) == 33
 
 
 def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(
