@@ -257,7 +257,9 @@ class Course:
         started = time.perf_counter()
         with self._stop.without_time_limit():
             auc = self.evaluation.measure(predictions)
-        if auc is not None and auc.rows:
+        if auc is None:
+            self._view.say(f"no evaluation of step {position.step}, because the stop request came during it")
+        elif auc.rows:
             self.evaluation.say(position.step, auc)
         self._clock.pause(time.perf_counter() - started)
         self._ended = time.monotonic()

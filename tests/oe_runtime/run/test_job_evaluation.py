@@ -85,6 +85,17 @@ def test_evaluations_change_no_loss_and_go_on_after_a_stop(kind: str, tmp_path: 
     assert evaluated(run_dir)[-1] == evaluated(often)[-1]
 
 
+def test_a_stop_request_during_an_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stop = "def evaluate():\n    if loop.step_number == 25: os.kill(os.getpid(), signal.SIGTERM)\n"
+    script = write(tmp_path, TAPE.replace("def evaluate():\n", stop))
+    every, run_dir = ("--eval-every", "25"), tmp_path / "run"
+    assert run(script, run_dir, *every) == 130
+    assert "no evaluation of step 25, because the stop request came during it" in capsys.readouterr().out
+    assert max(losses(run_dir)) == 26
+    assert run(script, run_dir, *every, "--resume") == 0
+    assert [step for step, _, _ in evaluated(run_dir)] == [50, 60]
+
+
 def test_validation_data_may_leave_the_weights_out(tmp_path: Path) -> None:
     text = SCRIPTS["arrays"].replace("(others, theirs)", "(others, theirs, None)")
     assert text != SCRIPTS["arrays"]
