@@ -48,7 +48,7 @@ local_workers: int
 data: str | None
 """What `--data` says: one path, directory, glob or URL; a relative path is made whole. None without it."""
 eval_data: str | None
-"""What `--eval-data` says, likewise: rows for the evaluation."""
+"""The rows for the evaluation that `--eval-data` names, likewise. None without it, or if it is a share."""
 schema: Schema
 """The columns that `--schema` says, with `--max-cardinality`; for `batches` and other readers of `data`."""
 run_dir: Path

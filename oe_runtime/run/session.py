@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
-from oe_runtime.data import Batch, Schema, open_source
+from oe_runtime.data import Batch, Schema, is_share, open_source
 from oe_runtime.data.library import by_column
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import OeError
@@ -150,9 +150,10 @@ class Session:
 
     @property
     def eval_data(self) -> str | None:
-        """The data for the evaluation as the launcher was given it."""
+        """The name of rows for the evaluation as the launcher was given it; None for a share of the data."""
         self._reads_eval_data = True
-        return self.options.eval_data or None
+        name = self.options.eval_data
+        return None if is_share(name) else name or None
 
     @property
     def run_dir(self) -> Path:

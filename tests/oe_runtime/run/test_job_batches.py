@@ -132,6 +132,12 @@ model.fit(x, np.ones(64), 64, 2, 0, callbacks=[embed.JobCallback(job)])
     assert steps == {step: 12 if step < 13 else 14 if step < 15 else 26 for step in range(1, 27)}
 
 
+@pytest.mark.parametrize(("given", "name"), [("0.2", None), ("rows.csv", "rows.csv"), (None, None)])
+def test_a_share_is_no_name_of_rows(given: str | None, name: str | None) -> None:
+    options = outside(Path("train.py"), data="generate:100", eval_data=given)
+    assert Session(options, StopRequest(with_parent=False), View(), launched=False).eval_data == name
+
+
 def test_batches_that_are_left_out_are_no_steps() -> None:
     options = outside(Path("train.py"), data="generate:101", batch_size=10, epochs=3, holdout=0)
     rows = RunInput(options, open_source(options.data))
