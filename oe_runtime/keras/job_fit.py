@@ -36,6 +36,9 @@ class FitPart:
         self._others: list[Any] = []  # callbacks
         self._resumed = False  # in this part
         self._logs: Any = None  # of the skipped batches
+        self._trained: dict[str, float] | None = (
+            None  # the epoch's figures, while the model has a validation's
+        )
 
     def begin_fit(self, callback: Any, model: Any, given: dict[str, Any]) -> StepAround | None:
         """Change the `given` arguments of the model's `fit` so that it goes on from the run's checkpoint.
@@ -146,6 +149,7 @@ class FitPart:
     def begin_epoch(self, epoch: int) -> None:
         """Note the position. Before the first, callbacks get the state that they had at the checkpoint."""
         assert self._course is not None  # noqa: S101 - in fit
+        self._trained = None
         state: Any = self._course.state
         if state.callbacks is None:
             state.callbacks = CallbackStates(self._others)
@@ -170,7 +174,14 @@ class FitPart:
         if self._course is not None:
             self._course.stop_here()
 
+    def begin_validation(self) -> None:
+        """Keep the figures of training, because the validation uses the model's metrics."""
+        if self._course is not None:
+            self._trained = self._figures()
+
     def _figures(self) -> dict[str, float]:
+        if self._trained is not None:
+            return self._trained
         return {name: float(value) for name, value in self._model.get_metrics_result().items()}
 
 
@@ -208,6 +219,10 @@ class JobFit:
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Note the position, and the epoch's figures."""
         self._part.end_epoch(epoch, {} if logs is None else logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Before the validation at an epoch's end."""
+        self._part.begin_validation()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop in a validation too."""

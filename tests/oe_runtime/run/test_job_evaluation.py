@@ -96,6 +96,16 @@ def test_a_stop_request_during_an_evaluation(tmp_path: Path, capsys: pytest.Capt
     assert [step for step, _, _ in evaluated(run_dir)] == [50, 60]
 
 
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_the_last_figures_are_of_training(kind: str, tmp_path: Path) -> None:
+    """Not of the validation at the end of the last epoch, which has no step after it."""
+    script, plain = write(tmp_path, SCRIPTS[kind]), write(tmp_path, FIT[kind][0], "plain.py")
+    for name, one in (("validated", script), ("plain", plain)):
+        assert run(one, tmp_path / name, "--log-every", "7") == 0
+    assert losses(tmp_path / "validated") == losses(tmp_path / "plain")
+    assert max(losses(tmp_path / "plain")) == 60
+
+
 def test_validation_data_may_leave_the_weights_out(tmp_path: Path) -> None:
     text = SCRIPTS["arrays"].replace("(others, theirs)", "(others, theirs, None)")
     assert text != SCRIPTS["arrays"]
