@@ -10,13 +10,14 @@ import ctypes
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 POLL = 0.2
 GRACE = 20.0  # seconds that a program may take to end
@@ -42,12 +43,35 @@ def _options(argv: List[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+class StopPipe:
+    """A stop request. Signal handlers set it: one that interrupts an Event's wait would hang in its lock."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()  # what is in it stays there
+        os.set_blocking(self._write, False)
+
+    def set(self, *_: Any) -> None:
+        """Ask; fits as a signal handler."""
+        try:
+            os.write(self._write, b"1")
+        except BlockingIOError:
+            pass  # it is full
+
+    def is_set(self) -> bool:
+        """Whether there was a request."""
+        return self.wait(0)
+
+    def wait(self, seconds: Optional[float] = None) -> bool:
+        """Sleep, at most until there is a request; whether there was one."""
+        return bool(select.select([self._read], [], [], seconds)[0])
+
+
 class Adapter:
     """One program and its children."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.asked = threading.Event()
+        self.asked = StopPipe()
         self.step = 0
         self.begun = time.time()
 
@@ -56,8 +80,7 @@ class Adapter:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT):
-            # In a thread: a handler that interrupts the beginning of a wait would wait for its lock forever.
-            signal.signal(number, lambda *_: threading.Thread(target=self.asked.set).start())
+            signal.signal(number, self.asked.set)
         self._say("start", model=self.options.model)
         try:
             if self.options.directory:

@@ -1,5 +1,6 @@
 """A stop request may come at any moment of a wait, as a signal does."""
 
+import subprocess
 import sys
 import threading
 import time
@@ -8,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from provision.hosts.stop_request import StopRequest
+from provision.node import adapter
 
 
 def wait_asked_at(line: int) -> tuple[StopRequest, bool]:
@@ -55,3 +57,50 @@ def test_a_request_wakes_all_threads_that_wait() -> None:
         thread.join(30)
     assert woken == [True] * 3
     assert time.monotonic() - begun < 20
+
+
+# A second signal before each line that the first one's handler runs.
+TWICE = """
+import signal, sys, threading
+from itertools import count
+from provision.node import adapter
+
+def trace(frame, event, arg):
+    global left
+    if event == "line":
+        left -= 1
+        if left == 0:
+            handler(15, None)
+    return trace
+
+handlers = []
+signal.signal = lambda number, handler: handlers.append(handler)
+adapter.Adapter(adapter._options(["true"])).run()
+threading._active_limbo_lock = threading.Lock()  # as in Python 3.6
+handler = handlers[0]
+for line in count(1):
+    left = line
+    sys.settrace(trace)
+    handler(15, None)
+    sys.settrace(None)
+    if left > 0:
+        break
+assert line > 1, "the handler was traced"
+"""
+
+
+def test_a_signal_may_come_while_the_adapter_handles_another() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_adapter_s_waits_end_with_a_request() -> None:
+    asked = adapter.StopPipe()
+    assert (asked.is_set(), asked.wait(0.01)) == (False, False)
+    threading.Timer(0.1, asked.set).start()
+    assert asked.wait()
+    for _ in range(1 << 17):  # more than a pipe holds
+        asked.set()
+    assert (asked.is_set(), asked.wait(30)) == (True, True)
