@@ -133,7 +133,10 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ScriptOptions(RunOptions):
-    """A checked command line with --script, whose model, optimizer and steps are the script's."""
+    """A checked command line with --script, whose model and optimizer are the script's.
+
+    The rows and the steps are the script's too, unless it reads by job.batches.
+    """
 
     script: Path
     arguments: tuple[str, ...]
@@ -227,7 +230,8 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="Run this Python program in place of a built-in model; what follows a lone -- is the program's. "
-        "It trains through oe_runtime.job, and decides about the model, the optimizer and the steps.",
+        "It trains through oe_runtime.job, decides the model and the optimizer, and may read --data by "
+        "job.batches.",
     )
 
 
