@@ -136,7 +136,7 @@ def batches(layout: Callable[[Batch], Any] | None = None) -> Iterator[Any]:
                 job.step(loss=loss)
 
     --schema, --batch-size, --epochs, --steps, --holdout, --eval-data, --max-bad-rows, --max-cardinality and
-    --follow say what is read, as for built-in models. All epochs are in it. A resumed loop begins after the
+    --follow choose the rows, as for built-in models. All epochs are in it. A resumed loop begins after the
     batch of its checkpoint. What `train_on_batch` of a Keras model is given is known ahead, so that the rows
     of its tables are prefetched.
 

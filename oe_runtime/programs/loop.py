@@ -64,12 +64,12 @@ class Loop(Course):
         self._trainee.window()
         self._sizes.clear()  # before the next step some workers skip more input than others
 
-    def predictions(self) -> Iterator[Prediction] | None:
+    def predict(self) -> Iterator[Prediction] | None:
         """See Course: of this worker's part of the held-out rows, or of those of --eval-data."""
         return self._predictions() if self._rows.evaluates() else None
 
     def _predictions(self) -> Iterator[Prediction]:
-        for part in self._rows.held_out(self._ranks):
+        for part in self._rows.read_held_out(self._ranks):
             yield part.labels, self._trainee.predict(part) if part.rows else part.labels
 
     def _step(self, rows: int, part: Batch, following: list[Batch]) -> None:

@@ -64,7 +64,7 @@ class QueueLoop(Loop):
         with self._shared.sharing_losses():
             if self._rows.evaluates() and self._first:
                 self._dense.pull()
-                for batch in self._shared.held_out():
+                for batch in self._shared.read_held_out():
                     if self._stop:
                         raise self.interrupted()
                     auc.update(batch.labels, self._trainee.predict(batch))

@@ -109,7 +109,7 @@ class Course:
             begin = self.position
             parts = (
                 (batch.rows, batch.part(self._ranks.rank, self._ranks.count))
-                for batch in self.input.epoch(begin.batch)
+                for batch in self.input.read_epoch(begin.batch)
             )
             for (rows, part), following in with_following(parts, ahead):
                 yield rows, part, [later for _, later in following]
@@ -186,7 +186,7 @@ class Course:
         self._after_step(self.position, self._asked)
         self._evaluate_between(self.position)
 
-    def predictions(self) -> Iterable[Prediction] | None:
+    def predict(self) -> Iterable[Prediction] | None:
         """Return those of this worker's rows for the evaluation; None: there is nothing to evaluate."""
         return None
 
@@ -194,7 +194,7 @@ class Course:
         """Return the result on the rows for the evaluation after the last step, which is `step`."""
         if (known := self.evaluation.latest(step)) is not None:
             return known
-        predictions = self.predictions()
+        predictions = self.predict()
         auc = StreamingAuc() if predictions is None else self.evaluation.measure(predictions)
         if auc is None:
             raise self.interrupted()
@@ -252,7 +252,7 @@ class Course:
         """
         if not self._run.eval_every or position.step % self._run.eval_every:
             return
-        if (predictions := self.predictions()) is None:
+        if (predictions := self.predict()) is None:
             return
         started = time.perf_counter()
         with self._stop.without_time_limit():

@@ -140,7 +140,7 @@ class ScriptOptions(RunOptions):
 
     script: Path
     arguments: tuple[str, ...]
-    input_flags: tuple[str, ...]  # the given ones that say which rows are read, by job.batches
+    input_flags: tuple[str, ...]  # given flags of the rows that job.batches reads
 
     def fixed(self) -> dict[str, Any]:
         """See RunOptions: the script may change otherwise, and its checkpoints say whether they fit.
@@ -397,15 +397,15 @@ def _add_run(r: argparse._ArgumentGroup) -> None:
     r.add_argument("--exit-with-parent", action="store_true", help="Stop as on SIGTERM when stdin closes.")
 
 
-# Flags that do not go with --script, which decides that.
-_OF_MODELS = {
+# Options that a script decides by itself: they do not go with --script.
+_MODEL_OPTIONS = {
     *scoped("model"),
     *("stock", "export", "device", "deterministic", "inter_threads", "intra_threads", "on_worker_lost"),
 }
-# What says which rows are read: for scripts that do so by job.batches.
-OF_THE_INPUT = scoped("rows")
-# Those that go with a launcher alone, and not with a script that runs by itself.
-_OF_THE_LAUNCHER = {"upload_to", "upload_bandwidth", "exit_with_parent", "script", "help"}
+# Options of the rows, for scripts that read by job.batches.
+ROW_OPTIONS = scoped("rows")
+# Options of a launcher, which a script that runs by itself has not.
+_LAUNCHER_OPTIONS = {"upload_to", "upload_bandwidth", "exit_with_parent", "script", "help"}
 
 
 def parse(argv: Sequence[str] | None = None) -> Options | ScriptOptions:
@@ -447,7 +447,7 @@ def _parse_script(
 ) -> ScriptOptions:
     given = _given(words)
     for name in vars(a):
-        if name in given and name in _OF_MODELS:
+        if name in given and name in _MODEL_OPTIONS:
             flag = "--" + name.replace("_", "-")
             p.error(f"{flag} does not go with --script: {a.script.name} decides that (give it after --)")
     path = a.script.absolute()
@@ -477,7 +477,7 @@ def outside(
     if token_file is not None:
         words += ["--token-file", str(token_file)]
     for name, value in more.items():
-        known = {action.dest for action in p._actions} - _OF_MODELS - _OF_THE_LAUNCHER
+        known = {action.dest for action in p._actions} - _MODEL_OPTIONS - _LAUNCHER_OPTIONS
         if name not in known:
             raise TypeError(f"{name} is not an option of a job; known are {', '.join(sorted(known))}")
         flag = "--" + name.replace("_", "-")
@@ -501,8 +501,8 @@ def outside(
 
 
 def _input_flags(given: Collection[str], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the given flags that say which rows are read."""
-    found = [name for name in OF_THE_INPUT if name in given]
+    """Return the given flags of the rows."""
+    found = [name for name in ROW_OPTIONS if name in given]
     if is_share(values["eval_data"]):
         found.append("eval_data")
     return tuple("--" + name.replace("_", "-") for name in found)
@@ -527,12 +527,13 @@ def _whole_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     data, apart = values["data"] or "", values["eval_data"]
     return {
         "run_dir": values["run_dir"].absolute(),
-        "data": _place(data),
-        "eval_data": apart if is_share(apart) else _place(apart),
+        "data": _whole_data(data),
+        "eval_data": apart if is_share(apart) else _whole_data(apart),
     }
 
 
-def _place(data: str) -> str:
+def _whole_data(data: str) -> str:
+    """Return a path as an absolute one, and a URL or another name of data as it is."""
     if data in ("", STDIN) or "://" in data or data.startswith("generate:"):
         return data
     return os.path.abspath(data)

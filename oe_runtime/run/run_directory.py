@@ -15,7 +15,7 @@ from typing import Any
 
 from oe_runtime.errors import OeError
 from oe_runtime.run import report
-from oe_runtime.run.options import OF_THE_INPUT, RunOptions, ScriptOptions
+from oe_runtime.run.options import ROW_OPTIONS, RunOptions, ScriptOptions
 
 TENSORBOARD = "tensorboard"  # tensorboard --logdir RUN_DIR; its plugin xprof shows the traces
 
@@ -94,7 +94,7 @@ class RunDirectory:
         config = {k: v for k, v in asdict(options).items() if k not in ("token_file", "resume")}
         config["schema"] = options.schema.to_value()
         if isinstance(options, ScriptOptions) and not options.input_flags:  # the program may read otherwise
-            config = {name: value for name, value in config.items() if name not in OF_THE_INPUT}
+            config = {name: value for name, value in config.items() if name not in ROW_OPTIONS}
         partial = self.path / ".config.json.part"
         partial.write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
         os.replace(partial, self.path / "config.json")

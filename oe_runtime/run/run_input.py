@@ -53,11 +53,11 @@ class RunInput:
         """Return whether there is anything to evaluate on: held-out rows, or rows of their own."""
         return self._options.eval and bool(self._options.holdout or self.source.evaluation())
 
-    def epoch(self, start: int) -> Iterator[Batch]:
+    def read_epoch(self, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch from batch `start` on."""
         return training_batches(self.source, self._split, self.batch_size, start)
 
-    def held_out(self, ranks: Ranks) -> Iterator[Batch]:
+    def read_held_out(self, ranks: Ranks) -> Iterator[Batch]:
         """Yield this worker's part, which may be empty, of each batch to evaluate on."""
         for batch in holdout_batches(self.source, self._split, self.batch_size):
             yield batch.part(ranks.rank, ranks.count)

@@ -146,7 +146,7 @@ class ScriptCourse(Course):
             raise RunError(f"{flag}: {instead}")
         self._predict, self._source = predict, source
 
-    def predictions(self) -> Iterator[Prediction] | None:
+    def predict(self) -> Iterator[Prediction] | None:
         """See Course."""
         if self._predict is None or not self._run.eval:
             return None

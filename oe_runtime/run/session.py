@@ -333,14 +333,14 @@ class Session:
         """See oe_runtime.job.batches."""
         if self.loop is None:
             raise JobError("job.batches() belongs into a block of `with job.training(model, …)`")
-        return self.loop.read(self.input(), layout or self.columns)
+        return self.loop.read(self.open_input(), layout or self.columns)
 
     def eval_batches(self, layout: Callable[[Batch], Any] | None) -> Iterator[Any]:
         """See oe_runtime.job.eval_batches."""
         self._reads_eval_data = True
-        rows, layout = self.input(), layout or self.columns
+        rows, layout = self.open_input(), layout or self.columns
         return (
-            (layout(part) for part in rows.held_out(self.ranks) if part.rows)
+            (layout(part) for part in rows.read_held_out(self.ranks) if part.rows)
             if rows.evaluates()
             else iter(())
         )
@@ -355,7 +355,7 @@ class Session:
         """Return a batch as oe_runtime.data.dataset has it: features by column, labels, weights if any."""
         return by_column(batch, self.schema)
 
-    def input(self) -> RunInput:
+    def open_input(self) -> RunInput:
         """Return the rows of --data, opened at the first call; all workers make it together.
 
         Raises DataError for data that do not fit, and RunError for workers with different ones.

@@ -40,7 +40,7 @@ def add(
 
 
 def scoped(scope: str) -> tuple[str, ...]:
-    """Return the settings of built-in models alone. model: scripts decide them; rows: for job.batches."""
+    """Return the settings of a scope: "model", which scripts decide, or "rows", which job.batches uses."""
     return tuple(name for name, setting in _SETTINGS.items() if setting.get("scope") == scope)
 
 

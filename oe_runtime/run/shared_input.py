@@ -225,7 +225,7 @@ class SharedInput:
                 yield work, batch, done, following
             self._queue.finish(work)
 
-    def held_out(self) -> Iterator[Batch]:
+    def read_held_out(self) -> Iterator[Batch]:
         """Yield the rows that no worker trains on."""
         if self._source.evaluation() is not None:
             yield from holdout_batches(self._source, self._split, self._options.batch_size)

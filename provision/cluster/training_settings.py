@@ -19,8 +19,7 @@ from provision.cluster.setting_types import Flag, Scope, Settings, Switch, Text
 
 _WIDTHS = r"^[1-9]\d*(,[1-9]\d*)*$"
 # A script of the user's own decides the settings of models itself: beside it they are refused.
-# Those of rows say which rows are read, for scripts that read by job.batches; for others the trainer
-# refuses them.
+# Settings of the rows are for scripts that read by job.batches; the trainer refuses them for others.
 _MODEL, _ROWS = Scope("model"), Scope("rows")
 TRAINER_DEFAULTS = Path(__file__).with_name("trainer_defaults.json")
 Precision = Literal["float32", "bfloat16"]
@@ -292,7 +291,7 @@ class TrainingSettings(Settings):
         return self.model_copy(update=unset)
 
 
-OF_THE_SCRIPT, OF_THE_INPUT = TrainingSettings.scoped(_MODEL), TrainingSettings.scoped(_ROWS)
+MODEL_SETTINGS, ROW_SETTINGS = TrainingSettings.scoped(_MODEL), TrainingSettings.scoped(_ROWS)
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
-from provision.cluster.training_settings import OF_THE_INPUT, trainer_defaults
+from provision.cluster.training_settings import ROW_SETTINGS, trainer_defaults
 from provision.jobs import store
 from provision.jobs.ending import newest_checkpoint
 from provision.jobs.metrics import has_event, summary
@@ -35,7 +35,7 @@ def trained(job: Job) -> Trained:
     facts = summary(job.metrics_file)
     step = newest_checkpoint(job, facts)[0] or 0
     settings, saved = job.spec().settings, job.has_checkpoint()
-    given = any(settings.get(name) is not None for name in OF_THE_INPUT)
+    given = any(settings.get(name) is not None for name in ROW_SETTINGS)
     if settings.get("script") and not (given or has_event(job.metrics_file, "input", 0)):
         return Trained(step, facts.epoch or 0, saved)
     limit = int(settings.get("steps") or 0)
@@ -61,7 +61,7 @@ def extended(wanted: Request, end: Mapping[str, int], job: str, flavor: str, don
     flags = " and ".join(f"--{name} {value}" for name, value in end.items())
     if flavor != flavor_facts.DEFAULT:
         raise TrainingError(f"{flags}: flavor {flavor} cannot resume from a checkpoint; start a new job")
-    given = any(getattr(wanted.training, name) is not None for name in OF_THE_INPUT)
+    given = any(getattr(wanted.training, name) is not None for name in ROW_SETTINGS)
     if wanted.training.script and not (given or done.by_flags):
         raise TrainingError(
             f"{flags}: the script of job {job} decides how long it trains; give it other arguments: "

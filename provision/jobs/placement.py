@@ -15,7 +15,7 @@ from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.runtime_settings import RuntimeSettings
 from provision.cluster.settings import Kind
-from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
+from provision.cluster.training_settings import MODEL_SETTINGS, TrainingSettings
 from provision.jobs import gpus, script
 from provision.jobs.backends import containers, units
 from provision.jobs.backends.units import Place
@@ -362,7 +362,7 @@ def training_words(training: TrainingSettings, run_dir: Path, script: Path | Non
     own = {"restarts", "tls", "script", "script_arguments"}
     own |= set() if training.workqueue else {"on_worker_lost"}
     if script is not None:
-        own |= {*OF_THE_SCRIPT, "device"}
+        own |= {*MODEL_SETTINGS, "device"}
     options = training.model_dump(mode="json", exclude=own)
     options["epochs"], options["steps"] = training.epochs or None, training.steps or None
     if script is not None:

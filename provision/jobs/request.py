@@ -15,7 +15,7 @@ from provision.cluster.errors import TrainingError, did_you_mean
 from provision.cluster.inventory import Host
 from provision.cluster.setting_types import explain
 from provision.cluster.settings import LAUNCH_FLAGS, ServerSettings, WorkerSettings
-from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
+from provision.cluster.training_settings import MODEL_SETTINGS, TrainingSettings
 from provision.jobs.store import JobSpec
 
 _GENERATE = re.compile(r"generate:([1-9]\d*)(:\d+)?")
@@ -75,7 +75,7 @@ class Request:
         """For the job file."""
         names = ("storage", "storage_cache", "servers", "workers", *(["on"] if self.on else []))
         # Of a job with a script, what the script decides is not known here.
-        unknown = set(OF_THE_SCRIPT if self.training.script else ("script", "script_arguments"))
+        unknown = set(MODEL_SETTINGS if self.training.script else ("script", "script_arguments"))
         settings = self.training.model_dump(mode="json", exclude=unknown)
         return {**settings, **{name: getattr(self, name) for name in names}}
 

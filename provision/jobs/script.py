@@ -16,7 +16,7 @@ from typing import Any
 from provision.cluster import share
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.training_settings import OF_THE_SCRIPT, TrainingSettings
+from provision.cluster.training_settings import MODEL_SETTINGS, TrainingSettings
 from provision.jobs.request import Request, files_of_hosts, flag
 from provision.jobs.store import Job
 
@@ -37,12 +37,12 @@ def check_settings(inventory: Inventory, given: Mapping[str, Any]) -> None:
                 f"{inventory.path}: training_script_arguments: they are for a script: set training_script too"
             )
         return
-    flags = [flag(name) for name in OF_THE_SCRIPT if name in given]
+    flags = [flag(name) for name in MODEL_SETTINGS if name in given]
     if flags:
         raise TrainingError(
             f"{', '.join(flags)}: with --script {script} the script decides that; give it arguments after --"
         )
-    variables = [f"training_{name}" for name in OF_THE_SCRIPT if name in inventory.training.model_fields_set]
+    variables = [f"training_{name}" for name in MODEL_SETTINGS if name in inventory.training.model_fields_set]
     if variables:
         raise TrainingError(
             f"{inventory.path}: {', '.join(variables)}: with script {script} the script decides that; "

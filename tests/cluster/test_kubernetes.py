@@ -20,7 +20,7 @@ import pytest
 import yaml
 from kube_cluster import NODE, Cluster, until
 
-from provision.cluster.training_settings import OF_THE_SCRIPT
+from provision.cluster.training_settings import MODEL_SETTINGS
 
 REPOSITORY = Path(__file__).parents[2]
 NAMESPACE, CLAIM = "ads", "deeprec"
@@ -399,7 +399,7 @@ def test_what_keeps_pods_from_starting_is_said(user: User) -> None:
 def _of_script(user: User, program: Path) -> list[str]:
     """The launch of a script, with an inventory that does not say what the script decides."""
     inventory = yaml.safe_load(user.inventory.read_text())
-    others = {f"training_{name}" for name in OF_THE_SCRIPT}
+    others = {f"training_{name}" for name in MODEL_SETTINGS}
     variables = inventory["all"]["vars"].items()
     inventory["all"]["vars"] = {name: value for name, value in variables if name not in others}
     path = user.directory / "script.yml"

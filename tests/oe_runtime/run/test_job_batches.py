@@ -310,7 +310,7 @@ def test_batches_with_fewer_rows_than_workers(tmp_path: Path) -> None:
     alone = outside(tmp_path / "train.py", data="generate:99", batch_size=1)
     session = Session(replace(alone, size=2), StopRequest(with_parent=False), View(), launched=True)
     with pytest.raises(JobError, match="--batch-size is 1, expected at least a row for each of 2 workers"):
-        session.input()
+        session.open_input()
 
 
 class SharedWords(Ranks):

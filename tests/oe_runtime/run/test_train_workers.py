@@ -222,7 +222,7 @@ def test_workers_of_a_queue_have_each_row_once(tmp_path: Path) -> None:
             state = found
         for worker in workers:
             worker.close()
-        assert [sum(batch.rows for batch in workers[0].held_out())] == [60]
+        assert [sum(batch.rows for batch in workers[0].read_held_out())] == [60]
         one = shared(0)
         one.begin(state)
         for work, batch, done, _ in one.work(1):

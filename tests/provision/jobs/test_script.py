@@ -12,7 +12,7 @@ from test_training_launch import inventory, planned
 from provision.cli import main
 from provision.cli.views.training import TrainingView
 from provision.cluster.errors import TrainingError
-from provision.cluster.training_settings import OF_THE_INPUT, OF_THE_SCRIPT, TrainingSettings
+from provision.cluster.training_settings import MODEL_SETTINGS, ROW_SETTINGS, TrainingSettings
 from provision.jobs import jobspec, later_end, metrics, script, store, worker_group
 from provision.jobs.request import LAUNCH_FLAGS, LaunchOptions, Request
 from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
@@ -47,16 +47,16 @@ def worker(spec: JobSpec) -> ProcessSpec:
 class TestSettings:
     def test_each_is_the_job_s_or_the_script_s(self) -> None:
         """A setting that is added must be said to be one or the other."""
-        assert len(OF_THE_SCRIPT) == len(set(OF_THE_SCRIPT))
-        assert set(TrainingSettings.model_fields) - set(OF_THE_SCRIPT) == {
+        assert len(MODEL_SETTINGS) == len(set(MODEL_SETTINGS))
+        assert set(TrainingSettings.model_fields) - set(MODEL_SETTINGS) == {
             "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "checkpoint_minutes",
             "keep_checkpoints", "checkpoint_rows", "export_checkpoints", "checkpoint_increments",
             "server_wait", "worker_wait", "on_worker_lost", "restarts", "upload_to", "upload_bandwidth",
-            "pipeline", "staleness", "micro_batch", "eval_data", "eval_every", *OF_THE_INPUT,
+            "pipeline", "staleness", "micro_batch", "eval_data", "eval_every", *ROW_SETTINGS,
         }  # fmt: skip
-        assert set(OF_THE_SCRIPT) < set(TrainingSettings.model_fields)
+        assert set(MODEL_SETTINGS) < set(TrainingSettings.model_fields)
 
-    @pytest.mark.parametrize("name", [name for name in OF_THE_SCRIPT if name in LAUNCH_FLAGS])
+    @pytest.mark.parametrize("name", [name for name in MODEL_SETTINGS if name in LAUNCH_FLAGS])
     def test_flags_beside_it_are_refused_by_name(self, state_dir: Path, program: Path, name: str) -> None:
         value = {"model": "wdl", "optimizer": "sgd"}.get(name, 3)
         flag = "--" + name.replace("_", "-")
@@ -120,7 +120,7 @@ class TestWorker:
         assert argv[2:5] == ["oe_runtime.train", "--script", str(program)]
         assert argv[argv.index("--data") + 1] == "s3://clicks/day"
         assert argv[-6:] == ["--", *words]
-        of_the_script = {"--" + name.replace("_", "-") for name in OF_THE_SCRIPT}
+        of_the_script = {"--" + name.replace("_", "-") for name in MODEL_SETTINGS}
         assert of_the_script & set(argv[: -len(words)]) == set()
 
     def test_script_s_arguments_stay_as_they_are(self, state_dir: Path, program: Path) -> None:
@@ -187,7 +187,7 @@ def test_nothing_has_the_credentials_of_a_store(
 def test_the_job_file_says_nothing_of_what_the_script_decides(state_dir: Path, program: Path) -> None:
     options = LaunchOptions(script=str(program), script_arguments=["--epochs", "3"])
     job, spec = job_of(state_dir, options)
-    assert set(OF_THE_SCRIPT) & spec.settings.keys() == set()
+    assert set(MODEL_SETTINGS) & spec.settings.keys() == set()
     again = Request.from_job(job.spec())
     assert (again.training.script, again.training.script_arguments) == (str(program), ["--epochs", "3"])
     _, built_in = job_of(state_dir, LaunchOptions())
