@@ -206,7 +206,8 @@ class TrainingSettings(Settings):
     eval_every: Annotated[int | None, Flag()] = Field(
         default=None,
         ge=0,
-        description="Steps between evaluations during training. 0: only one at the end.",
+        description="Steps between evaluations during training. 0: only one at the end; of a script's fit, "
+        "only with training_eval_data.",
     )
     tls: Switch = Field(
         default="auto",
