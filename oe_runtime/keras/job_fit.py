@@ -36,9 +36,8 @@ class FitPart:
         self._others: list[Any] = []  # callbacks
         self._resumed = False  # in this part
         self._logs: Any = None  # of the skipped batches
-        self._trained: dict[str, float] | None = (
-            None  # the epoch's figures, while the model has a validation's
-        )
+        # The epoch's figures, while the model's are those of a validation.
+        self._trained: dict[str, float] | None = None
 
     def begin_fit(self, callback: Any, model: Any, given: dict[str, Any]) -> StepAround | None:
         """Change the `given` arguments of the model's `fit` so that it goes on from the run's checkpoint.

@@ -20,7 +20,7 @@ class Loop:
         self._session = session
         self._course = course
         self._state = state
-        self._skip = True  # the whole block was done before the checkpoint
+        self.skipped = True  # the whole block was done before the checkpoint
         self._epochs = 0  # that the script asks for
         self._sum, self._rows = 0.0, 0
         self._batch: Any = None
@@ -31,8 +31,8 @@ class Loop:
             self._open()
 
     def _open(self) -> None:
-        self._skip = False
-        self._course.loop, self._course.measure = self, self.measure
+        self.skipped = False
+        self._course.measure = self.measure
 
     @property
     def step_number(self) -> int:
@@ -43,10 +43,10 @@ class Loop:
         """Yield the numbers, from 0, of the epochs that are left of `count`."""
         self._course.agree_on_epochs(count)
         self._epochs = max(self._epochs, count)
-        if self._skip and self._course.reopen_part(count):
+        if self.skipped and self._course.reopen_part(count):
             self._open()
             self._state.skipped()
-        if self._skip:
+        if self.skipped:
             return
         for epoch in range(self._course.position.epoch, count):
             self._course.begin_epoch(epoch)
@@ -55,7 +55,7 @@ class Loop:
 
     def batches(self, data: Any) -> Iterator[Any]:
         """Yield the batches of an epoch that are left; the same data must be given at every start."""
-        if self._skip:
+        if self.skipped:
             return
         self._session.refuse_input_flags()
         at = self._course.position
@@ -92,9 +92,9 @@ class Loop:
             self._session.say_input()
         course.input = rows
         course.keep_settings(rows.fixed())
-        if self._skip and course.reopen_reading_part():
+        if self.skipped and course.reopen_reading_part():
             self._open()
-        if self._skip:
+        if self.skipped:
             return
         self._session.screen.total(course.steps(), course.position.step)
         if course.goes_on():
@@ -134,8 +134,7 @@ class Loop:
     def end(self) -> None:
         """After the block."""
         self._session.loop = None
-        if not self._skip:
-            self._course.loop = None
+        if not self.skipped:
             rows, at = self._course.input, self._course.position
             more = self._left_early and rows is not None and not rows.has_ended(at)
             self._course.end_part(self._epochs, left_early=more)
@@ -156,8 +155,8 @@ def begin(session: Session, state: ScriptState, evaluate: Callable[[], Iterable[
         None if evaluate is None else predict,
         "give job.training(evaluate=…) what predicts, or leave the flag out",
     )
-    session.loop = Loop(session, course, course.state, done=not course.begin_part())
-    return session.loop
+    session.loop = loop = Loop(session, course, course.state, done=not course.begin_part())
+    return loop
 
 
 def _rows(batch: Any) -> int:

@@ -63,7 +63,6 @@ class ScriptCourse(Course):
         self.state = state
         self._client = client
         self.training = False  # in a part
-        self.loop: Any = None  # of job.training
         self.total: int | None = None  # steps to the end of the part, where it has an end of its own
         self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
         self.figures: Callable[[], dict[str, float]] = dict  # more numbers to log

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
-from oe_runtime.data import Batch, Schema, is_share, open_source
+from oe_runtime.data import Batch, Schema, open_source
 from oe_runtime.data.library import by_column
 from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import OeError
@@ -31,9 +31,6 @@ from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.run.worker_input import WorkerInput
 from oe_runtime.support import horovod, job_hooks
-
-if TYPE_CHECKING:
-    from oe_runtime.run.loops import Loop
 
 _COLUMN_FLAGS = ("--schema", "--label", "--categories", "--numbers", "--max-cardinality")
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
@@ -73,7 +70,7 @@ class Session:
         self.launched = launched
         self.directory: RunDirectory | FollowingDirectory | None = None
         self.course: ScriptCourse | None = None
-        self.loop: Loop | None = None  # of the present block of job.training
+        self.loop: Any = None  # of the present block of job.training
         self._input: RunInput | None = None
         self._reads_eval_data = False  # the program has asked for its name or its rows
         self._uses_schema = False  # the program reads rows of these columns, by job.batches or by itself
@@ -152,8 +149,7 @@ class Session:
     def eval_data(self) -> str | None:
         """The name of rows for the evaluation as the launcher was given it; None for a share of the data."""
         self._reads_eval_data = True
-        name = self.options.eval_data
-        return None if is_share(name) else name or None
+        return self.options.eval_path
 
     @property
     def run_dir(self) -> Path:
@@ -325,15 +321,16 @@ class Session:
 
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
-        if self.course is None or self.course.loop is None:
+        if self.loop is None or self.loop.skipped:
             raise JobError("job.step() belongs into a loop of `with job.training(model, …)`")
-        self.course.loop.step(loss, rows)
+        self.loop.step(loss, rows)
 
     def batches(self, layout: Callable[[Batch], Any] | None) -> Iterator[Any]:
         """See oe_runtime.job.batches."""
         if self.loop is None:
             raise JobError("job.batches() belongs into a block of `with job.training(model, …)`")
-        return self.loop.read(self.open_input(), layout or self.columns)
+        found: Iterator[Any] = self.loop.read(self.open_input(), layout or self.columns)
+        return found
 
     def eval_batches(self, layout: Callable[[Batch], Any] | None) -> Iterator[Any]:
         """See oe_runtime.job.eval_batches."""
