@@ -219,7 +219,7 @@ class Bundle:
         hosts = {}
         for name, host in inventory.hosts.items():
             place, index = f"{THERE}/packages", f"{THERE}/pip"
-            if host.connection == "local":
+            if host.is_here:
                 place = str(self.root / "packages" / own)
                 index = str(self.root / "pip" / own_sources.own_key())
             # NVIDIA's repository for apt decides which packages of the driver apt installs.
@@ -255,7 +255,7 @@ class Bundle:
 
     def send(self, host: Host, state: State) -> None:
         """Send a host the files that it lacks; HostError if it cannot be reached or has no space."""
-        if host.connection == "local":
+        if host.is_here:
             return
         made = build.build_of(state, host.desired())
         parts = {f"packages/{system_of(state.os)}/": "packages/", f"pip/{build.key_of(made)}/": "pip/"}

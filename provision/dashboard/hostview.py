@@ -27,7 +27,7 @@ def hosts(inventory: Inventory, found: ClusterSurvey) -> list[dict[str, Any]]:
 
 def describe(host: Host, state: State, plan: Plan) -> dict[str, Any]:
     """One observed host. Sizes are bytes; ``ready``: it has no pending step and no problem."""
-    kernel = state.kernel.running or (platform.release() if host.connection == "local" else "")
+    kernel = state.kernel.running or (platform.release() if host.is_here else "")
     return {
         **_identity(host),
         "error": "",

@@ -293,7 +293,7 @@ class Job:
     def checkpoint(self) -> tuple[int, Path] | None:
         """Step and path of the newest published checkpoint; None where a worker on another host has them."""
         with contextlib.suppress(TrainingError):
-            if any(item.role == "worker" and item.unit for item in self.spec().processes):
+            if self.spec().worker_unit is not None:
                 return None  # what lies here was fetched, and may be old
         found = [
             (int(match[1]), path)

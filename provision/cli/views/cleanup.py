@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from provision.cli.views.terminal import Terminal
 from provision.cluster.errors import OeprovError, TrainingError
 from provision.cluster.state_directory import state_flag
 from provision.jobs import cleanup, environments, request, store
@@ -135,6 +134,8 @@ def remove(
 def _remove(
     chosen: list[Holding], kept: list[Holding], state_dir: Path, *, yes: bool, here_only: bool, as_json: bool
 ) -> int:
+    from provision.cli.views.terminal import Terminal  # slow to import, and a list asks nothing
+
     screen = Terminal(as_json=as_json)
     console = screen.console
     for item in kept:
