@@ -147,18 +147,13 @@ class Settings(BaseModel):
         return {mark.name or name: (name, mark) for name, mark in marks}
 
     @classmethod
-    def scoped(cls, mark: Scope) -> tuple[str, ...]:
+    def marked(cls, mark: Scope | ProcessFlag) -> tuple[str, ...]:
         """The fields that are marked so."""
         return tuple(name for name, field in cls.model_fields.items() if mark in field.metadata)
 
-    @classmethod
-    def process_flags(cls) -> list[str]:
-        """The fields that are marked as ``ProcessFlag``."""
-        return [name for name, field in cls.model_fields.items() if ProcessFlag() in field.metadata]
-
     def process_options(self) -> dict[str, Any]:
         """Those of them that are set, and their values."""
-        values = {name: getattr(self, name) for name in self.process_flags()}
+        values = {name: getattr(self, name) for name in self.marked(ProcessFlag())}
         return {name: value for name, value in values.items() if value is not None}
 
     def flat(self) -> dict[str, Any]:

@@ -292,7 +292,7 @@ class TrainingSettings(Settings):
         return self.model_copy(update=unset)
 
 
-MODEL_SETTINGS, ROW_SETTINGS = TrainingSettings.scoped(_MODEL), TrainingSettings.scoped(_ROWS)
+MODEL_SETTINGS, ROW_SETTINGS = TrainingSettings.marked(_MODEL), TrainingSettings.marked(_ROWS)
 
 
 @cache

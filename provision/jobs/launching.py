@@ -128,6 +128,7 @@ class Launch:
         worker = next(item for item in spec.processes if item.role == "worker")
         moves = self._moves(job, spec, worker.host)
         alive, removed = self._still_alive(job)
+        stays = [item for item in alive if item not in removed]
         wanted = script.resumed(job, Request.from_job(spec), arguments)
         if end:
             wanted = later_end.extended(wanted, end, job.id, inventory.flavor, later_end.trained(job))
@@ -139,7 +140,7 @@ class Launch:
             wait_for_orphans(job, self.stop_request)
         known = Fleet(job, spec)
         if options.consent:
-            _require_stopped(job, [item for item in alive if item not in removed], "its rows are removed")
+            _require_stopped(job, stays, "its rows are removed")
         self._take_events(known, moves)
         if job.is_done() and not longer_asked:
             and_stop = f"; to stop its servers: oeprov stop {job.id}" if alive else ""
@@ -154,7 +155,6 @@ class Launch:
         if others and not (saved or adapted or options.consent):
             _check_rows(job)
         if others:
-            stays = [item for item in alive if item not in removed]
             _require_stopped(job, stays, "its number of servers changes")
         for left in removed:  # without its servers, which start anew, it can train nothing
             say(

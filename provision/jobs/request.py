@@ -162,18 +162,18 @@ def check_url(flag: str, name: str) -> None:
         )
 
 
-def check_data(data: str, workers: Sequence[Host]) -> None:
-    """Refuse an empty or relative path of training data; ``provision.jobs.data`` checks the files."""
+def check_data(key: str, data: str, workers: Sequence[Host]) -> None:
+    """Refuse an empty or relative path of the setting ``key``; ``provision.jobs.data`` checks the files."""
     if not check_generated(data):
-        check_path(workers, data)
+        check_path(key, data, workers)
 
 
-def check_path(workers: Sequence[Host], data: str) -> None:
-    """Refuse a relative path, which means nothing on another host."""
+def check_path(key: str, data: str, workers: Sequence[Host], reader: str = "worker") -> None:
+    """Refuse a relative path of the setting ``key``, which means nothing on another host."""
     for worker in workers:
         if not worker.is_here and not (is_url(data) or Path(data).is_absolute()):
             raise TrainingError(
-                f"--data: {data}: the worker reads it on host {worker.name}: give its whole path there"
+                f"{flag(key)}: {data}: the {reader} reads it on host {worker.name}: give its whole path there"
             )
 
 

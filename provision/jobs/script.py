@@ -98,17 +98,6 @@ def check(inventory: Inventory, wanted: Request) -> None:
                 )
 
 
-def check_data(training: TrainingSettings, workers: Sequence[Host]) -> None:
-    """Refuse data of a script that hosts cannot know by this name."""
-    for key, path in files_of_hosts(training).items():
-        for worker in workers:
-            if not worker.is_here and not Path(path).is_absolute():
-                raise TrainingError(
-                    f"{flag(key)}: {path}: the script reads it on host {worker.name}: give its whole path "
-                    "there"
-                )
-
-
 def data_check(host: Host, training: TrainingSettings) -> list[str]:
     """The program that says whether the files are there; the script alone knows how it reads them."""
     python = sys.executable if host.is_here else host.python

@@ -677,9 +677,9 @@ class RemoteBackend : public Backend {
       EncodeRowsRequest(request, &heads[s]);
       calls[s].body = {View(heads[s])};
       if (!values) continue;
-      calls[s].body.push_back(asio::buffer(part.weights.data(), part.weights.size()));
+      calls[s].body.push_back(View(part.weights));
       if (part.states && part.states->size() > 0) {
-        calls[s].body.push_back(asio::buffer(part.states->data(), part.states->size()));
+        calls[s].body.push_back(View(*part.states));
       }
     }
     const std::string what = op == Op::kErase ? "an erase" : "an assignment";

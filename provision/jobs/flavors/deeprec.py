@@ -109,7 +109,7 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
     data = wanted.training.data
     if not data or data.startswith("generate:"):
         raise TrainingError(f"--data: found {data!r}; DeepRec's scripts read {_SHAPE}")
-    request.check_path(placement.worker_hosts(inventory), data)
+    request.check_path("data", data, placement.worker_hosts(inventory))
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:

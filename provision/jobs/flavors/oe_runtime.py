@@ -73,13 +73,15 @@ def schema_text(schema: str) -> str:
 
 def check_data(inventory: Inventory, wanted: Request) -> None:
     """See ``Flavor``."""
-    if wanted.training.script:
-        script.check_data(wanted.training, placement.worker_hosts(inventory))
+    training, workers = wanted.training, placement.worker_hosts(inventory)
+    if training.script:
+        for key, path in request.files_of_hosts(training).items():
+            request.check_path(key, path, workers, reader="script")
         return
-    request.check_data(wanted.training.data, placement.worker_hosts(inventory))
-    apart = wanted.training.eval_data or ""
+    request.check_data("data", training.data, workers)
+    apart = training.eval_data or ""
     if apart and not request.is_share(apart):
-        request.check_data(apart, placement.worker_hosts(inventory))
+        request.check_data("eval_data", apart, workers)
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:

@@ -132,7 +132,7 @@ def check_data(inventory: Inventory, wanted: Request) -> None:
             f"--data: found {data!r}; OpenEmbedding's scripts read a .csv with a header (label, I1…, C1…); "
             f"to make it from Criteo's TSV: {_convert(hosts[0])}"
         )
-    request.check_path(hosts, data)
+    request.check_path("data", data, hosts)
 
 
 def data_check(host: Host, wanted: Request) -> list[str]:

@@ -13,6 +13,7 @@ from test_training_tiers import inventory as hosts
 
 from oe_runtime.server.cli import _parser
 from provision.cluster.errors import TrainingError
+from provision.cluster.setting_types import ProcessFlag
 from provision.cluster.settings import ServerSettings
 from provision.jobs import jobspec
 from provision.jobs.backends.kubernetes import manifests
@@ -21,7 +22,7 @@ from provision.jobs.request import LaunchOptions
 VALUE = 7654321
 
 
-@pytest.mark.parametrize("name", ServerSettings.process_flags())
+@pytest.mark.parametrize("name", ServerSettings.marked(ProcessFlag()))
 def test_a_setting_reaches_servers_wherever_they_run(name: str, tmp_path: Path) -> None:
     variable, flag = f"parameter_server_{name}", "--" + name.replace("_", "-")
     state_dir = tmp_path / ".oeprov"

@@ -98,6 +98,27 @@ def test_every_worker_host_is_asked_once_and_the_first_that_cannot_is_named(
     check(tmp_path, HOSTS, "generate:100")
 
 
+@pytest.mark.parametrize("reader", ["worker", "script"])
+@pytest.mark.parametrize(
+    ("setting", "flag"), [("training_data", "--data"), ("training_eval_data", "--eval-data")]
+)
+def test_a_relative_path_on_another_host_is_named_by_its_flag(
+    tmp_path: Path, reader: str, setting: str, flag: str
+) -> None:
+    program, names = tmp_path / "train.py", {"training_data": "/srv/day.tsv", setting: "days/day.tsv"}
+    program.touch()
+    more = f", training_eval_data: {names.get('training_eval_data', '/srv/eval.tsv')}"
+    if reader == "script":
+        more += f", training_script: {program}"
+    path = tmp_path / "inventory.yml"
+    path.write_text(HOSTS.format(data=names["training_data"], more=more))
+    found = load(path, state_dir=tmp_path / "state")
+    with pytest.raises(TrainingError) as caught:
+        oe_runtime.check_data(found, jobspec.request(found, LaunchOptions()))
+    expected = f"{flag}: days/day.tsv: the {reader} reads it on host a: give its whole path there"
+    assert str(caught.value) == expected
+
+
 def test_all_files_of_a_script_are_looked_for(tmp_path: Path) -> None:
     """Its evaluation data too, and also where only these are files."""
     program, rows = tmp_path / "train.py", tmp_path / "rows"

@@ -16,7 +16,7 @@ from provision.cluster import flavor_facts
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.kubernetes_settings import KubernetesSettings
-from provision.cluster.setting_types import explain
+from provision.cluster.setting_types import ProcessFlag, explain
 from provision.cluster.settings import ServerSettings
 from provision.jobs import jobspec, placement, request
 from provision.jobs.backends.kubernetes import differences, script
@@ -29,7 +29,7 @@ from provision.node import drives
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 # Settings of servers that are alike in all pods; the flags reach their command lines by themselves.
 _OF_SERVERS = ("storage_cache", "storage_size", "threads", "port", "metrics_port")
-_FLAGS = ServerSettings.process_flags()
+_FLAGS = ServerSettings.marked(ProcessFlag())
 
 SERVER_PORT = 7700
 METRICS_PORT = 7701
