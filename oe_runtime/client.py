@@ -125,6 +125,7 @@ class Client:
         self._next_table = 0
         self._pending: Future[None] | None = None
         self.connection = 0  # counts reconnects
+        self.replacements = 0  # counts calls that change rows otherwise than by pushes
 
     @classmethod
     def in_process(cls, storage: StorageSpec | None = None, servers: int = 1, threads: int = 0) -> Client:
@@ -169,6 +170,7 @@ class Client:
         core.skip_tables(self._next_table)
         self._core = core
         self.connection += 1
+        self.replacements += 1
 
     def create_table(self, spec: TableSpec) -> int:
         """Create the table unless it exists; return its id.
@@ -217,6 +219,7 @@ class Client:
         if job is None:
             self._refuse_change("dropping tables")
         core = self._settled()
+        self.replacements += 1
         if job is None:
             gone = {table for table, name in list(self._tables.items()) if name in names or not names}
         else:
@@ -410,6 +413,7 @@ class Client:
         """
         core, table = self._settled(), self._id(table)
         state = None if slots is None else self._state(table, slots)
+        self.replacements += 1
         found = Assigned(*core.assign(table, _keys(keys, "keys"), np.ascontiguousarray(rows), state))
         warn_of_cap(self.spec(table).name, found, stacklevel=3)
         return found
@@ -483,6 +487,7 @@ class Client:
         A key without a row reads as its initial value. Raises ``KeyRangeError``, and ``StorageError`` where
         the storage has no room for the tombstones; as for ``assign``, rows of some servers only tear the job.
         """
+        self.replacements += 1
         return self._settled().erase(self._id(table), _keys(keys, "keys"))
 
     def slots(self, table: int | str) -> dict[str, int]:
@@ -576,6 +581,7 @@ class Client:
         (with ``checkpoint_transfer="wire"``, worker 0 sends the files). Raises ``CheckpointError``.
         """
         self._refuse_change("restore")
+        self.replacements += 1
         self._settled().restore([str(Path(directory).absolute()) for directory in directories])
 
     def apply_increment(self, directory: str | os.PathLike[str]) -> None:
@@ -586,6 +592,7 @@ class Client:
         Raises ``CheckpointError`` for one that does not follow; after a ``StorageError`` only ``restore``
         helps.
         """
+        self.replacements += 1
         self._core.apply_increment(str(Path(directory).absolute()))
 
     def checkpoint(self, batch: int, *, wait: bool = False) -> None:
@@ -613,6 +620,7 @@ class Client:
         batch. Raises ``CheckpointError`` unless all servers have it; nothing has changed then.
         """
         self._refuse_change("recover")
+        self.replacements += 1
         return self._settled().recover(batch)
 
     def evict(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -174,6 +175,18 @@ def _to_numpy(rows: Any) -> NDArray[Any]:
     return array
 
 
+def _whole(what: str, value: Any, *, any_id: bool = False) -> int:
+    """Return an integer > 0 of any integer type, such as NumPy's; -1 stands for any id."""
+    try:
+        number = -2 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -2
+    if number <= 0 and not (any_id and number == -1):
+        more = ", or -1 for any 64-bit id" if any_id else ""
+        raise ValueError(f"{what} must be an integer > 0{more}, not {value!r}")
+    return number
+
+
 class TableLayer(nn.Module):  # type: ignore[misc]
     """The common part of both layers: the table's description, and lookups."""
 
@@ -194,20 +207,16 @@ class TableLayer(nn.Module):  # type: ignore[misc]
         if spec is not None:
             num_embeddings, embedding_dim = spec.input_dim if spec.index == "array" else -1, spec.dim
             dtype, name = getattr(torch, spec.dtype), spec.name
-        for what, value, unbounded in (
-            ("num_embeddings", num_embeddings, True),
-            ("embedding_dim", embedding_dim, False),
-        ):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or (value <= 0 and not (unbounded and value == -1)):
-                more = ", or -1 for any 64-bit id" if unbounded else ""
-                raise ValueError(f"{what} must be an integer > 0{more}, not {value!r}")
+        num_embeddings = _whole("num_embeddings", num_embeddings, any_id=True)
+        embedding_dim = _whole("embedding_dim", embedding_dim)
         dtype = dtype or torch.get_default_dtype()
         if dtype not in _DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, not {dtype}")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         # Row numbers count from the end in PyTorch, but any 64-bit id may be one here.
+        if padding_idx is not None:
+            padding_idx = operator.index(padding_idx)
         if padding_idx is not None and num_embeddings != -1:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(f"padding_idx {padding_idx} is not in the {num_embeddings} rows")
@@ -228,6 +237,7 @@ class TableLayer(nn.Module):  # type: ignore[misc]
         self.fresh: bool | None = None
         self.table: Table | None = None  # set by distributed_optimizer
         self.ahead: list[Lookup] = []  # the lookups of `pull`
+        self._padding: tuple[Any, Any] | None = None  # its row, after what it depends on
         # Empty: an optimizer needs a parameter, and the parameter's group has the rows' learning rate.
         self.anchor = nn.Parameter(torch.empty(0), requires_grad=False)
 
@@ -314,7 +324,7 @@ class TableLayer(nn.Module):  # type: ignore[misc]
     def _rows(self, ids: Any) -> tuple[Any, Any]:
         """Return the distinct rows of `ids` (a leaf), and for each id the number of its row.
 
-        Padding has the number of an additional last row of zeros.
+        Padding has the number of an additional last row, which is not trained.
         """
         lookup = self._announced(ids) or _pull([(self, ids)])[0]
         rows, numbers = lookup.rows, torch.from_numpy(lookup.numbers)
@@ -322,8 +332,12 @@ class TableLayer(nn.Module):  # type: ignore[misc]
             every = torch.full((len(lookup.padding),), len(rows))
             every[~lookup.padding] = numbers
             numbers = every
-            rows = torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
+            rows = torch.cat([rows, self._padding_row().to(rows)])
         return rows.to(self.dtype), numbers.to(ids.device).reshape(ids.shape)
+
+    def _padding_row(self) -> Any:
+        """Return the row of padding, (1, dim), for layers whose output has it."""
+        return torch.zeros(1, self.embedding_dim)
 
     def _announced(self, ids: Any) -> Lookup | None:
         """Return the lookup of `pull` for these ids and the same purpose, if there is one."""
@@ -344,7 +358,8 @@ class Embedding(TableLayer):
 
     `num_embeddings` is the number of rows, with ids in [0, num_embeddings), or -1 for any 64-bit id; a row
     then takes memory from its first update on. Rows start from `initializer` (`oe_runtime.TableSpec`), by
-    default PyTorch's N(0, 1), from a seed. `padding_idx` reads zeros and is not trained. `admission` and
+    default PyTorch's N(0, 1), from a seed. `padding_idx` is not trained and reads zeros, or the
+    row that it has in weights that were given (in a bag it does not count). `admission` and
     `eviction` decide which ids get a row and which rows are removed. `spec` takes all of these from an
     existing table, for example of a Keras model (`saved_tables`). The table has the layer's `name`, or its
     path in the model, "tower.users". `frozen = True` keeps the rows unchanged.
@@ -357,6 +372,17 @@ class Embedding(TableLayer):
         """Return the rows of the ids."""
         rows, numbers = self._rows(input)
         return functional.embedding(numbers, rows)
+
+    def _padding_row(self) -> Any:
+        """Return the row of padding, (1, dim): zeros unless one was given with the weights."""
+        table = self.bound()
+        # No push has the padding, so only these calls change it.
+        now = (table.client, table.number, table.client.replacements)
+        if self._padding is None or self._padding[0] != now:
+            read = table.client.read_rows(table.number, np.array([self.padding_idx], np.int64))
+            row = read.rows if read.found[0] else np.zeros_like(read.rows)
+            self._padding = (now, torch.from_numpy(row))
+        return self._padding[1]
 
 
 class EmbeddingBag(TableLayer):
