@@ -156,6 +156,8 @@ class _Service:
     def _check(self, spec: Any, version: int | None = None) -> None:
         requests.check_name(spec.name, self._name)
         requests.check_signature(spec.signature_name)
+        if spec.HasField("version_label"):
+            requests.refuse_label(spec.version_label, self._model.version)
         asked = spec.version.value if spec.HasField("version") else None
         requests.check_version(asked, self._name, self._model.version if version is None else version)
 

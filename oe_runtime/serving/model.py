@@ -255,17 +255,9 @@ class Model:
 
 
 def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
-    """Return `value` as the model takes it. Raises InputError saying why it cannot."""
-    wanted = np.dtype("S" if tensor.dtype == "string" else tensor.dtype)
+    """Return `value` as the model takes it; texts as objects. Raises InputError saying why it cannot."""
     try:
-        array = np.asarray(value)
-        if array.size and (array.dtype.kind == "O" or array.dtype.kind not in _FROM.get(wanted.kind, "")):
-            raise InputError(f"input {tensor.name!r} is {tensor.dtype}, but the request has {array.dtype}")
-        if wanted.kind in "iu" and array.size and array.dtype != wanted:
-            limits = np.iinfo(wanted)
-            if int(array.min()) < limits.min or int(array.max()) > limits.max:
-                raise InputError(f"input {tensor.name!r}: a number is outside of {tensor.dtype}")
-        array = array.astype(wanted, copy=False)
+        array = _texts(tensor, value) if tensor.dtype == "string" else _numbers(tensor, value)
     except (ValueError, TypeError, OverflowError) as error:  # numpy on lists of different lengths
         raise InputError(f"input {tensor.name!r} is not an array of {tensor.dtype}: {error}") from None
     shape = tensor.shape
@@ -278,8 +270,37 @@ def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
     return array
 
 
-# Accepted kinds of numbers by the wanted kind.
-_FROM = {"i": "iu", "u": "iu", "f": "iuf", "b": "b", "U": "US", "S": "US"}
+def _texts(tensor: Tensor, value: Any) -> NDArray[Any]:
+    """Return an array of bytes objects, because numpy's own texts lose zeros at their ends."""
+    array = np.asarray(value, object)
+    texts = np.empty(array.shape, object)
+    for place, item in np.ndenumerate(array):
+        if not isinstance(item, (bytes, str)):
+            raise InputError(f"input {tensor.name!r} is string, but the request has {type(item).__name__}")
+        texts[place] = item.encode() if isinstance(item, str) else item
+    return texts
+
+
+def _numbers(tensor: Tensor, value: Any) -> NDArray[Any]:
+    wanted = np.dtype(tensor.dtype)
+    array = np.asarray(value)
+    if array.size and (array.dtype.kind == "O" or array.dtype.kind not in _FROM.get(wanted.kind, "")):
+        raise InputError(f"input {tensor.name!r} is {tensor.dtype}, but the request has {array.dtype}")
+    if wanted.kind in "iu" and array.size and array.dtype != wanted:
+        limits = np.iinfo(wanted)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise InputError(f"input {tensor.name!r}: a number is outside of {tensor.dtype}")
+    with np.errstate(over="ignore"):
+        cast = array.astype(wanted, copy=False)
+    if wanted.kind in "fV" and cast is not array:
+        lost = np.isinf(cast) & np.isfinite(array)
+        if lost.any():
+            raise InputError(f"input {tensor.name!r}: {float(array[lost][0])} is outside of {tensor.dtype}")
+    return cast
+
+
+# Accepted kinds of numbers by the wanted kind; V is bfloat16.
+_FROM = {"i": "iu", "u": "iu", "f": "iufV", "V": "iufV", "b": "b"}
 
 
 class _Gate:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,6 +76,14 @@ def check_version(asked: int | None, name: str, version: int) -> None:
         raise NotFound(f"version {asked} of {name}; it is {version}")
 
 
+def refuse_label(label: str, version: int) -> None:
+    """Raise InputError for a request by version label, which TensorFlow Serving maps to a version."""
+    raise InputError(
+        f"version label {label!r}: this server has no labels; it has one version at a time, now {version}: "
+        "ask for it by its number, or for any"
+    )
+
+
 def check_signature(name: Any) -> None:
     """Raise InputError for a signature that the model lacks."""
     if name not in ("", SIGNATURE):
@@ -91,23 +100,32 @@ def _only(tensors: Sequence[Tensor]) -> str:
 def _without_base64(inputs: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
     """Decode texts given as {"b64": …}."""
     texts = {tensor.name for tensor in tensors if tensor.dtype == "string"}
-    return {name: _decoded(value) if name in texts else value for name, value in inputs.items()}
+    return {name: _decoded(name, value) if name in texts else value for name, value in inputs.items()}
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(item) for item in value]
+        return [_decoded(name, item) for item in value]
     if isinstance(value, dict) and value.keys() == {"b64"}:
         try:
             return base64.b64decode(value["b64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise InputError("'b64' is not text in base64") from None
-    return value.encode() if isinstance(value, str) else value
+            raise InputError(f"input {name!r}: 'b64' is not text in base64") from None
+    try:
+        return value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise InputError(f"input {name!r}: {value[:40]!r} is not valid Unicode") from None
 
 
-def make_reply(outputs: Mapping[str, NDArray[Any]], *, by_row: bool) -> dict[str, Any]:
-    """Return the reply to a predict request. Raises OeError for values without a JSON number."""
-    values = {name: _json(name, array) for name, array in outputs.items()}
+def make_reply(
+    outputs: Mapping[str, NDArray[Any]], inputs: Mapping[str, Any] | None = None, *, by_row: bool
+) -> dict[str, Any]:
+    """Return the reply to a predict request of `inputs`.
+
+    Raises for values without a JSON number InputError if they come from such a value of an input, else
+    OeError.
+    """
+    values = {name: _json(name, array, inputs or {}) for name, array in outputs.items()}
     if not by_row:
         return {"outputs": next(iter(values.values())) if len(values) == 1 else values}
     if len(values) == 1:
@@ -116,22 +134,46 @@ def make_reply(outputs: Mapping[str, NDArray[Any]], *, by_row: bool) -> dict[str
     return {"predictions": [dict(zip(values, row, strict=True)) for row in rows]}
 
 
-def _json(name: str, array: NDArray[Any]) -> Any:
+def _json(name: str, array: NDArray[Any], inputs: Mapping[str, Any]) -> Any:
     if array.dtype.kind in "SO":
-        texts = [
-            item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in array.flat
-        ]
-        return np.array(texts, object).reshape(array.shape).tolist()
+        texts = np.empty(array.shape, object)
+        for place, item in np.ndenumerate(array):
+            texts[place] = _text(item, as_bytes=name.endswith("_bytes"))
+        return texts.tolist()
     if array.dtype.kind not in "iufb":  # bfloat16
         array = array.astype(np.float32)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         place = np.argwhere(~np.isfinite(array))[0]
         where = f" of example {place[0]}" if len(place) else ""
-        raise OeError(
-            f"output {name!r}{where} is {array[tuple(place)]}, for which JSON has no number: the model, or "
-            "its input, is broken (gRPC answers it as it is)"
-        )
+        said = f"output {name!r}{where} is {array[tuple(place)]}, for which JSON has no number"
+        if cause := _not_finite(inputs, place[0] if len(place) else None):
+            raise InputError(f"{cause}: {said}; send a number (gRPC answers it as it is)")
+        raise OeError(f"{said}: the model, or its input, is broken (gRPC answers it as it is)")
     return array.tolist()
+
+
+def _text(item: Any, *, as_bytes: bool) -> Any:
+    """Return bytes as text, or as {"b64": …} where they are none, or always, as TensorFlow Serving does."""
+    if not isinstance(item, bytes):
+        return str(item)
+    if not as_bytes:
+        with contextlib.suppress(UnicodeDecodeError):
+            return item.decode()
+    return {"b64": base64.b64encode(item).decode()}
+
+
+def _not_finite(inputs: Mapping[str, Any], example: int | None) -> str:
+    """Describe an input that is not finite in this example, or in any without a number; "" if all are."""
+    for name, value in inputs.items():
+        array = np.asarray(value)
+        if array.dtype.kind != "f":
+            continue
+        of_example = array.ndim and example is not None and example < len(array)
+        found = array[example] if of_example else array
+        if not np.isfinite(found).all():
+            where = f" of example {example}" if of_example else ""
+            return f"input {name!r}{where} is {found[~np.isfinite(found)].flat[0]}"
+    return ""
 
 
 def describe_error(error: Exception) -> tuple[str, str]:

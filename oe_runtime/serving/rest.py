@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
+from urllib.parse import unquote
 
 from oe_runtime.errors import ServingError
 from oe_runtime.serving import requests
@@ -26,7 +27,10 @@ _STATUS = {
     "UNAVAILABLE": HTTPStatus.SERVICE_UNAVAILABLE,
     "INTERNAL": HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-_PATH = re.compile(r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+))?(?P<verb>:\w+|/metadata)?")
+_PATH = re.compile(
+    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+    r"(?P<verb>:\w+|/metadata)?"
+)
 MAX_BODY_BYTES = 16 << 20
 _LONGEST_NUMBER = 19  # digits of a version or a length
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -225,6 +229,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {self.path}; see /v1/models/NAME")
         requests.check_name(match["name"], self.server.name)
         version = match["version"]
+        if match["label"] is not None:
+            requests.refuse_label(unquote(match["label"]), self.server.model.version)
         if version is not None and len(version) > _LONGEST_NUMBER:
             raise requests.NotFound(f"a version of {len(version)} digits; it is {self.server.model.version}")
         return match["verb"], None if version is None else int(version)
@@ -256,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         inputs, by_row = requests.parse_inputs(request, model.inputs)
         outputs, answered = model.predict_versioned(inputs)
         requests.check_version(version, self.server.name, answered)
-        return requests.make_reply(outputs, by_row=by_row)
+        return requests.make_reply(outputs, inputs, by_row=by_row)
 
     def _length(self) -> int:
         """Return the length of the body."""

@@ -48,7 +48,7 @@ class WithRows:
     def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Return outputs by name."""
         try:
-            outputs = self._function(**{name: tf.constant(array) for name, array in inputs.items()})
+            outputs = self._function(**{name: _constant(array) for name, array in inputs.items()})
         except tf.errors.InvalidArgumentError as error:  # an id that a table has no row for
             raise InputError(f"TensorFlow cannot answer it: {error.message.strip()[:300]}") from error
         return {name: np.asarray(value) for name, value in outputs.items()}
@@ -72,7 +72,7 @@ class WithoutRows:
 
     def predict(self, inputs: Arrays, client: Client) -> dict[str, NDArray[Any]]:
         """Return outputs by name, with the present rows of `client`."""
-        tensors = {f"input_{i}": tf.constant(inputs[t.name]) for i, t in enumerate(self.inputs)}
+        tensors = {f"input_{i}": _constant(inputs[t.name]) for i, t in enumerate(self.inputs)}
         rows: list[Any] = [None] * len(self._lookups)
         if self._ids is not None:
             asked = self._ids(**tensors)
@@ -116,6 +116,10 @@ class WithoutRows:
         """Assign the result of `read_weights`."""
         for variable, array in zip(self._weights.values(), arrays, strict=True):
             variable.assign(array)
+
+
+def _constant(array: NDArray[Any]) -> Any:
+    return tf.constant(array, tf.string if array.dtype == object else None)
 
 
 def _tensor(name: str, spec: Any) -> Tensor:

@@ -175,11 +175,12 @@ def test_bodies_are_bounded(served):
 
 
 class _Echo:
-    """A model that answers with its input, and holds each request until it may go on."""
+    """A model that answers with its input, or `answer`, and holds each request until it may go on."""
 
     version = 1
     inputs = (Tensor("x", "float32", (None,)),)
     outputs = (Tensor("y", "float32", (None,)),)
+    answer = None
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -196,7 +197,7 @@ class _Echo:
         assert self.may_go.wait(60)
         with self._lock:
             self.at_once -= 1
-        return {"y": np.asarray(inputs["x"], np.float32)}, 1
+        return {"y": np.asarray(inputs["x"] if self.answer is None else self.answer, np.float32)}, 1
 
 
 @pytest.fixture
@@ -214,11 +215,17 @@ ECHO = "/v1/models/echo:predict"
 
 @pytest.mark.parametrize(("number", "word"), [("NaN", "nan"), ("-Infinity", "-inf")])
 def test_answers_that_are_no_numbers_are_errors_and_valid_json(echo, number, word):
-    server, _ = echo
+    server, model = echo
     body = f'{{"inputs": [1, {number}]}}'.encode()
     status, reply = _ask(server, "POST", ECHO, body)
+    said = f"output 'y' of example 1 is {word}, for which JSON has no number"
+    assert status == 400
+    assert reply["error"].startswith(f"input 'x' of example 1 is {word}: {said}")
+    model.answer = [1, float(number)]
+    status, reply = _ask(server, "POST", ECHO, {"inputs": [1.5, 2.5]})
     assert status == 500
-    assert reply["error"].startswith(f"output 'y' of example 1 is {word}, for which JSON has no number")
+    assert reply["error"].startswith(said)
+    model.answer = None
     assert _ask(server, "POST", ECHO, {"inputs": [1.5]}) == (200, {"outputs": [1.5]})
 
 
