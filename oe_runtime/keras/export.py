@@ -122,6 +122,7 @@ def _named_outputs(outputs: Any) -> dict[str, Any]:
 def with_rows_inside(model: Any, tables: Mapping[str, Table], any_id: Callable[..., Any]) -> Any:
     """Return a plain model with the rows in its layers; `any_id` makes the layer of a table of any id."""
     library = model.served.library
+    array = _all_rows(library)
     by_layer = {id(layer): tables[name] for name, layer in model.served.layers.items()}
     filled: list[tuple[Any, Table]] = []
 
@@ -131,14 +132,14 @@ def with_rows_inside(model: Any, tables: Mapping[str, Table], any_id: Callable[.
         table = by_layer[id(layer)]
         shared = {"name": layer.name, "dtype": layer.dtype_policy.name, "mask_zero": layer.mask_zero}
         if table.spec.index == "array":
-            new = library.layers.Embedding(layer.input_dim, layer.output_dim, "zeros", **shared)
+            new = array(layer.input_dim, layer.output_dim, "zeros", **shared)
             filled.append((new, table))
             return new
         return any_id(table, **shared)
 
     inputs, outputs = clone(model, replace, library)
     for layer, table in filled:
-        rows = layer.embeddings if isinstance(layer.embeddings, tf.Variable) else layer.embeddings.value
+        rows = _variable(layer.embeddings)
         step = max(1, _PIECE // (4 * table.spec.dim))
         for begin in range(0, table.spec.input_dim, step):
             keys = np.arange(begin, min(begin + step, table.spec.input_dim), dtype=np.int64)
@@ -165,8 +166,7 @@ def sorted_rows(table: Table) -> tuple[Any, Any, float]:
 
 def search(ids: Any, keys: Any, rows: Any, default: float) -> Any:
     """Return the rows of ids from the tensors of `sorted_rows`: ids.shape + (dim,)."""
-    ids = tf.convert_to_tensor(ids)
-    ids = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+    ids = _as_keys(ids)
     flat = tf.reshape(ids, [-1])
     places = tf.minimum(tf.searchsorted(keys, flat), tf.size(keys) - 1)
     known = tf.equal(tf.gather(keys, places), flat)
@@ -175,6 +175,31 @@ def search(ids: Any, keys: Any, rows: Any, default: float) -> Any:
     found = tf.reshape(found, tf.concat([tf.shape(ids), [dim]], 0))
     found.set_shape((*ids.shape, dim))
     return found
+
+
+def _all_rows(library: Any) -> Callable[..., Any]:
+    """Return the class of a layer of the rows of all ids in [0, input_dim).
+
+    TensorFlow refuses other ids on a CPU. Embedding itself counts negative ids from the end and takes the
+    lower 32 bits of others, so it would answer with another id's row, where servers refuse the id.
+    """
+
+    class AllRows(library.layers.Embedding):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return tf.cast(tf.gather(_variable(self.embeddings), _as_keys(inputs)), self.compute_dtype)
+
+    return AllRows
+
+
+def _variable(weight: Any) -> Any:
+    """Return the tf.Variable of a weight of Keras or tf-keras."""
+    return weight if isinstance(weight, tf.Variable) else weight.value
+
+
+def _as_keys(ids: Any) -> Any:
+    """Return ids as servers know them: uint64 by its bits."""
+    ids = tf.convert_to_tensor(ids)
+    return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
 
 
 class _SortedRows(keras.layers.Layer):  # type: ignore[misc]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.errors import DataError, InputError, KeyRangeError, OeError, ServerLost, ServingError
+from oe_runtime.errors import DataError, InputError, OeError, ServerLost, ServingError
 from oe_runtime.model_description import FILE, Tensor
 from oe_runtime.models.options import ModelOptions
 from oe_runtime.serving.checkpoints import ServedCheckpoint, ServedCheckpoints, ServedRows
@@ -153,8 +153,6 @@ class Model:
                 if client is None:
                     raise ServingError("the rows are gone, because they could not be refreshed or are closed")
                 return self._loaded.predict(arrays, client), self.version
-            except KeyRangeError as error:
-                raise InputError(str(error)) from error
             except ServerLost:
                 self._lost = True
                 raise
@@ -284,12 +282,15 @@ def _texts(tensor: Tensor, value: Any) -> NDArray[Any]:
 def _numbers(tensor: Tensor, value: Any) -> NDArray[Any]:
     wanted = np.dtype(tensor.dtype)
     array = np.asarray(value)
+    if wanted.kind in "iu" and array.dtype.kind in "fO":
+        # numpy makes floats of integers on both sides of 2**63, and objects of larger ones.
+        whole = np.asarray(value, object)
+        if all(type(item) is int for item in whole.flat):
+            return _within(tensor, whole).astype(wanted)
     if array.size and (array.dtype.kind == "O" or array.dtype.kind not in _FROM.get(wanted.kind, "")):
         raise InputError(f"input {tensor.name!r} is {tensor.dtype}, but the request has {array.dtype}")
-    if wanted.kind in "iu" and array.size and array.dtype != wanted:
-        limits = np.iinfo(wanted)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise InputError(f"input {tensor.name!r}: a number is outside of {tensor.dtype}")
+    if wanted.kind in "iu" and array.dtype != wanted:
+        _within(tensor, array)
     with np.errstate(over="ignore"):
         cast = array.astype(wanted, copy=False)
     if wanted.kind in "fV" and cast is not array:
@@ -297,6 +298,14 @@ def _numbers(tensor: Tensor, value: Any) -> NDArray[Any]:
         if lost.any():
             raise InputError(f"input {tensor.name!r}: {float(array[lost][0])} is outside of {tensor.dtype}")
     return cast
+
+
+def _within(tensor: Tensor, array: NDArray[Any]) -> NDArray[Any]:
+    """Return the integers of `array`. Raises InputError for one that the input's type cannot hold."""
+    limits = np.iinfo(tensor.dtype)
+    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
+        raise InputError(f"input {tensor.name!r}: a number is outside of {tensor.dtype}")
+    return array
 
 
 # Accepted kinds of numbers by the wanted kind; V is bfloat16.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.errors import InputError, ServingError
+from oe_runtime.errors import InputError, KeyRangeError, ServingError
 from oe_runtime.model_description import FILE, Description, Tensor
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -46,11 +49,9 @@ class WithRows:
         self.outputs = [_tensor(name, spec) for name, spec in self._function.structured_outputs.items()]
 
     def predict(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        """Return outputs by name."""
-        try:
+        """Return outputs by name. Raises InputError."""
+        with _refusals(inputs):
             outputs = self._function(**{name: _constant(array) for name, array in inputs.items()})
-        except tf.errors.InvalidArgumentError as error:  # an id that a table has no row for
-            raise InputError(f"TensorFlow cannot answer it: {error.message.strip()[:300]}") from error
         return {name: np.asarray(value) for name, value in outputs.items()}
 
 
@@ -71,13 +72,17 @@ class WithoutRows:
         self._weights = dict(zip(description.weights, loaded.weights, strict=True))
 
     def predict(self, inputs: Arrays, client: Client) -> dict[str, NDArray[Any]]:
-        """Return outputs by name, with the present rows of `client`."""
+        """Return outputs by name, with the present rows of `client`. Raises InputError, ServerLost."""
         tensors = {f"input_{i}": _constant(inputs[t.name]) for i, t in enumerate(self.inputs)}
         rows: list[Any] = [None] * len(self._lookups)
         if self._ids is not None:
             asked = self._ids(**tensors)
             ids = [asked[f"ids_{n}"].numpy() for n in range(len(asked))]
-            for group in client.pull(ids, self._lookups).groups:
+            try:
+                pulled = client.pull(ids, self._lookups)
+            except KeyRangeError as error:
+                raise self._refusal(error, ids, inputs) from error
+            for group in pulled.groups:
                 parts = np.split(client.embeddings(group), np.cumsum(group.sizes)[:-1])
                 for lookup, part in zip(group.lookups, parts, strict=True):
                     rows[lookup] = part
@@ -86,8 +91,21 @@ class WithoutRows:
             for i, group in enumerate(self.description.groups)
         }
         sizes = tf.constant([len(part) for part in rows], tf.int64)
-        outputs = self._forward(sizes=sizes, **groups, **tensors)
+        with _refusals(inputs):
+            outputs = self._forward(sizes=sizes, **groups, **tensors)
         return {name: np.asarray(value) for name, value in outputs.items()}
+
+    def _refusal(self, error: KeyRangeError, ids: Sequence[NDArray[Any]], inputs: Arrays) -> InputError:
+        """Return what to say of an id outside of a table, whose input has the same ids as the lookup."""
+        found = _OUTSIDE_OF_TABLE.fullmatch(str(error))
+        if found is None:
+            return InputError(str(error))
+        key, rows = int(found[2]), int(found[3])
+        for table, n in self._lookups:
+            places = np.flatnonzero(ids[n] == key)
+            if self.description.tables[table]["name"] == found[1] and len(places):
+                return _outside(inputs, key, rows, partial(_unravel, places[0], len(ids[n])))
+        return InputError(str(error))
 
     def read_weights(self, file: Path) -> list[NDArray[Any]]:
         """Return the model's variables from a checkpoint's dense.npz.
@@ -116,6 +134,54 @@ class WithoutRows:
         """Assign the result of `read_weights`."""
         for variable, array in zip(self._weights.values(), arrays, strict=True):
             variable.assign(array)
+
+
+# What the client and TensorFlow's gather say of an id.
+_OUTSIDE_OF_TABLE = re.compile(r"table '(.*)': key (-?\d+) is not in \[0, (\d+)\)")
+_OUTSIDE_OF_ROWS = re.compile(r"indices(?:\[([\d,]*)\])? = (-?\d+) is not in \[0, (\d+)\)")
+_OF_GRAPH = re.compile(
+    r"\[\[.*?\]\]|\[Op:.*?\]|^(Graph execution error|Detected at node|<stack traces).*$", re.M
+)
+
+
+@contextlib.contextmanager
+def _refusals(inputs: Arrays) -> Iterator[None]:
+    """Raise InputError for inputs that TensorFlow refuses, without the names of its graph."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if found := _OUTSIDE_OF_ROWS.search(error.message):
+            place = tuple(int(n) for n in (found[1] or "").split(",") if n)
+            raise _outside(
+                inputs,
+                int(found[2]),
+                int(found[3]),
+                lambda a: (
+                    place if np.shape(place) == (a.ndim,) and np.all(place < np.array(a.shape)) else None
+                ),
+            ) from error
+        said = " ".join(_OF_GRAPH.sub("", error.message).split())
+        raise InputError(f"TensorFlow cannot answer it: {said[:300]}") from error
+
+
+def _unravel(place: Any, size: int, array: NDArray[Any]) -> Any | None:
+    """Return the indices in `array` of a place in `size` flat numbers, if it has as many."""
+    return np.unravel_index(place, array.shape) if array.size == size else None
+
+
+def _outside(
+    inputs: Arrays, key: int, rows: int, place_in: Callable[[NDArray[Any]], Any | None]
+) -> InputError:
+    """Return what to say of an id outside of a table; `place_in` finds its place in an array like the ids."""
+    names, where = [], ""
+    for name, array in inputs.items():
+        place = place_in(array) if array.dtype.kind in "iu" else None
+        if place is not None and int(array[place].astype(np.int64)) == key:
+            names.append(repr(name))
+            where = f" of example {place[0]}" if len(place) else ""
+            key = int(array[place])  # of an unsigned input
+    what = f"input {' or '.join(names)}{where}" if names else "an id that the model computes"
+    return InputError(f"{what}: id {key} is not in [0, {rows})")
 
 
 def _constant(array: NDArray[Any]) -> Any:

@@ -49,6 +49,11 @@ def test_export_in_a_fresh_process(tmp_path):
     np.savez(tmp_path / "data.npz", expected=model.predict(x, verbose=0), **named)
     loaded = keras.models.load_model(tmp_path / "export", compile=False)
     np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    for key in (-1, model.tables["table_b"].input_dim, 2**32):  # servers refuse them
+        others = [tf.constant(part[:1]) for part in x]
+        others[1] = tf.fill(others[1].shape, tf.constant(key, others[1].dtype))
+        with pytest.raises(tf.errors.InvalidArgumentError, match=rf" = {key} is not in \[0, "):
+            loaded(others)
     result = subprocess.run(
         [sys.executable, "-c", FRESH, str(tmp_path / "export"), str(tmp_path / "data.npz")],
         capture_output=True,
