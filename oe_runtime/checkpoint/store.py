@@ -219,10 +219,23 @@ def chain(path: Path) -> list[Path]:
 
     Raises CheckpointError naming a base that is missing or was replaced.
     """
+    return [part for part, _ in links(path)]
+
+
+def links(path: Path, known: Sequence[tuple[Path, str]] = ()) -> list[tuple[Path, str]]:
+    """Return the same, each with the SHA-256 of its manifest.
+
+    `known` is an earlier result, which is not read again where `path` follows it.
+    """
     found = read(path)
-    paths = [path]
+    try:
+        parts = [(path, _sum(path / MANIFEST)[1])]
+    except OSError as error:
+        raise CheckpointError(f"{path} is not a checkpoint: {MANIFEST}: {error.strerror}") from error
     while (base := found.base) is not None:
         wanted = found.manifest["base"]["sha256"]
+        if known and known[-1] == (base, wanted):
+            return [*known, *parts]
         try:
             digest = _sum(base / MANIFEST)[1]
         except OSError as error:
@@ -234,11 +247,11 @@ def chain(path: Path) -> list[Path]:
                 f"{found.path} is an increment on another {base} than the one there: the SHA-256 of its "
                 f"{MANIFEST} is not {wanted}"
             )
-        if base in paths:
+        if any(base == part for part, _ in parts):
             raise CheckpointError(f"{path} is an increment on itself, through {base}")
-        paths.insert(0, base)
+        parts.insert(0, (base, digest))
         found = read(base)
-    return paths
+    return parts
 
 
 def problems(found: Checkpoint) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -55,6 +54,9 @@ class ServedCheckpoints:
     def __init__(self, name: str | os.PathLike[str]) -> None:
         self._remote: RemotePath | None = None
         self._fetched = ""  # the digest of the newest manifest there
+        self._known: ServedCheckpoint | None = None
+        self._stamp: object = None  # of its manifest, which need not be read again
+        self._without_rows: dict[Path, object] = {}  # the same of checkpoints whose rows are not in files
         if remote_files.is_remote(name):
             self._remote = RemotePath(str(name).rstrip("/"))
             self._copies = tempfile.TemporaryDirectory(prefix="oeprov-serve-")
@@ -91,25 +93,41 @@ class ServedCheckpoints:
         if self._remote is not None:
             self._fetch(self._remote)
         for directory in (self.directory, self.directory / "checkpoints"):
-            pools = 0
-            for path in reversed(checkpoint.published(directory)):
-                found = checkpoint.read(path)
-                if any(name.endswith(".oet") for name in found.manifest["files"]):
-                    chain = checkpoint.chain(path)
-                    return ServedCheckpoint(chain, found.step, [_digest(part) for part in chain])
-                pools += 1
-            if pools:
+            if paths := checkpoint.published(directory):
+                self._without_rows = {path: self._without_rows.get(path) for path in paths}
+                for path in reversed(paths):
+                    if served := self._with_rows(path):
+                        return served
                 raise CheckpointError(
-                    f"none of the {pools} checkpoints in {directory} has its rows in files: train with "
+                    f"none of the {len(paths)} checkpoints in {directory} has its rows in files: train with "
                     "--checkpoint-rows files or --export-checkpoints, or ask the running servers (--servers)"
                 )
         if not self.directory.is_dir():
             raise CheckpointError(f"{self.directory}: there is no such directory")
-        saved = Saved.open(self.directory).require()
-        chain = [Path(part) for part in saved.directories]
-        return ServedCheckpoint(
-            chain, 1 if saved.found is None else saved.found.step, [str(part) for part in chain]
-        )
+        if self._known is None:
+            saved = Saved.open(self.directory).require()
+            chain = [Path(part) for part in saved.directories]
+            step = 1 if saved.found is None else saved.found.step
+            self._known = ServedCheckpoint(chain, step, [str(part) for part in chain])
+        return self._known
+
+    def _with_rows(self, path: Path) -> ServedCheckpoint | None:
+        """Return the checkpoint at `path`, or None if its rows are not in files.
+
+        Reads neither what is unchanged since the last call nor the bases of an increment on what is known.
+        """
+        stamp, known = _stamp(path), self._known
+        if stamp is not None and stamp == self._without_rows.get(path):
+            return None
+        if known is None or known.path != path or stamp is None or stamp != self._stamp:
+            found = checkpoint.read(path)
+            if not any(name.endswith(".oet") for name in found.manifest["files"]):
+                self._without_rows[path] = stamp
+                return None
+            links = [] if known is None else zip(known.chain, known.digests, strict=True)
+            chain, digests = zip(*checkpoint.links(path, list(links)), strict=True)
+            self._known, self._stamp = ServedCheckpoint(chain, found.step, digests), stamp
+        return self._known
 
 
 class ServedRows:
@@ -148,8 +166,9 @@ class ServedRows:
     def read_ahead(self, increments: Sequence[Path]) -> None:
         """Verify the files for `apply` while requests go on. Raises CheckpointError naming one."""
         for directory in increments:
+            files = Saved.open(directory).files
             for spec in self._specs:
-                for file in Saved.open(directory).files.get(spec.name, ()):
+                for file in files.get(spec.name, ()):
                     _core.verify_table_file(str(directory / file["file"]))
 
     def apply(self, increments: Sequence[Path]) -> None:
@@ -176,11 +195,13 @@ class ServedRows:
         self.client = self._directory = None
 
 
-def _digest(path: Path) -> str:
+def _stamp(path: Path) -> object:
+    """Return what differs when the checkpoint at `path` is another; None if it is gone."""
     try:
-        return hashlib.sha256((path / checkpoint.MANIFEST).read_bytes()).hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: {checkpoint.MANIFEST}: {error.strerror}") from error
+        found = (path / checkpoint.MANIFEST).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _servers(path: Path, specs: Sequence[TableSpec]) -> int:

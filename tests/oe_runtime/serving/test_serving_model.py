@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,6 +80,55 @@ def test_predictions_follow_training(training, export, tmp_path, monkeypatch):
         assert model.refresh()
         np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
     assert not list(tmp_path.glob("serving-*"))
+
+
+@pytest.fixture(scope="module")
+def opened():
+    """The files that this process opens, while the list is set."""
+    found = {"files": None}
+
+    def hook(event, arguments):
+        if event == "open" and found["files"] is not None:
+            found["files"].append(str(arguments[0]))
+
+    sys.addaudithook(hook)  # for the rest of the process
+    yield found
+    found["files"] = None
+
+
+def manifests(opened, work):
+    """How often `work` opens a manifest."""
+    opened["files"] = []
+    try:
+        work()
+        return sum(name.endswith("manifest.json") for name in opened["files"])
+    finally:
+        opened["files"] = None
+
+
+def test_polls_and_refreshes_do_not_read_the_chain_again(training, export, opened):
+    x, _ = batch(16)
+    training.fit()
+    training.publish(1)
+    with Model.load(export, training.checkpoints) as model:
+        counts = []
+        for step in range(2, 16):
+            training.fit(seed=step)
+            training.publish(step, base=step - 1)
+            counts.append(manifests(opened, lambda: model.refresh()))
+            assert model.version == step
+            assert manifests(opened, lambda: model.refresh()) == 0, "nothing is new"
+        assert len(set(counts)) == 1, counts
+        # Newer ones whose rows are not in files are read once.
+        checkpoint.publish(training.checkpoints, 20, lambda path: {"pool": {}}, keep=99)
+        assert not model.refresh()
+        assert manifests(opened, lambda: model.refresh()) == 0
+        # Several at a time, and one that was written once more.
+        for step in (30, 31):
+            training.fit(seed=step)
+            training.publish(step, base=15 if step == 30 else 30)
+        assert manifests(opened, lambda: model.refresh()) <= 2 * counts[0]
+        np.testing.assert_allclose(model.predict(x)["output_0"], training.predict(x), atol=1e-6)
 
 
 def test_no_request_sees_a_part_of_a_checkpoint(training, export):
