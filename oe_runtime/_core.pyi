@@ -16,6 +16,9 @@ class Group:
     def inverse(self) -> NDArray[np.int32]:
         """Position -> row, for the ids of all lookups of this group, one after the other."""
     @property
+    def tables(self) -> list[tuple[int, NDArray[np.int64], list[tuple[int, int]]]]:
+        """Table id, its keys in this batch, and the ranges of ``rows`` that are theirs, in their order."""
+    @property
     def lookups(self) -> list[int]:
         """Which lookups of the pull lie in this group, in the order of ``inverse``."""
     @property
@@ -60,6 +63,18 @@ class Client:
         NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]
     ]: ...
     def embeddings(self, group: Group, out: NDArray[Any] | None) -> NDArray[Any]: ...
+    def pool(
+        self,
+        group: Group,
+        bags: Sequence[tuple[NDArray[np.int64], NDArray[Any] | None, bool]],
+        out: Sequence[NDArray[Any]],
+    ) -> None: ...
+    def sum_bags(
+        self,
+        group: Group,
+        bags: Sequence[tuple[NDArray[np.int64], NDArray[Any] | None, bool]],
+        gradients: Sequence[NDArray[Any]],
+    ) -> NDArray[Any]: ...
     def read_ahead(self, pulls: Sequence[Pulled]) -> None: ...
     @property
     def reads_ahead(self) -> bool: ...
@@ -203,6 +218,9 @@ class TextLayout:
         """Labels, numbers (B, n), ids (B, n; column-major), weights; broken lines: number from 0, problem."""
     def split(self, line: bytes) -> list[bytes]:
         """The fields of a line without its end; none where a quote does not end."""
+
+def empty(rows: int, columns: int, is_float64: bool) -> NDArray[Any]:
+    """An array whose values are not set, in memory that was used before where there is some."""
 
 def hash_strings(
     offsets: NDArray[np.int32] | NDArray[np.int64], data: NDArray[np.uint8], seed: int = 0

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 import oe_runtime._core as _core
 from oe_runtime._core import Group, Pulled
 from oe_runtime.errors import GradientError, OeError, SpecError
-from oe_runtime.rows import Assigned, Pairs, Rows, warn_of_cap
+from oe_runtime.rows import Assigned, Bags, Pairs, Rows, warn_of_cap
 from oe_runtime.spec import StorageSpec, TableSpec, Worker, persistence_note
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TRANSFERS", "Assigned", "Client", "Group", "Pairs", "Pulled", "Rows"]
+__all__ = ["TRANSFERS", "Assigned", "Bags", "Client", "Group", "Pairs", "Pulled", "Rows"]
 
 # How checkpoints get from servers to the client's directory and back.
 TRANSFERS = ("shared", "wire")
@@ -271,6 +271,21 @@ class Client:
         For functions of an embedding that differ between lookups. Raises ``SpecError`` for other groups.
         """
         return Pairs(*self._core.pairs(group))
+
+    def pool(self, group: Group, bags: Sequence[Bags], out: Sequence[NDArray[Any]]) -> None:
+        """Pool the rows of each bag of ids into ``out``, as an embedding bag does; an empty bag is zeros.
+
+        ``bags[i]`` are those of ``group.lookups[i]``, and ``out[i]`` is their target, ``(bags, dim)`` of the
+        dtype of ``group.rows``; it may be some columns of a wider array. Raises ``SpecError`` for others.
+        """
+        self._core.pool(group, bags, out)
+
+    def sum_bags(self, group: Group, bags: Sequence[Bags], gradients: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Return the gradient of ``group.rows``, for ``push(summed=True)``, from those of what ``pool`` made.
+
+        A row's parts are added in the order of lookups and ids. Raises ``SpecError`` as ``pool`` does.
+        """
+        return self._core.sum_bags(group, bags, gradients)
 
     @property
     def reads_ahead(self) -> bool:

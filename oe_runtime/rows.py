@@ -12,6 +12,14 @@ from numpy.typing import NDArray
 PARTS = 16
 
 
+class Bags(NamedTuple):
+    """How the ids of a lookup form bags (``Client.pool``)."""
+
+    offsets: NDArray[np.int64]  # (bags + 1,), from 0 to the number of ids
+    weights: NDArray[Any] | None = None  # of each id, of the dtype of the rows
+    mean: bool = False  # whether a bag's embedding is divided by its number of ids
+
+
 class Pairs(NamedTuple):
     """The distinct (lookup, row) pairs of a group, ordered by lookup; int32 arrays."""
 

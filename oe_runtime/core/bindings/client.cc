@@ -43,6 +43,31 @@ struct GroupView {
   }
 };
 
+// Of each table its id, the keys that the batch has of it, and the places of their rows in the group: one
+// range after the other.
+py::list TablesOfGroup(const GroupView& view) {
+  const BatchPlan& plan = view.batch->plan;
+  py::list tables;
+  for (const PlannedTable& table : view.group().tables) {
+    const ShardedKeys& keys = plan.keys[table.keys];
+    std::vector<std::pair<size_t, size_t>> ranges;
+    for (uint32_t server = 0; server < plan.servers; ++server) {
+      const size_t begin = table.offsets[server];
+      const size_t end = begin + keys.on(server);
+      if (begin == end) continue;
+      if (!ranges.empty() && ranges.back().second == begin) {
+        ranges.back().second = end;
+      } else {
+        ranges.emplace_back(begin, end);
+      }
+    }
+    const auto* data = reinterpret_cast<const int64_t*>(keys.keys.data());
+    const py::array_t<int64_t> array(static_cast<py::ssize_t>(keys.keys.size()), data, view.Owner());
+    tables.append(py::make_tuple(table.table, array, ranges));
+  }
+  return tables;
+}
+
 std::vector<IdsView> ViewsOf(const std::vector<Ids>& arrays) {
   std::vector<IdsView> views;
   for (const Ids& ids : arrays) {
@@ -170,6 +195,87 @@ py::array Embeddings(Client& client, const GroupView& group, const py::object& o
   const py::gil_scoped_release release;
   client.Embeddings(*group.batch, group.number, data);
   return result;
+}
+
+// An array of rows whose values are not set.
+py::array Empty(size_t rows, size_t columns, bool is_float64) {
+  const size_t bytes = is_float64 ? sizeof(double) : sizeof(float);
+  return ArrayIn(Buffer(rows * columns * bytes), is_float64, {rows, columns});
+}
+
+// Of a lookup: the offsets of its bags, the weights of its ids or None, and whether bags are means.
+using LookupBags = std::tuple<Ids, py::object, bool>;
+
+bool IsArrayOf(const PlannedGroup& group, const py::object& array) {
+  return group.is_float64 ? py::isinstance<py::array_t<double>>(array)
+                          : py::isinstance<py::array_t<float>>(array);
+}
+
+SpecError NotOf(const PlannedGroup& group, size_t lookup, const char* what, const std::string& shape) {
+  return SpecError("lookup " + std::to_string(group.lookups[lookup].lookup) + ": the " + what +
+                   " are not a " + (group.is_float64 ? "float64" : "float32") + " array of shape " + shape);
+}
+
+// `pooled`: of each lookup an array (bags, dim) whose rows may be far from each other.
+std::vector<Bags> BagsOf(const PlannedGroup& group, const std::vector<LookupBags>& lookups,
+                         const std::vector<py::array>& pooled) {
+  if (lookups.size() != group.lookups.size() || pooled.size() != lookups.size()) {
+    throw SpecError("bags of " + std::to_string(lookups.size()) + " lookups and " +
+                    std::to_string(pooled.size()) + " arrays for them; the group has " +
+                    std::to_string(group.lookups.size()) + " lookups");
+  }
+  std::vector<Bags> bags;
+  const size_t value = group.row_bytes() / group.dim;
+  for (size_t l = 0; l < lookups.size(); ++l) {
+    const auto& [offsets, weights, mean] = lookups[l];
+    if (offsets.ndim() != 1 || offsets.size() == 0) throw SpecError("bags have at least one offset");
+    Bags one{offsets.data(), static_cast<size_t>(offsets.size()) - 1};
+    one.mean = mean;
+    if (!weights.is_none()) {
+      const size_t ids = group.lookups[l].size;
+      if (!IsArrayOf(group, weights)) throw NotOf(group, l, "weights", "(" + std::to_string(ids) + ",)");
+      const auto array = weights.cast<py::array>();
+      if (array.ndim() != 1 || static_cast<size_t>(array.size()) != ids ||
+          (ids > 1 && static_cast<size_t>(array.strides(0)) != value)) {
+        throw NotOf(group, l, "weights", "(" + std::to_string(ids) + ",)");
+      }
+      one.weights = array.data();
+    }
+    const py::array& of = pooled[l];
+    const std::string shape = "(" + std::to_string(one.count) + ", " + std::to_string(group.dim) + ")";
+    if (!IsArrayOf(group, of) || of.ndim() != 2 || static_cast<size_t>(of.shape(0)) != one.count ||
+        static_cast<size_t>(of.shape(1)) != group.dim ||
+        (group.dim > 1 && static_cast<size_t>(of.strides(1)) != value) ||
+        (one.count > 1 && (of.strides(0) < 0 || static_cast<size_t>(of.strides(0)) % value != 0))) {
+      throw NotOf(group, l, "embeddings of bags", shape);
+    }
+    one.pooled = const_cast<void*>(of.data());
+    one.stride = one.count > 1 ? static_cast<size_t>(of.strides(0)) / value : group.dim;
+    bags.push_back(one);
+  }
+  CheckBags(group, bags);
+  return bags;
+}
+
+void PoolBagsOf(Client& client, const GroupView& group, const std::vector<LookupBags>& lookups,
+                const std::vector<py::array>& pooled) {
+  for (const py::array& one : pooled) {
+    if (!one.writeable()) throw SpecError("the embeddings of bags go to an array that may not be written to");
+  }
+  const std::vector<Bags> bags = BagsOf(group.group(), lookups, pooled);
+  const py::gil_scoped_release release;
+  client.PoolBags(*group.batch, group.number, bags);
+}
+
+py::array SumBagsOf(Client& client, const GroupView& group, const std::vector<LookupBags>& lookups,
+                    const std::vector<py::array>& gradients) {
+  const PlannedGroup& of = group.group();
+  const std::vector<Bags> bags = BagsOf(of, lookups, gradients);
+  py::array sums = Empty(of.rows, of.dim, of.is_float64);
+  void* const data = sums.mutable_data();
+  const py::gil_scoped_release release;
+  client.SumBags(*group.batch, group.number, bags, data);
+  return sums;
 }
 
 py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
@@ -345,12 +451,14 @@ void BindClient(py::module_& module) {
                                  numbers.push_back(lookup.lookup);
                                return numbers;
                              })
+      .def_property_readonly("tables", &TablesOfGroup)
       .def_property_readonly("sizes", [](const GroupView& view) {
         std::vector<size_t> sizes;
         for (const auto& lookup : view.group().lookups) sizes.push_back(lookup.size);
         return sizes;
       });
 
+  module.def("empty", &Empty, py::arg("rows"), py::arg("columns"), py::arg("is_float64"));
   py::class_<PulledBatch, std::shared_ptr<PulledBatch>>(module, "Pulled", "What Client.pull returns.")
       .def_property_readonly("groups", [](const std::shared_ptr<PulledBatch>& batch) {
         std::vector<GroupView> groups;
@@ -382,6 +490,8 @@ void BindClient(py::module_& module) {
       .def("follow", &Client::Follow, Release(), py::arg("pulled"), py::arg("before"))
       .def("pairs", &PairsOf, py::arg("group"))
       .def("embeddings", &Embeddings, py::arg("group"), py::arg("out"))
+      .def("pool", &PoolBagsOf, py::arg("group"), py::arg("bags"), py::arg("out"))
+      .def("sum_bags", &SumBagsOf, py::arg("group"), py::arg("bags"), py::arg("gradients"))
       .def("push", &Push, py::arg("pulled"), py::arg("of_ids"), py::arg("of_rows"), py::arg("learning_rates"))
       .def("pull_rows", &PullRows, py::arg("table"), py::arg("keys"))
       .def("assign", &Assign, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))

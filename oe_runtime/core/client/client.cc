@@ -372,6 +372,14 @@ void Client::Embeddings(const PulledBatch& batch, size_t group, void* out) {
   });
 }
 
+void Client::PoolBags(const PulledBatch& batch, size_t group, const std::vector<Bags>& bags) {
+  oe::PoolBags(batch.plan.groups[group], batch.rows[group].data(), bags, &pool_);
+}
+
+void Client::SumBags(const PulledBatch& batch, size_t group, const std::vector<Bags>& bags, void* sums) {
+  oe::SumBags(batch.plan.groups[group], bags, sums, &pool_);
+}
+
 void Client::Push(PulledBatch& pulled, const std::vector<GradientView>& of_ids,
                   const std::vector<double>& learning_rates, const std::vector<GradientView>& of_rows) {
   const BatchPlan& plan = pulled.plan;

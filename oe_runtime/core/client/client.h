@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "oe_runtime/core/client/backend.h"
+#include "oe_runtime/core/client/bags.h"
 #include "oe_runtime/core/client/gradients.h"
 #include "oe_runtime/core/client/pairs.h"
 #include "oe_runtime/core/client/plan.h"
@@ -85,6 +86,9 @@ class Client {
   Pairs PairsOf(const PlannedGroup& group) { return FindPairs(group, &pool_); }
   // A row for each id of a group's lookups, in the order of its inverse: ids x dim values into `out`.
   void Embeddings(const PulledBatch& batch, size_t group, void* out);
+  // See bags.h; the rows are the batch's.
+  void PoolBags(const PulledBatch& batch, size_t group, const std::vector<Bags>& bags);
+  void SumBags(const PulledBatch& batch, size_t group, const std::vector<Bags>& bags, void* sums);
   // A row's gradient is that of `of_rows` and of all its ids in the order of their positions; a view may be
   // missing where there is the other.
   // learning_rates: one for all, or one per group. Every server has applied its part when this returns;
