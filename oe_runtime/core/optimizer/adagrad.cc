@@ -3,8 +3,8 @@
 namespace oe {
 namespace {
 
-// accumulator += g²;  w -= lr·g / sqrt(accumulator + epsilon)
-template <typename T>
+// accumulator += g²;  w -= lr·g / sqrt(accumulator + epsilon);  PyTorch: … / (sqrt(accumulator) + epsilon)
+template <typename T, bool kIsTorch>
 struct Adagrad : ElementwiseRule {
   static constexpr size_t kSlots = 1;
 
@@ -13,16 +13,19 @@ struct Adagrad : ElementwiseRule {
   void operator()(T rate, T g, T& weight, std::array<T, kSlots>& slots) const {
     auto& [accumulator] = slots;
     accumulator += g * g;
-    weight -= (rate * g) / sqrt(accumulator + epsilon);
+    weight -= (rate * g) / (kIsTorch ? sqrt(accumulator) + epsilon : sqrt(accumulator + epsilon));
   }
 
   T epsilon;
 };
 
-const RegisterRule<Adagrad> kAdagrad({"adagrad",
-                                      {{"initial_accumulator_value", 0.1, Bound::kNotNegative},
-                                       {"epsilon", 1e-7, Bound::kNotNegative}},
-                                      {{"accumulator", "initial_accumulator_value"}}});
+const RegisterRule<Adagrad, 1> kAdagrad({"adagrad",
+                                         {{"initial_accumulator_value", 0.1, Bound::kNotNegative},
+                                          {"epsilon", 1e-7, Bound::kNotNegative},
+                                          TorchFlag()},
+                                         {{"accumulator", "initial_accumulator_value"}},
+                                         OptimizerEntry::kNone,
+                                         {"torch"}});
 
 }  // namespace
 }  // namespace oe

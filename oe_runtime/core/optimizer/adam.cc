@@ -6,19 +6,25 @@ namespace {
 // m += (g - m)(1 - beta_1);  v += (g² - v)(1 - beta_2);  w -= m·alpha / (sqrt(v) + epsilon)
 // with alpha = lr·sqrt(1 - beta_2^t) / (1 - beta_1^t), t = the number of this push. With amsgrad (Reddi et
 // al., 2018) the largest v so far takes the place of v in the last one.
+//
+// PyTorch's Adam adds epsilon to sqrt(v / (1 - beta_2^t)), as Kingma and Ba's algorithm 1 does: that is
+// epsilon·sqrt(1 - beta_2^t) here. Its SparseAdam adds it where Keras does: the epsilon-hat of the paper.
 template <typename T, bool kAmsgrad>
 struct Adam : ElementwiseRule {
   static constexpr size_t kSlots = kAmsgrad ? 3 : 2;
 
   explicit Adam(const Values<T>& value)
-      : beta_1(value["beta_1"]),
-        beta_2(value["beta_2"]),
+      : correction_1(value, "beta_1"),
+        correction_2(value, "beta_2"),
         one_minus_beta_1(value.OneMinus("beta_1")),
         one_minus_beta_2(value.OneMinus("beta_2")),
-        epsilon(value["epsilon"]) {}
+        epsilon(value["epsilon"]),
+        is_epsilon_corrected(value.IsSet("torch") && !value.IsSet("epsilon_hat")) {}
 
   void Begin(T rate, StepNumber<T> step) {
-    alpha = rate * sqrt(T{1} - BetaPower(beta_2, step)) / (T{1} - BetaPower(beta_1, step));
+    const T root = sqrt(correction_2(step));
+    alpha = rate * root / correction_1(step);
+    if (is_epsilon_corrected) epsilon = epsilon * root;
   }
 
   void operator()(T /*rate*/, T g, T& weight, std::array<T, kSlots>& slots) const {
@@ -31,7 +37,9 @@ struct Adam : ElementwiseRule {
     weight -= (momentum * alpha) / (sqrt(v) + epsilon);
   }
 
-  T beta_1, beta_2, one_minus_beta_1, one_minus_beta_2, epsilon;
+  BiasCorrection<T> correction_1, correction_2;
+  T one_minus_beta_1, one_minus_beta_2, epsilon;
+  bool is_epsilon_corrected;
   T alpha{};
 };
 
@@ -40,7 +48,9 @@ OptimizerEntry Describe(const std::string& name) {
           {{"beta_1", 0.9, Bound::kBeta},
            {"beta_2", 0.999, Bound::kBeta},
            {"epsilon", 1e-7, Bound::kNotNegative},
-           {"amsgrad", 0, Bound::kFlag}},
+           {"amsgrad", 0, Bound::kFlag},
+           TorchFlag(),
+           {"epsilon_hat", 0, Bound::kFlag, true, "torch"}},
           {{"momentum"}, {"velocity"}, {"velocity_hat", "", "amsgrad"}},
           OptimizerEntry::kCountsPushes,
           {"amsgrad"}};

@@ -21,7 +21,7 @@ class Ftrl final : public Optimizer<T> {
         l2_(static_cast<T>(params.at("l2_regularization_strength"))),
         shrinkage_(static_cast<T>(2 * params.at("l2_shrinkage_regularization_strength"))),
         beta_(static_cast<T>(params.at("beta"))),
-        group_lasso_(params.count("group_lasso") != 0) {}
+        group_lasso_(params.at("group_lasso") != 0) {}
 
   void Update(const RowRefs<T>& rows, T learning_rate, uint64_t /*step*/) const noexcept override {
     if (power_ == T{0.5}) {
@@ -105,7 +105,7 @@ const RegisterOptimizer<Ftrl> kFtrl({"ftrl",
                                       {"l2_regularization_strength", 0, Bound::kNotNegative},
                                       {"l2_shrinkage_regularization_strength", 0, Bound::kNotNegative},
                                       {"beta", 0, Bound::kNotNegative},
-                                      {"group_lasso", 0, Bound::kLaterFlag}},
+                                      {"group_lasso", 0, Bound::kFlag, true}},
                                      {{"accumulator", "initial_accumulator_value"}, {"linear"}},
                                      OptimizerEntry::kDividesByLearningRate});
 

@@ -1,6 +1,7 @@
 #include "oe_runtime/core/optimizer/optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -8,6 +9,7 @@
 
 #include "oe_runtime/core/common/error.h"
 #include "oe_runtime/core/optimizer/registry.h"
+#include "oe_runtime/core/spec/spec.h"
 
 namespace oe {
 namespace {
@@ -24,10 +26,8 @@ Params Defaults(const OptimizerEntry& entry) {
   return defaults;
 }
 
-bool IsFlag(Bound bound) { return bound == Bound::kFlag || bound == Bound::kLaterFlag; }
-
 void CheckBound(const std::string& what, const Params& params, const std::string& name, Bound bound) {
-  if (IsFlag(bound)) return CheckFlag(what, params, name);
+  if (bound == Bound::kFlag) return CheckFlag(what, params, name);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (bound == Bound::kPositive || bound == Bound::kPositiveUnit) CheckPositive(what, params, name);
   double low = 0;
@@ -42,12 +42,28 @@ void CheckBound(const std::string& what, const Params& params, const std::string
   }
 }
 
+// All parameters, those that a specification leaves out with their defaults. Throws as Complete() does.
+Params AllParams(const OptimizerEntry& entry, const Params& given) {
+  const std::string what = "optimizer '" + entry.name + "'";
+  Params all = CompleteParams(what, given, Defaults(entry));
+  for (const OptimizerEntry::Param& param : entry.params) {
+    CheckBound(what, all, param.name, param.bound);
+    if (!param.needs.empty() && all.at(param.needs) == 0 && all.at(param.name) != param.value) {
+      throw SpecError(what + ": '" + param.name + "' needs '" + param.needs + "': true");
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 void OptimizerEntry::Register(OptimizerEntry entry) noexcept {
-  const auto is_decay = [](const Param& param) { return param.name == "weight_decay"; };
-  if (std::none_of(entry.params.begin(), entry.params.end(), is_decay)) {
-    entry.params.push_back({"weight_decay", 0, Bound::kNotNegative});
+  for (const Param& option : {Param{"weight_decay", 0, Bound::kNotNegative},
+                              Param{"coupled_weight_decay", 0, Bound::kNotNegative, true},
+                              Param{"learning_rate_decay", 0, Bound::kNotNegative, true},
+                              Param{"maximize", 0, Bound::kFlag, true}}) {
+    const auto is_it = [&](const Param& param) { return param.name == option.name; };
+    if (std::none_of(entry.params.begin(), entry.params.end(), is_it)) entry.params.push_back(option);
   }
   Registry<OptimizerEntry>::Add add(std::move(entry));
 }
@@ -71,13 +87,9 @@ std::vector<OptimizerInfo> Optimizers() {
 
 OptimizerSpec Complete(const OptimizerSpec& spec) {
   const OptimizerEntry& entry = Find(spec.name);
-  const std::string what = "optimizer '" + spec.name + "'";
-  OptimizerSpec complete = {spec.name, CompleteParams(what, spec.params, Defaults(entry))};
+  OptimizerSpec complete = {spec.name, AllParams(entry, spec.params)};
   for (const OptimizerEntry::Param& param : entry.params) {
-    CheckBound(what, complete.params, param.name, param.bound);
-    if (param.bound == Bound::kLaterFlag && complete.params.at(param.name) == 0) {
-      complete.params.erase(param.name);
-    }
+    if (param.is_later && complete.params.at(param.name) == param.value) complete.params.erase(param.name);
   }
   return complete;
 }
@@ -89,10 +101,10 @@ std::vector<OptimizerSlot> SlotsOf(const OptimizerSpec& spec, uint32_t dim) {
 
 OptimizerDescription Describe(const OptimizerSpec& spec) {
   const OptimizerEntry& entry = Find(spec.name);
-  const Params params = Complete(spec).params;
+  const Params params = AllParams(entry, spec.params);
   OptimizerDescription description;
   for (const OptimizerEntry::Param& param : entry.params) {
-    description.params.push_back({param.name, param.value, IsFlag(param.bound)});
+    description.params.push_back({param.name, param.value, param.bound == Bound::kFlag});
   }
   description.slots = entry.SlotsWith(params, 1);
   if (entry.trace != nullptr) description.program = entry.trace(entry, params);
@@ -121,11 +133,59 @@ void CheckLearningRate(const OptimizerSpec& spec, double learning_rate) {
 template <typename T>
 std::unique_ptr<Optimizer<T>> Optimizer<T>::Create(const OptimizerSpec& spec, uint32_t dim) {
   const OptimizerEntry& entry = Find(spec.name);
-  const Params params = Complete(spec).params;
+  const Params params = AllParams(entry, spec.params);
   if constexpr (std::is_same_v<T, float>) {
     return entry.new_float(entry, params, dim);
   } else {
     return entry.new_double(entry, params, dim);
+  }
+}
+
+template <typename T>
+Optimizer<T>::Optimizer(const Params& params, uint32_t dim, const std::vector<StateSlot>& slots)
+    : dim_(dim),
+      slots_(slots),
+      weight_decay_(static_cast<T>(params.at("weight_decay"))),
+      coupled_weight_decay_(static_cast<T>(params.at("coupled_weight_decay"))),
+      maximize_(params.at("maximize") != 0),
+      learning_rate_decay_(params.at("learning_rate_decay")),
+      has_options_(weight_decay_ != 0 || coupled_weight_decay_ != 0 || maximize_ ||
+                   learning_rate_decay_ != 0) {}
+
+template <typename T>
+void Optimizer<T>::ApplyOptions(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept {
+  if (learning_rate_decay_ != 0) {
+    const double pushes_before = static_cast<double>(step) - 1;
+    learning_rate =
+        static_cast<T>(static_cast<double>(learning_rate) / (1 + pushes_before * learning_rate_decay_));
+  }
+  if (weight_decay_ != 0) DecayWeights(rows, learning_rate);
+  if (coupled_weight_decay_ != 0 || maximize_) return UpdateByOtherGradients(rows, learning_rate, step);
+  Update(rows, learning_rate, step);
+}
+
+template <typename T>
+void Optimizer<T>::UpdateByOtherGradients(const RowRefs<T>& rows, T learning_rate,
+                                          uint64_t step) const noexcept {
+  // So many rows at once that their gradients stay in the processor's first cache, but one at least.
+  constexpr size_t kScratch = 2048;
+  constexpr size_t kRows = 64;
+  const size_t size = dim_;
+  const size_t most = std::clamp<size_t>(kScratch / size, 1, kRows);
+  const T sign = maximize_ ? T{-1} : T{1};
+  const T decay = coupled_weight_decay_;
+  std::array<T, kLargestDim> scratch;
+  std::array<const T*, kRows> gradients;
+  for (size_t begin = 0; begin < rows.n; begin += most) {
+    const size_t n = std::min(most, rows.n - begin);
+    for (size_t i = 0; i < n; ++i) {
+      const T* __restrict weight = rows.weights[begin + i];
+      const T* __restrict given = rows.gradients[begin + i];
+      T* __restrict used = scratch.data() + i * size;
+      for (size_t d = 0; d < size; ++d) used[d] = given[d] * sign + weight[d] * decay;
+      gradients[i] = used;
+    }
+    Update({rows.weights + begin, rows.states + begin, gradients.data(), n}, learning_rate, step);
   }
 }
 

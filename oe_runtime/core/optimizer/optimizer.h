@@ -27,9 +27,10 @@ struct StateSlot : OptimizerSlot {
 };
 
 // One optimizer's update rule in T (float or double), in the order of operations of Keras 3.15 for variables
-// of that dtype. Only rows with a gradient change; a dense Keras variable would also decay the momenta of the
-// others, and with weight_decay their weights. A rule depends on nothing but the row and the number of the
-// push, so that nothing else needs to be saved. Immutable, so safe to share among threads.
+// of that dtype; with the flag `torch` in that of PyTorch. Only rows with a gradient change; a dense variable
+// would also decay the momenta of the others, and with weight_decay or coupled_weight_decay their weights. A
+// rule depends on nothing but the row and the number of the push, so that nothing else needs to be saved.
+// Immutable, so safe to share among threads.
 template <typename T>
 class Optimizer {
  public:
@@ -54,26 +55,33 @@ class Optimizer {
 
   // `step` counts the pushes of the table from 1.
   void Apply(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept {
-    if (weight_decay_ != 0) DecayWeights(rows, learning_rate);
+    if (has_options_) return ApplyOptions(rows, learning_rate, step);
     Update(rows, learning_rate, step);
   }
 
  protected:
-  Optimizer(const Params& params, uint32_t dim, const std::vector<StateSlot>& slots)
-      : dim_(dim), slots_(slots), weight_decay_(static_cast<T>(params.at("weight_decay"))) {}
+  Optimizer(const Params& params, uint32_t dim, const std::vector<StateSlot>& slots);
 
   size_t dim() const { return dim_; }
 
-  // The rule without weight decay.
+  // The rule without the options of every rule.
   virtual void Update(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept = 0;
 
  private:
+  // The options of every rule, then the rule.
+  void ApplyOptions(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept;
   // As Keras: w -= w·weight_decay·lr, before the rule sees the weights.
   void DecayWeights(const RowRefs<T>& rows, T learning_rate) const noexcept;
+  // Updates with ±g + coupled_weight_decay·w in place of g, as PyTorch's `maximize` and `weight_decay`.
+  void UpdateByOtherGradients(const RowRefs<T>& rows, T learning_rate, uint64_t step) const noexcept;
 
   const size_t dim_;
   const std::vector<StateSlot> slots_;
   const T weight_decay_;
+  const T coupled_weight_decay_;
+  const bool maximize_;
+  const double learning_rate_decay_;
+  const bool has_options_;
 };
 
 }  // namespace oe

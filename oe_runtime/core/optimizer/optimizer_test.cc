@@ -72,6 +72,64 @@ Rule FtrlRule(double power, double l1, double l2, double shrinkage, double beta)
   };
 }
 
+// As torch.optim has it: exact bias corrections, and epsilon added behind them.
+Rule TorchAdamRule(double beta_1, double beta_2, double epsilon, bool is_sparse) {
+  return [=](State* s, double g, int t) {
+    const double root = std::sqrt(1 - std::pow(beta_2, t));
+    s->a += (g - s->a) * (1 - beta_1);
+    s->b += (g * g - s->b) * (1 - beta_2);
+    const double divisor = is_sparse ? (std::sqrt(s->b) + epsilon) / root : std::sqrt(s->b) / root + epsilon;
+    s->w -= kRate / (1 - std::pow(beta_1, t)) * s->a / divisor;
+  };
+}
+
+// RAdam of torch.optim.
+Rule RadamRule(double beta_1, double beta_2) {
+  return [=](State* s, double g, int t) {
+    s->a += (g - s->a) * (1 - beta_1);
+    s->b += (g * g - s->b) * (1 - beta_2);
+    const double correction_2 = 1 - std::pow(beta_2, t);
+    const double limit = 2 / (1 - beta_2) - 1;
+    const double length = limit - 2 * t * std::pow(beta_2, t) / correction_2;
+    double share = 1;
+    if (length > 5) {
+      share = std::sqrt((length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length) *
+                        correction_2) /
+              (std::sqrt(s->b) + 1e-8);
+    }
+    s->w -= kRate * s->a / (1 - std::pow(beta_1, t)) * share;
+  };
+}
+
+// NAdam of torch.optim, with its product in a variable that each step multiplies.
+Rule TorchNadamRule(double momentum_decay) {
+  return [=, product = 1.0, done = 0](State* s, double g, int t) mutable {
+    const auto u = [=](int step) { return 0.9 * (1 - 0.5 * std::pow(0.96, step * momentum_decay)); };
+    if (t != done) product *= u(t);
+    done = t;
+    s->a += (g - s->a) * (1 - 0.9);
+    s->b += (g * g - s->b) * (1 - 0.999);
+    const double ahead = u(t + 1) * s->a / (1 - product * u(t + 1)) + (1 - u(t)) * g / (1 - product);
+    s->w -= kRate * ahead / (std::sqrt(s->b / (1 - std::pow(0.999, t))) + 1e-7);
+  };
+}
+
+// The first two numbers of state are the average of squares and the momentum, as RMSprop has them.
+Rule TorchRmspropRule(bool is_centered) {
+  return [=](State* s, double g, int) {
+    s->a = 0.9 * s->a + 0.1 * g * g;
+    s->c = is_centered ? 0.9 * s->c + 0.1 * g : 0;
+    s->b = 0.5 * s->b + g / (std::sqrt(s->a - s->c * s->c) + 0.01);
+    s->w -= kRate * s->b;
+  };
+}
+
+double MeanOfSquares(int step) {
+  double sum = 0;
+  for (uint32_t d = 0; d < kDim; ++d) sum += Gradient(step, d) * Gradient(step, d);
+  return sum / kDim;
+}
+
 // At least one of each registered optimizer.
 std::vector<Reference> References() {
   return {
@@ -98,6 +156,13 @@ std::vector<Reference> References() {
          s->a += g * g;
          s->w -= kRate * g / std::sqrt(s->a + 0.5);
        }},
+      {{"adagrad", {{"torch", 1}, {"initial_accumulator_value", 0}, {"epsilon", 0.01}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a += g * g;
+         s->w -= kRate * g / (std::sqrt(s->a) + 0.01);
+       }},
       {{"adagrad_decay", {{"accumulator_decay_step", 10}, {"accumulator_decay_rate", 0.5}}},
        0.1,
        0,
@@ -118,6 +183,11 @@ std::vector<Reference> References() {
          s->w -= s->a * kRate * std::sqrt(1 - Power(*s, 0.9, t)) / (1 - Power(*s, 0.9, t)) /
                  (std::sqrt(s->c) + 1e-7);
        }},
+      {{"adam", {{"torch", 1}, {"epsilon", 0.01}}}, 0, 0, TorchAdamRule(0.9, 0.999, 0.01, false)},
+      {{"adam", {{"torch", 1}, {"epsilon_hat", 1}, {"epsilon", 0.01}}},
+       0,
+       0,
+       TorchAdamRule(0.9, 0.999, 0.01, true)},
       {{"adam_async", {{"beta_2", 0.9}}},
        0,
        0,
@@ -142,6 +212,14 @@ std::vector<Reference> References() {
          s->a += (g - s->a) * (1 - 0.9);
          s->b = std::max(0.9 * s->b, std::abs(g));
          s->w -= kRate * s->a / ((1 - Power(*s, 0.9, t)) * (s->b + 1e-7));
+       }},
+      {{"adamax", {{"torch", 1}, {"beta_2", 0.9}, {"epsilon", 0.01}}},
+       0,
+       0,
+       [](State* s, double g, int t) {
+         s->a += (g - s->a) * (1 - 0.9);
+         s->b = std::max(0.9 * s->b, std::abs(g) + 0.01);
+         s->w -= kRate * s->a / ((1 - std::pow(0.9, t)) * s->b);
        }},
       {{"adamw", {{"beta_2", 0.9}}},
        0,
@@ -185,6 +263,12 @@ std::vector<Reference> References() {
          const double ahead = u(t + 1) * s->a / (1 - product * u(t + 1)) + (1 - u(t)) * g / (1 - product);
          s->w -= kRate * ahead / (std::sqrt(s->b / (1 - Power(*s, 0.9, t))) + 1e-7);
        }},
+      {{"nadam", {{"torch", 1}, {"momentum_decay", 0.004}}}, 0, 0, TorchNadamRule(0.004)},
+      {{"nadam", {{"torch", 1}, {"momentum_decay", 0}}}, 0, 0, TorchNadamRule(0)},
+      {{"nadam", {{"torch", 1}}}, 0, 0, TorchNadamRule(1)},
+      {{"radam", {}}, 0, 0, RadamRule(0.9, 0.999)},
+      {{"radam", {{"beta_1", 0.5}, {"beta_2", 0.9}}}, 0, 0, RadamRule(0.5, 0.9)},
+      {{"radam", {{"beta_2", 0.5}}}, 0, 0, RadamRule(0.9, 0.5)},
       {{"rmsprop", {}},
        0,
        0,
@@ -217,7 +301,34 @@ std::vector<Reference> References() {
          s->b = 0.5 * s->b + kRate * g / std::sqrt(s->a - s->c * s->c + 0.01);
          s->w -= s->b;
        }},
+      {{"rmsprop", {{"torch", 1}, {"momentum", 0.5}, {"epsilon", 0.01}}}, 0, 0, TorchRmspropRule(false)},
+      {{"rmsprop", {{"torch", 1}, {"centered", 1}, {"momentum", 0.5}, {"epsilon", 0.01}}},
+       0,
+       0,
+       TorchRmspropRule(true)},
+      {{"rowwise_adagrad", {{"epsilon", 0.01}}},
+       0,
+       0,
+       [sum = 0.0, done = 0](State* s, double g, int t) mutable {
+         if (t != done) sum += MeanOfSquares(t);
+         done = t;
+         s->w -= kRate / (std::sqrt(sum) + 0.01) * g;
+       }},
       {{"sgd", {}}, 0, 0, [](State* s, double g, int) { s->w -= kRate * g; }},
+      {{"sgd", {{"torch", 1}, {"momentum", 0.9}, {"dampening", 0.25}}},
+       0,
+       0,
+       [](State* s, double g, int t) {
+         s->a = 0.9 * s->a + (t == 1 ? 1 : 0.75) * g;
+         s->w -= kRate * s->a;
+       }},
+      {{"sgd", {{"torch", 1}, {"momentum", 0.9}, {"nesterov", 1}}},
+       0,
+       0,
+       [](State* s, double g, int) {
+         s->a = 0.9 * s->a + g;
+         s->w -= kRate * (g + 0.9 * s->a);
+       }},
       {{"sgd", {{"momentum", 0.9}}},
        0,
        0,
@@ -432,6 +543,107 @@ TEST(OptimizerTest, WeightDecayComesFirst) {
   }
 }
 
+// As torch.optim: the gradient's sign, then the decay, then the rule; the decayed learning rate is that of
+// all.
+TEST(OptimizerTest, EveryRuleHasTheOptionsOfPyTorch) {
+  for (const OptimizerInfo& info : Optimizers()) {
+    const auto row_of = [&](const Optimizer<float>& optimizer) {
+      std::vector<float> row(kDim + optimizer.state_values());
+      for (uint32_t d = 0; d < kDim; ++d) row[d] = static_cast<float>(d) - 5;
+      optimizer.InitState(row.data() + kDim);
+      return row;
+    };
+    const auto plain = Optimizer<float>::Create({info.name, {{"weight_decay", 0}}}, kDim);
+    const Params options = {
+        {"weight_decay", 0}, {"coupled_weight_decay", 0.25}, {"maximize", 1}, {"learning_rate_decay", 0.5}};
+    const auto other = Optimizer<float>::Create({info.name, options}, kDim);
+    std::vector<float> expected = row_of(*plain);
+    std::vector<float> row = row_of(*other);
+    for (uint64_t step = 1; step <= 5; ++step) {
+      std::vector<float> gradient(kDim);
+      for (uint32_t d = 0; d < kDim; ++d) gradient[d] = expected[d] * 0.25F - 0.75F;
+      Apply(*plain, &expected, gradient, 0.5F / (1 + 0.5F * static_cast<float>(step - 1)), step);
+      Apply(*other, &row, std::vector<float>(kDim, 0.75F), 0.5F, step);
+      EXPECT_EQ(row, expected) << info.name << " step " << step;
+    }
+  }
+}
+
+// More rows than fit in one piece, and rows that are longer than one.
+TEST(OptimizerTest, OptionsReachEveryRow) {
+  for (const uint32_t dim : {1U, 100U, 5000U}) {
+    constexpr size_t kRows = 64;
+    const auto optimizer = Optimizer<double>::Create({"sgd", {{"coupled_weight_decay", 0.5}}}, dim);
+    std::vector<double> weights(kRows * dim, 2.0);
+    const std::vector<double> gradient(dim, 1.0);
+    std::vector<double*> rows;
+    for (size_t i = 0; i < kRows; ++i) rows.push_back(&weights[i * dim]);
+    const std::vector<const double*> gradients(kRows, gradient.data());
+    optimizer->Apply({rows.data(), rows.data(), gradients.data(), kRows}, 0.25, 1);
+    EXPECT_EQ(weights, std::vector<double>(kRows * dim, 1.5)) << dim;
+  }
+}
+
+// PyTorch's schedule, far beyond the step at which Keras's has converged.
+TEST(OptimizerTest, NadamsProductOfASlowScheduleIsThatOfItsFactors) {
+  constexpr double kBeta = 0.999999;
+  const auto optimizer = Optimizer<double>::Create(
+      {"nadam", {{"beta_1", kBeta}, {"beta_2", 0.5}, {"torch", 1}, {"momentum_decay", 0.004}}}, 1);
+  const auto u = [](int step) { return kBeta * (1 - 0.5 * std::pow(0.96, step * 0.004)); };
+  double product = 1;
+  for (int t = 1; t <= 20000; ++t) {
+    product *= u(t);
+    if (t != 1 && t != 10 && t != 1000 && t != 20000) continue;
+    std::vector<double> row = {0, 0.25, 1};
+    Apply(*optimizer, &row, {1}, 1.0, static_cast<uint64_t>(t));
+    const double momentum = 0.25 + 0.75 * (1 - kBeta);
+    const double expected = -(u(t + 1) * momentum / (1 - product * u(t + 1)) + (1 - u(t)) / (1 - product));
+    const double root = std::sqrt(1 / (1 - std::pow(0.5, t))) + 1e-7;
+    EXPECT_NEAR(row[0] * root, expected, 1e-9 * std::abs(expected)) << "step " << t;
+  }
+}
+
+// FBGEMM's formula for rows that are away in between, of every length beside a vector's.
+TEST(OptimizerTest, RowwiseAdagradHasOneAccumulatorPerRow) {
+  for (const uint32_t dim : {1U, 7U, 8U, 9U, 64U}) {
+    const auto optimizer = Optimizer<float>::Create({"rowwise_adagrad", {}}, dim);
+    ASSERT_EQ(optimizer->state_values(), 1U);
+    std::vector<float> row(dim + 1, 0.5F);
+    optimizer->InitState(row.data() + dim);
+    EXPECT_EQ(row[dim], 0.0F);
+    std::vector<double> expected(dim, 0.5);
+    double accumulator = 0;
+    for (const uint64_t step : {1U, 2U, 9U, 30U}) {
+      std::vector<float> gradient(dim);
+      double squares = 0;
+      for (uint32_t d = 0; d < dim; ++d) {
+        gradient[d] = static_cast<float>(Gradient(static_cast<int>(step), d));
+        squares += static_cast<double>(gradient[d]) * static_cast<double>(gradient[d]);
+      }
+      accumulator += squares / dim;
+      Apply(*optimizer, &row, gradient, 0.05F, step);
+      for (uint32_t d = 0; d < dim; ++d) {
+        expected[d] -= 0.05 / (std::sqrt(accumulator) + 1e-8) * static_cast<double>(gradient[d]);
+        EXPECT_NEAR(static_cast<double>(row[d]), expected[d], 1e-6) << dim;
+      }
+      EXPECT_NEAR(static_cast<double>(row[dim]), accumulator, 1e-6 * accumulator) << dim;
+    }
+  }
+}
+
+// Specifications of earlier versions stay equal, and those versions refuse what they do not know.
+TEST(OptimizerTest, LaterParametersAreLeftOutWhereTheyHaveTheirDefaults) {
+  for (const OptimizerInfo& info : Optimizers()) {
+    const Params params = Complete({info.name, {{"coupled_weight_decay", 0}, {"maximize", 0}}}).params;
+    for (const char* later : {"coupled_weight_decay", "learning_rate_decay", "maximize", "torch",
+                              "epsilon_hat", "dampening", "momentum_decay", "group_lasso"}) {
+      EXPECT_EQ(params.count(later), 0U) << info.name << " " << later;
+    }
+    EXPECT_EQ(Complete({info.name, {{"maximize", 1}}}).params.at("maximize"), 1) << info.name;
+  }
+  EXPECT_EQ(Complete({"nadam", {{"torch", 1}, {"momentum_decay", 1}}}).params.count("momentum_decay"), 0U);
+}
+
 TEST(OptimizerTest, ABatchEqualsRowsOneByOne) {
   for (const auto& [name, defaults, counts_pushes] : Optimizers()) {
     const auto optimizer = Optimizer<float>::Create({name, {}}, kDim);
@@ -467,8 +679,12 @@ TEST(OptimizerTest, RefusesUnsupportedSpecifications) {
   for (const OptimizerInfo& info : Optimizers()) names += (names.empty() ? "" : ", ") + info.name;
   EXPECT_EQ(message({"unknown", {}}), "optimizer 'unknown' is not one of " + names);
   EXPECT_EQ(message({"adamax", {{"amsgrad", 1}}}),
-            "optimizer 'adamax' does not support 'amsgrad'; it supports beta_1, beta_2, epsilon, "
-            "weight_decay");
+            "optimizer 'adamax' does not support 'amsgrad'; it supports beta_1, beta_2, "
+            "coupled_weight_decay, epsilon, learning_rate_decay, maximize, torch, weight_decay");
+  EXPECT_EQ(message({"sgd", {{"momentum", 0.9}, {"dampening", 0.5}}}),
+            "optimizer 'sgd': 'dampening' needs 'torch': true");
+  EXPECT_EQ(message({"adam", {{"coupled_weight_decay", -1}}}),
+            "optimizer 'adam': 'coupled_weight_decay' must be at least 0, not -1");
   EXPECT_EQ(message({"rmsprop", {{"weight_decay", -1}}}),
             "optimizer 'rmsprop': 'weight_decay' must be at least 0, not -1");
   EXPECT_EQ(message({"lion", {{"beta_1", 0}}}), "optimizer 'lion': 'beta_1' must be above 0, not 0");

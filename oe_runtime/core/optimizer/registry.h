@@ -20,19 +20,8 @@
 
 namespace oe {
 
-// The values that a parameter may have. kBeta is below 1: at 1 a bias correction divides by zero. A flag that
-// came later is left out of specifications where it is off, as earlier versions wrote them.
-enum class Bound {
-  kNotNegative,
-  kPositive,
-  kNotPositive,
-  kUnit,
-  kPositiveUnit,
-  kBeta,
-  kWhole,
-  kFlag,
-  kLaterFlag
-};
+// The values that a parameter may have. kBeta is below 1: at 1 a bias correction divides by zero.
+enum class Bound { kNotNegative, kPositive, kNotPositive, kUnit, kPositiveUnit, kBeta, kWhole, kFlag };
 
 // Describes an optimizer: all that other code, that of the bindings too, knows of it besides the rule.
 struct OptimizerEntry {
@@ -42,6 +31,10 @@ struct OptimizerEntry {
     std::string name;  // Keras's, as is the default
     double value;
     Bound bound;
+    // One that came later is left out of specifications where it has its default, as earlier versions wrote
+    // them. Where it has another value, those versions refuse the specification.
+    bool is_later = false;
+    std::string needs = "";  // the flag without which its default is the only value
   };
   // One array of state beside a row.
   struct Slot {
@@ -52,7 +45,7 @@ struct OptimizerEntry {
   };
 
   std::string name;
-  std::vector<Param> params;  // weight_decay is added, as 0, where it is missing
+  std::vector<Param> params;  // the options of every rule are added where they are missing
   std::vector<Slot> slots;
   Trait trait = kNone;
   // Parameters that choose the rule's bool template arguments by being 0 or not.
@@ -71,6 +64,14 @@ struct OptimizerEntry {
   std::vector<StateSlot> SlotsWith(const Params& values, uint32_t dim) const;
 };
 
+// The flag of rules that PyTorch has in another form than Keras: where it is set, epsilon, momenta and bias
+// corrections are PyTorch's.
+inline OptimizerEntry::Param TorchFlag() { return {"torch", 0, Bound::kFlag, true}; }
+
+// What is computed once per push, in more precision than the weights have.
+template <typename T>
+using Wide = std::conditional_t<std::is_same_v<T, Symbol>, Symbol, double>;
+
 // A table's parameters as numbers of the rule's type.
 template <typename T>
 class Values {
@@ -80,6 +81,8 @@ class Values {
   T operator[](const char* name) const { return static_cast<T>(params_.at(name)); }
   // 1 - the value, subtracted in double precision.
   T OneMinus(const char* name) const { return static_cast<T>(1.0 - params_.at(name)); }
+  Wide<T> Exactly(const char* name) const { return Wide<T>(params_.at(name)); }
+  bool IsSet(const char* name) const { return params_.at(name) != 0; }
 
  private:
   const Params& params_;
@@ -112,6 +115,25 @@ T Sign(T x) {
 // the rules.
 template <typename T>
 T BetaPower(T beta, uint64_t step) noexcept;
+
+// 1 - beta^step, by which a moving average that began at zero is divided. With the flag `torch` in double
+// precision, as in PyTorch.
+template <typename T>
+class BiasCorrection {
+ public:
+  BiasCorrection(const Values<T>& value, const char* beta)
+      : beta_(value[beta]), exact_(value.Exactly(beta)), is_exact_(value.IsSet("torch")) {}
+
+  T operator()(const StepNumber<T>& step) const {
+    if (is_exact_) return static_cast<T>(Wide<T>(1) - pow(exact_, Wide<T>(step)));
+    return T{1} - BetaPower(beta_, step);
+  }
+
+ private:
+  T beta_;
+  Wide<T> exact_;
+  bool is_exact_;
+};
 
 // Updates all weights of all rows. The rule is a copy, so that its fields can stay in registers.
 template <typename Rule, typename T>

@@ -7,7 +7,10 @@ namespace {
 //   v = rho·v + (1 - rho)·g²;  centered: a = rho·a + (1 - rho)·g, and v - a² takes the place of v below
 //   u = lr·g / sqrt(v + epsilon);  with momentum: m = momentum·m + u takes the place of u;  w -= u
 // A row's state is v, then m, then a.
-template <typename T, bool kMomentum, bool kCentered>
+//
+// PyTorch adds epsilon to the root, and its momentum has no learning rate: u = g / (sqrt(v) + epsilon), and
+// w -= lr·u at the end.
+template <typename T, bool kMomentum, bool kCentered, bool kIsTorch>
 struct Rmsprop : ElementwiseRule {
   static constexpr size_t kSlots = 1 + (kMomentum ? 1 : 0) + (kCentered ? 1 : 0);
 
@@ -27,23 +30,24 @@ struct Rmsprop : ElementwiseRule {
       // Never negative but for rounding, after many equal large gradients; Keras's weights become NaN then.
       variance = max(velocity - average * average, T{0});
     }
-    T update = (rate * g) / sqrt(variance + epsilon);
+    T update = kIsTorch ? g / (sqrt(variance) + epsilon) : (rate * g) / sqrt(variance + epsilon);
     if constexpr (kMomentum) update = slots[1] = momentum * slots[1] + update;
-    weight -= update;
+    weight -= kIsTorch ? rate * update : update;
   }
 
   T rho, one_minus_rho, momentum, epsilon;
 };
 
-const RegisterRule<Rmsprop, 2> kRmsprop(
+const RegisterRule<Rmsprop, 3> kRmsprop(
     {"rmsprop",
      {{"rho", 0.9, Bound::kUnit},
       {"momentum", 0, Bound::kUnit},
       {"epsilon", 1e-7, Bound::kNotNegative},
-      {"centered", 0, Bound::kFlag}},
+      {"centered", 0, Bound::kFlag},
+      TorchFlag()},
      {{"velocity"}, {"momentum", "", "momentum"}, {"average_gradient", "", "centered"}},
      OptimizerEntry::kNone,
-     {"momentum", "centered"}});
+     {"momentum", "centered", "torch"}});
 
 }  // namespace
 }  // namespace oe

@@ -49,8 +49,8 @@ TEST(SpecTest, RefusesByField) {
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "dtype": "float8"})"),
             "table 't': 'dtype' must be float32, float64, bfloat16 or float16, not 'float8'");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "optimizer": {"name": "sgd", "amsgrad": true}})"),
-            "table 't': optimizer 'sgd' does not support 'amsgrad'; it supports momentum, nesterov, "
-            "weight_decay");
+            "table 't': optimizer 'sgd' does not support 'amsgrad'; it supports coupled_weight_decay, "
+            "dampening, learning_rate_decay, maximize, momentum, nesterov, torch, weight_decay");
   EXPECT_EQ(Refusal(R"({"name": "t", "dim": 9, "nonfinite_gradients": "clip"})"),
             "table 't': 'nonfinite_gradients' must be refuse, skip or pass, not 'clip'");
   EXPECT_NE(Refusal("{").find("not JSON"), std::string::npos);

@@ -311,6 +311,8 @@ TEST_P(TableTest, ARestoredTableGoesOnAsIfNothingHadHappened) {
   for (const auto& [name, defaults, counts_pushes] : Optimizers()) {
     TableSpec spec = Spec(index(), name);
     if (name == "adagrad_decay") spec.optimizer.params["accumulator_decay_step"] = 3;
+    if (name == "nadam") spec.optimizer.params = {{"torch", 1}, {"momentum_decay", 0.004}};
+    if (name == "sgd") spec.optimizer.params = {{"coupled_weight_decay", 0.1}, {"learning_rate_decay", 0.5}};
     const auto push = [&](Table* table, int step) {
       const std::vector<Key> keys = Batch(step, 50, array());
       const std::vector<float> grads = Gradients(keys, kDim, step);
