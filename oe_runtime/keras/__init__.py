@@ -27,7 +27,7 @@ from oe_runtime.keras.exb import (
 from oe_runtime.keras.job_callback import JobCallback
 from oe_runtime.keras.keras2 import accept_keras2_layers
 from oe_runtime.keras.model import Distributed, DistributedModel
-from oe_runtime.keras.optimizers import DECLARED, AdagradDecay, AdamAsync, Ftrl
+from oe_runtime.keras.optimizers import DECLARED, AdagradDecay, AdamAsync, Ftrl, RowWiseAdagrad
 from oe_runtime.keras.saving import check_export, save_as_original_model
 from oe_runtime.keras.servers import Flags, flags
 from oe_runtime.keras.translate import distributed_optimizer
@@ -47,6 +47,7 @@ __all__ = [
     "Flags",
     "Ftrl",
     "JobCallback",
+    "RowWiseAdagrad",
     "accept_keras2_layers",
     "check_export",
     "distributed_model",

@@ -64,6 +64,11 @@ class ServerWorkers:
         rule = table_optimizer(model.optimizer)
         if rule["name"] == "ftrl" or rule.get("weight_decay"):
             raise ValueError(f"optimizer {rule['name']}: asynchronous workers need one without decay")
+        if rule["name"] == "rowwise_adagrad":
+            raise ValueError(
+                "optimizer rowwise_adagrad: asynchronous workers keep dense weights in rows that are not the "
+                "variables' own; use another optimizer, or synchronous workers"
+            )
         self._variables = model.trainable_variables
         self._size = sum(int(np.prod(v.shape)) for v in self._variables)
         self._keys = np.arange(-(-self._size // self._DIM), dtype=np.int64)

@@ -19,6 +19,7 @@ LEARNING_RATES = dict(
             "ftrl": 0.05,
             "lion": 0.0001,
             "momentum": 0.02,
+            "rowwiseadagrad": 0.05,
             "sgd": 0.1,
         }.items()
     )

@@ -54,6 +54,20 @@ CASES = [
     ("AdamAsync", {"beta_1": 0.7, "beta_2": 0.95, "epsilon": 1e-5, "weight_decay": 0.1}, 0.02),
     ("AdagradDecay", {}, 0.1),
     ("AdagradDecay", {"accumulator_decay_step": 7, "accumulator_decay_rate": 0.5}, 0.1),
+    ("RowWiseAdagrad", {}, 0.1),
+    ("RowWiseAdagrad", {"initial_accumulator_value": 0.1, "epsilon": 1e-3, "weight_decay": 0.1}, 0.05),
+    ("Radam", {"beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-5, "weight_decay": 0.1}, 0.02),
+]
+# The options that Keras's classes do not have, each with a rule of every kind.
+OPTIONS = [
+    ("SGD", {"torch": True, "momentum": 0.9, "dampening": 0.5, "coupled_weight_decay": 0.1}, 0.02),
+    ("Adam", {"torch": True, "maximize": True, "amsgrad": True}, 0.01),
+    ("Adagrad", {"torch": True, "learning_rate_decay": 0.1}, 0.1),
+    ("Nadam", {"torch": True, "momentum_decay": 0.004, "coupled_weight_decay": 0.1}, 0.01),
+    ("RMSprop", {"torch": True, "momentum": 0.9, "centered": True}, 0.005),
+    ("Adamax", {"torch": True, "epsilon": 1e-3}, 0.01),
+    ("AdagradDecay", {"coupled_weight_decay": 0.1, "maximize": True}, 0.1),
+    ("Ftrl", {"coupled_weight_decay": 0.1}, 0.1),
 ]
 NAMES = {name.replace("_", ""): name for name in OPTIMIZERS}  # of tables, by Keras's in lower case
 CASES += [  # the others, with their defaults
@@ -104,10 +118,12 @@ def test_equal_to_keras(name, parameters, rate, dtype, tolerance):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("name", "parameters", "rate"), CASES)
+@pytest.mark.parametrize(("name", "parameters", "rate"), CASES + OPTIONS)
 def test_a_row_of_any_dim_is_updated_as_rows_of_dim_1(name, parameters, rate, dtype):
     """To the bit: numbers that the processor takes several at a time end where they do one by one."""
     rule = {"name": NAMES[name.lower()], **parameters}
+    if name == "RowWiseAdagrad":
+        pytest.skip("the update of a weight depends on the row")
     client = Client.in_process()
     dims, keys = (1, 2, 8, 9, 16, 64, 65, 128), np.arange(3)
     plain = {"dtype": dtype, "optimizer": rule, "initializer": {"name": "constant", "value": 0.25}}
@@ -149,6 +165,53 @@ def test_a_class_that_is_made_of_a_rule_updates_dense_variables_as_keras_does(na
     ours_end, keras_end = (np.asarray(variable) for variable in variables)
     np.testing.assert_allclose(ours_end, keras_end, rtol=0, atol=1e-6)
     assert not np.allclose(ours_end, first)
+
+
+def test_rowwise_adagrad_is_fbgemms():
+    """EXACT_ROWWISE_ADAGRAD as FBGEMM publishes it, once more in NumPy, for rows that are not in each batch."""
+    rng, rate, eps, rows = np.random.default_rng(3), np.float32(0.05), 1e-8, 20
+    for dim, decay in ((1, 0.0), (16, 0.0), (67, 0.01)):
+        client = Client.in_process(servers=2)
+        rule = {"name": "rowwise_adagrad", "epsilon": eps, "coupled_weight_decay": decay}
+        table = client.create_table(TableSpec("t", dim, optimizer=rule))
+        assert client.slots(table) == {"accumulator": 1}
+        weights = client.pull_rows(table, np.arange(rows)).astype(np.float64)
+        moments = np.zeros(rows)
+        for _ in range(50):
+            ids = np.unique(rng.integers(0, rows, 12))
+            gradients = rng.normal(size=(len(ids), dim)).astype(np.float32)
+            client.push(client.pull([ids], [(table, 0)]), [gradients], float(rate))
+            gradient = gradients + decay * weights[ids]
+            moments[ids] += (gradient**2).mean(1)
+            weights[ids] -= float(rate) / (np.sqrt(moments[ids]) + eps)[:, None] * gradient
+        np.testing.assert_allclose(client.pull_rows(table, np.arange(rows)), weights, rtol=0, atol=1e-6)
+
+
+def test_rowwise_adagrad_of_dense_variables():
+    """A matrix has an accumulator per row, a vector one per weight."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    keras = pytest.importorskip("keras")
+    from oe_runtime.keras import RowWiseAdagrad
+
+    optimizer = RowWiseAdagrad(0.5)
+    assert RowWiseAdagrad.from_config(optimizer.get_config()).epsilon == optimizer.epsilon
+    matrix, vector = keras.Variable(np.zeros((2, 2), np.float32)), keras.Variable(np.zeros(2, np.float32))
+    gradients = [np.array([[3, 4], [0, 2]], np.float32), np.array([3, 4], np.float32)]
+    optimizer.apply([keras.ops.convert_to_tensor(g) for g in gradients], [matrix, vector])
+    root = np.sqrt([[12.5], [2.0]])
+    np.testing.assert_allclose(np.asarray(matrix), -0.5 * gradients[0] / root, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(vector), [-0.5, -0.5], rtol=1e-6)
+
+
+def test_specifications_name_an_option_only_where_it_is_set():
+    """So those without are what earlier versions wrote; these versions refuse the others by name."""
+    client = Client.in_process()
+    later = {"torch", "maximize", "coupled_weight_decay", "learning_rate_decay"}
+    for number, (name, parameters, _) in enumerate(CASES + OPTIONS):
+        rule = {"name": NAMES[name.lower()], **parameters}
+        spec = client.spec(client.create_table(TableSpec(f"t{number}", 2, optimizer=rule)))
+        assert spec.optimizer.keys() & later == rule.keys() & later
+        assert spec.optimizer.items() >= rule.items()
 
 
 def test_group_lasso_of_ftrl_through_keras():

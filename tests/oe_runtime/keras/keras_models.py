@@ -36,6 +36,7 @@ OPTIMIZERS = {
     "lion": lambda: keras.optimizers.Lion(0.01),
     "adam_async": lambda: embed.AdamAsync(0.02, epsilon=1e-6),
     "adagrad_decay": lambda: embed.AdagradDecay(0.1, accumulator_decay_step=4),
+    "rowwise_adagrad": lambda: embed.RowWiseAdagrad(0.1, epsilon=1e-6),
     "schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=2, decay_rate=0.7),
         weight_decay=0.05,

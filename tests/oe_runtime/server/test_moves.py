@@ -28,6 +28,8 @@ RULES = [
     {"name": "sgd", "momentum": 0.9, "nesterov": True},
     {"name": "adam", "amsgrad": True, "weight_decay": 0.01},
     {"name": "rmsprop", "centered": True, "momentum": 0.5},
+    {"name": "sgd", "torch": True, "momentum": 0.9, "dampening": 0.5, "coupled_weight_decay": 0.1},
+    {"name": "nadam", "torch": True, "momentum_decay": 0.004, "maximize": True, "learning_rate_decay": 0.1},
 ]
 
 
