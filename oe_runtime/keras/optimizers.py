@@ -14,7 +14,6 @@ from keras import ops
 
 import oe_runtime._core as _core
 
-
 # Options that the core adds to every rule. Keras's own weight_decay is that of dense variables.
 _OF_EVERY_RULE = {"weight_decay", "coupled_weight_decay", "learning_rate_decay", "maximize"}
 

@@ -168,7 +168,7 @@ def test_a_class_that_is_made_of_a_rule_updates_dense_variables_as_keras_does(na
 
 
 def test_rowwise_adagrad_is_fbgemms():
-    """EXACT_ROWWISE_ADAGRAD as FBGEMM publishes it, once more in NumPy, for rows that are not in each batch."""
+    """EXACT_ROWWISE_ADAGRAD as FBGEMM publishes it, once more in NumPy; each batch has some of the rows."""
     rng, rate, eps, rows = np.random.default_rng(3), np.float32(0.05), 1e-8, 20
     for dim, decay in ((1, 0.0), (16, 0.0), (67, 0.01)):
         client = Client.in_process(servers=2)

@@ -55,8 +55,8 @@ struct Nadam : ElementwiseRule {
         momentum_decay(value.Exactly("momentum_decay")),
         is_torch(value.IsSet("torch")),
         beta_1(value["beta_1"]),
-        rate_1(T{1} - beta_1),
-        rate_2(T{1} - value["beta_2"]),
+        rate_1(is_torch ? value.OneMinus("beta_1") : T{1} - beta_1),
+        rate_2(is_torch ? value.OneMinus("beta_2") : T{1} - value["beta_2"]),
         epsilon(value["epsilon"]) {}
 
   void Begin(T /*rate*/, uint64_t step) {
