@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,13 @@ def make_tables(
     fresh: bool | None,
     *,
     also: Sequence[str] = (),
+    replaced: Collection[str] = (),
     first: bool = True,
 ) -> list[int]:
     """Create tables on the servers; return their ids.
 
-    Existing rows are kept. A warning says so in the `first` of several workers, unless ``fresh`` is False.
+    Existing rows are kept. A warning says so in the `first` of several workers, unless ``fresh`` is False or
+    the caller replaces the rows (tables `replaced`).
     With ``fresh=True`` the tables, and those named in `also`, are dropped before; all workers of a job must
     make this call, and it takes effect once. Raises SpecError where other clients use the tables.
     """
@@ -46,7 +48,7 @@ def make_tables(
     for name, rows in (
         rows_on_servers(client, names).items() if fresh is None and first and not client.restores else ()
     ):
-        if rows:
+        if rows and name not in replaced:
             warnings.warn(
                 f"table {name} exists with {rows:,} rows, which are kept: they are of an earlier run, the "
                 "model's other weights are not; fresh=True drops them, fresh=False silences this warning",

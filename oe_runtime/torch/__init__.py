@@ -15,10 +15,12 @@ server.
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, pull, read_ahead
 from oe_runtime.torch.model import distributed_model, saved_tables
 from oe_runtime.torch.optimizer import distributed_optimizer
+from oe_runtime.torch.rows import Rows
 
 __all__ = [
     "Embedding",
     "EmbeddingBag",
+    "Rows",
     "distributed_model",
     "distributed_optimizer",
     "pull",

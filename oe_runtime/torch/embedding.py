@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,10 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from oe_runtime.client import Client, Pulled
-from oe_runtime.model_tables import assign_all, rows_on_servers
-from oe_runtime.spec import DTYPES, TableSpec
-
-_DTYPES = {getattr(torch, name): name for name in DTYPES}
+from oe_runtime.model_tables import make_tables, rows_on_servers
+from oe_runtime.spec import TableSpec
+from oe_runtime.torch.state import TORCH_DTYPES, RowState, refuse_tracing
 
 
 @dataclass
@@ -170,11 +169,6 @@ def process() -> tuple[int, int]:
     return 0, 1
 
 
-def _to_numpy(rows: Any) -> NDArray[Any]:
-    array: NDArray[Any] = rows.to("cpu", torch.promote_types(rows.dtype, torch.float32)).numpy()
-    return array
-
-
 def _whole(what: str, value: Any, *, any_id: bool = False) -> int:
     """Return an integer > 0 of any integer type, such as NumPy's; -1 stands for any id."""
     try:
@@ -187,7 +181,7 @@ def _whole(what: str, value: Any, *, any_id: bool = False) -> int:
     return number
 
 
-class TableLayer(nn.Module):  # type: ignore[misc]
+class TableLayer(RowState):
     """The common part of both layers: the table's description, and lookups."""
 
     def __init__(
@@ -210,8 +204,8 @@ class TableLayer(nn.Module):  # type: ignore[misc]
         num_embeddings = _whole("num_embeddings", num_embeddings, any_id=True)
         embedding_dim = _whole("embedding_dim", embedding_dim)
         dtype = dtype or torch.get_default_dtype()
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, not {dtype}")
+        if dtype not in TORCH_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, TORCH_DTYPES))}, not {dtype}")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         # Row numbers count from the end in PyTorch, but any 64-bit id may be one here.
@@ -228,7 +222,8 @@ class TableLayer(nn.Module):  # type: ignore[misc]
         self.admission = admission
         self.eviction = eviction
         self.spec = spec
-        self.first_rows: Any = None  # the table's first rows, in place of the initializer's
+        self.first_rows = None
+        self.are_first_rows_given = self.is_table_private = False
         self.bringing_rows = False  # whether an assignment of these was interrupted
         self.frozen = False
         self.client: Client | None = None  # set by distributed_model, as the next three
@@ -250,7 +245,7 @@ class TableLayer(nn.Module):  # type: ignore[misc]
             dim=self.embedding_dim,
             index="hash" if self.num_embeddings == -1 else "array",
             input_dim=max(self.num_embeddings, 0),
-            dtype=_DTYPES[self.dtype],
+            dtype=TORCH_DTYPES[self.dtype],
             optimizer=optimizer,
             initializer={"seed": self.seed, **self.initializer},
             admission=self.admission,
@@ -258,42 +253,35 @@ class TableLayer(nn.Module):  # type: ignore[misc]
         )
 
     def bound(self) -> Table:
-        """Return the layer's table. Raises RuntimeError if there is none yet."""
+        """Return the layer's table. Raises RuntimeError if there are no servers yet.
+
+        Without an optimizer it is a table of the layer's own in this process, unless a `spec` says what the
+        servers' table is.
+        """
+        if self.table is None and self.client is not None:
+            self._make_table(self.client)
         if self.table is None:
             raise RuntimeError(
-                f"{self} has no table yet: give its model to distributed_model(model, client) and the "
-                "optimizer to distributed_optimizer(optimizer, model) (the rows keep the optimizer's state)"
+                f"{self} has no table yet: give its model to distributed_model(model, client), and to train "
+                "it the optimizer to distributed_optimizer(optimizer, model) (rows have its state)"
             )
         return self.table
 
-    def set_rows(self, rows: Any) -> None:
-        """Set all rows of a table with a `num_embeddings`: at once, or when the table is created.
-
-        The optimizer's state of the rows stays. All processes make this call. For a table of any id, use
-        `layer.table.client.assign(layer.table.number, keys, rows)`.
-        """
-        shape = (self.num_embeddings, self.embedding_dim)
-        if self.num_embeddings == -1 or tuple(rows.shape) != shape:
-            raise ValueError(
-                f"{self}: the rows given have shape {tuple(rows.shape)}, but the table's "
-                + ("have any id: assign them by key" if self.num_embeddings == -1 else f"are {shape}")
-            )
-        if self.table is None:
-            self.first_rows = rows.detach()
-        else:
-            self._assign(rows.detach())
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Make a stock layer's `weight` the rows; called by PyTorch's load_state_dict."""
-        weight = state_dict.get(prefix + "weight")
-        if weight is None:
-            super()._load_from_state_dict(state_dict, prefix, *args)
-            return
-        try:
-            self.set_rows(weight)
-        except ValueError as error:
-            errors: list[str] = args[-1]
-            errors.append(f"{prefix}weight: {error}")
+    def _make_table(self, client: Client) -> None:
+        spec = self.table_spec({"name": "sgd"})
+        if self.spec is None:
+            if rows := rows_on_servers(client, [spec.name])[spec.name]:
+                raise RuntimeError(
+                    f"{self}: table '{spec.name}' is on the servers with {rows:,} rows, and without its "
+                    "optimizer it cannot be opened: call distributed_optimizer with that of its training, or "
+                    "make the layer with its specification (spec=…, of saved_tables)"
+                )
+            client = Client.in_process()
+            spec = replace(spec, admission=None, eviction=())  # the rows are those that are given
+        (number,) = make_tables(client, [spec], self.fresh if self.spec else None, first=process()[0] == 0)
+        self.table = Table(client, number, client.spec(number))
+        self.is_table_private = self.spec is None
+        self.bring_rows()
 
     def bring_rows(self) -> None:
         """Assign the first rows to the table, which exists now; only the first process does so."""
@@ -302,7 +290,11 @@ class TableLayer(nn.Module):  # type: ignore[misc]
             # Existing rows are of an earlier run, which this one continues (`fresh`), or of an interrupted
             # assignment.
             name = table.spec.name
-            given = self.bringing_rows or not rows_on_servers(table.client, [name])[name]
+            given = (
+                self.bringing_rows
+                or self.are_first_rows_given
+                or not rows_on_servers(table.client, [name])[name]
+            )
             if given and not table.client.restores:
                 self.bringing_rows = True
                 try:
@@ -311,11 +303,7 @@ class TableLayer(nn.Module):  # type: ignore[misc]
                     self.table = None
                     raise
                 self.bringing_rows = False
-        self.first_rows = None
-
-    def _assign(self, rows: Any) -> None:
-        table = self.bound()
-        assign_all(table.client, table.number, table.spec, rows, _to_numpy)
+        self.first_rows, self.are_first_rows_given = None, False
 
     def trains(self) -> bool:
         """Whether gradients of the next lookup are wanted."""
@@ -326,18 +314,26 @@ class TableLayer(nn.Module):  # type: ignore[misc]
 
         Padding has the number of an additional last row, which is not trained.
         """
+        refuse_tracing(self, ids)
         lookup = self._announced(ids) or _pull([(self, ids)])[0]
         rows, numbers = lookup.rows, torch.from_numpy(lookup.numbers)
         if lookup.padding is not None:
             every = torch.full((len(lookup.padding),), len(rows))
             every[~lookup.padding] = numbers
             numbers = every
-            rows = torch.cat([rows, self._padding_row().to(rows)])
+            rows = torch.cat([rows, self.padding_row().to(rows)])
         return rows.to(self.dtype), numbers.to(ids.device).reshape(ids.shape)
 
-    def _padding_row(self) -> Any:
-        """Return the row of padding, (1, dim), for layers whose output has it."""
-        return torch.zeros(1, self.embedding_dim)
+    def padding_row(self) -> Any:
+        """Return the row of padding, (1, dim): zeros unless one was given with the weights."""
+        table = self.bound()
+        # No push has the padding, so only these calls change it.
+        now = (table.client, table.number, table.client.replacements)
+        if self._padding is None or self._padding[0] != now:
+            read = table.client.read_rows(table.number, np.array([self.padding_idx], np.int64))
+            row = read.rows if read.found[0] else np.zeros_like(read.rows)
+            self._padding = (now, torch.from_numpy(row))
+        return self._padding[1]
 
     def _announced(self, ids: Any) -> Lookup | None:
         """Return the lookup of `pull` for these ids and the same purpose, if there is one."""
@@ -372,17 +368,6 @@ class Embedding(TableLayer):
         """Return the rows of the ids."""
         rows, numbers = self._rows(input)
         return functional.embedding(numbers, rows)
-
-    def _padding_row(self) -> Any:
-        """Return the row of padding, (1, dim): zeros unless one was given with the weights."""
-        table = self.bound()
-        # No push has the padding, so only these calls change it.
-        now = (table.client, table.number, table.client.replacements)
-        if self._padding is None or self._padding[0] != now:
-            read = table.client.read_rows(table.number, np.array([self.padding_idx], np.int64))
-            row = read.rows if read.found[0] else np.zeros_like(read.rows)
-            self._padding = (now, torch.from_numpy(row))
-        return self._padding[1]
 
 
 class EmbeddingBag(TableLayer):

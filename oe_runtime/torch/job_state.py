@@ -16,6 +16,7 @@ from oe_runtime.run.script_state import ScriptState
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
 from oe_runtime.torch.model import table_layers
+from oe_runtime.torch.rows import Rows
 
 _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
 
@@ -29,7 +30,9 @@ class TorchDense:
         self._optimizer = optimizer
         self._wrappers = [f"{path}.".lstrip(".") for path, one in model.named_modules() if _is_wrapper(one)]
         layers = table_layers(model)
-        if unbound := [name for name, layer in layers.items() if layer.table is None]:
+        if unbound := [
+            name for name, layer in layers.items() if layer.table is None or layer.is_table_private
+        ]:
             raise ValueError(
                 f"layer '{unbound[0]}' has no table yet: give the model to distributed_model, and its "
                 "optimizer to distributed_optimizer, before job.training"
@@ -38,7 +41,6 @@ class TorchDense:
         parameters = {self._plain(name): p for name, p in model.named_parameters()}
         self._parameters = {name: p for name, p in parameters.items() if id(p) not in anchors}
         self._names = {id(p): name for name, p in self._parameters.items()}
-        self._anchors = parameters.keys() - self._parameters.keys()
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
@@ -52,7 +54,7 @@ class TorchDense:
     def _state(self) -> dict[str, Any]:
         """Return the model's state without tables, by its names outside of DistributedDataParallel."""
         found = {self._plain(name): value for name, value in self._model.state_dict().items()}
-        return {name: value for name, value in found.items() if name not in self._anchors}
+        return {name: value for name, value in found.items() if not isinstance(value, Rows)}
 
     def _plain(self, name: str) -> str:
         for wrapper in sorted(self._wrappers, key=len, reverse=True):

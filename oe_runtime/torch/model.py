@@ -150,7 +150,7 @@ def _replacement(name: str, layer: Any) -> TableLayer:
             **shared,
         )
     new.frozen = not layer.weight.requires_grad
-    new.set_rows(layer.weight)
+    new.first_rows = layer.weight.detach()
     new.to(layer.weight.device).train(layer.training)
     return new
 

@@ -75,8 +75,12 @@ class _Rows:
             by_client.setdefault(id(layer.client), []).append((layer, spec))
         for layers in by_client.values():
             client, fresh = layers[0][0].client, layers[0][0].fresh
+            for layer, _ in layers:
+                layer.give_up_private_table()
             assert client is not None  # noqa: S101 - distributed_optimizer has asked
-            numbers = make_tables(client, [spec for _, spec in layers], fresh, first=process()[0] == 0)
+            given = [spec.name for layer, spec in layers if layer.are_first_rows_given]
+            specs = [spec for _, spec in layers]
+            numbers = make_tables(client, specs, fresh, replaced=given, first=process()[0] == 0)
             for number, (layer, _) in zip(numbers, layers, strict=True):
                 layer.table = Table(client, number, client.spec(number))
                 layer.fresh = False  # another optimizer goes on with these rows
