@@ -92,7 +92,7 @@ class Rows(torch.Tensor):  # type: ignore[misc]
             args, kwargs = pytree.tree_map_only(Rows, _values, (tuple(args), dict(kwargs)))
             return func(*args, **kwargs)
         except _WritesError as error:
-            if torch.is_grad_enabled() and error.rows.requires_grad:
+            if error.with_gradients and error.rows.requires_grad:
                 raise RuntimeError(
                     f"{error.rows.source.what} require gradients, so they cannot be changed in place: use "
                     "torch.no_grad()"
@@ -232,7 +232,7 @@ class _View(Source):
         if self._part is not None:
             values = self._base.read(self._part.start, self._part.stop).reshape(self.shape)
         else:
-            values = self._of(self._base.read()).clone(memory_format=torch.contiguous_format)
+            values = self._of(self._base.read()).clone()
         return values if begin == 0 and end is None else values[begin:end].clone()
 
     def write(self, values: Any, begin: int = 0) -> None:
@@ -289,6 +289,7 @@ class _WritesError(Exception):
     def __init__(self, rows: Rows) -> None:
         super().__init__()
         self.rows = rows
+        self.with_gradients = torch.is_grad_enabled()  # there: functions may disable them
 
 
 class _State(threading.local):

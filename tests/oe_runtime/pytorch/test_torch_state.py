@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 import re
 import warnings
 
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.nn.utils import parametrizations, parametrize, prune  # noqa: E402
 
 import oe_runtime.torch as embed  # noqa: E402
 from oe_runtime import Client  # noqa: E402
@@ -265,3 +269,315 @@ def test_torch_distributed_checkpoint(tmp_path, in_place):
         dcp.load(state, checkpoint_id=tmp_path)
     again.load_state_dict(state)
     assert (outputs(again) == expected).all()
+
+
+# `layer.weight`
+
+
+def pair(kind="Embedding", **options):
+    """Return a stock layer and ours of the same rows, which trains."""
+    torch.manual_seed(0)
+    stock = torch.nn.Sequential(getattr(torch.nn, kind)(ROWS, 4, **options))
+    ours = embed.distributed_model(copy.deepcopy(stock), Client.in_process(servers=2))
+    trained(ours, steps=0)
+    return stock, ours
+
+
+USES = {
+    "shape": lambda w: (tuple(w.shape), w.numel(), len(w), w.dim(), w.stride(), w.is_contiguous()),
+    "scores": lambda w: torch.ones(2, 4) @ w.t(),
+    "linear": lambda w: torch.nn.functional.linear(torch.ones(2, 4), w),
+    "some": lambda w: w[torch.tensor([4, 2, 2])],
+    "slice": lambda w: w[5:9] * 2,
+    "last": lambda w: w[-1] + 0,
+    "steps": lambda w: w[1:60:7, 1:3].sum(0),
+    "transposed slice": lambda w: w.T[1:3, 2:5].clone(),
+    "each": lambda w: [row.sum().item() for row in w],
+    "parts": lambda w: [part.sum() for part in w.split(32)],
+    "norm": lambda w: (w.norm(), w.pow(2).sum(), w.abs().max()),
+    "topk": lambda w: torch.topk(torch.ones(4) @ w.T, 3).values,
+    "cat": lambda w: torch.cat([w, w]),
+    "numpy": lambda w: w.detach().cpu().numpy(),
+    "asarray": lambda w: np.asarray(w.detach()),
+    "list": lambda w: w.tolist(),
+    "clone": lambda w: w.clone(),
+    "data": lambda w: w.data.float() + 1,
+    "double": lambda w: w.double(),
+    "equal": lambda w: torch.equal(w, w.clone()),
+    "bags": lambda w: torch.nn.functional.embedding_bag(torch.tensor([[1, 2]]), w),
+    "in place of another": lambda w: torch.zeros(ROWS, 4).add_(w, alpha=2),
+    "moving average": lambda w: torch.ones(ROWS, 4).lerp_(w, 0.25),
+    "vector": lambda w: torch.nn.utils.parameters_to_vector([w]),
+    "vmap": lambda w: torch.vmap(torch.sum)(w.clone()),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_weight_is_used_as_stock(use, grad):
+    stock, ours = pair()
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(use(ours[0].weight), use(stock[0].weight), check_stride=True)
+
+
+@torch.no_grad()
+def vector_to(layer):
+    torch.nn.utils.vector_to_parameters(torch.arange(ROWS * 4.0), [layer.weight])
+
+
+def seeded(change):
+    def with_seed(layer):
+        torch.manual_seed(3)
+        change(layer)
+
+    return with_seed
+
+
+def setattr_data(layer):
+    layer.weight.data = torch.ones(ROWS, 4)
+
+
+def assign_parameter(layer):
+    layer.weight = torch.nn.Parameter(torch.arange(ROWS * 4.0).reshape(ROWS, 4))
+
+
+@torch.no_grad()
+def add_in_place(layer):
+    layer.weight += 1
+
+
+@torch.no_grad()
+def set_item(layer):
+    layer.weight[3] = 7.0
+
+
+CHANGES = {
+    "normal_": seeded(lambda layer: torch.nn.init.normal_(layer.weight)),
+    "xavier_uniform_": seeded(lambda layer: torch.nn.init.xavier_uniform_(layer.weight)),
+    "data.uniform_": seeded(lambda layer: layer.weight.data.uniform_(-1, 1)),
+    "data.copy_": lambda layer: layer.weight.data.copy_(torch.ones(ROWS, 4)),
+    "data row": lambda layer: layer.weight.data[5].fill_(0),
+    "data last row": lambda layer: layer.weight.data[-1].zero_(),
+    "data rows": lambda layer: layer.weight.data[5:9].mul_(2),
+    "data column": lambda layer: layer.weight.data[:, 1].zero_(),
+    "data steps": lambda layer: layer.weight.data[1:9:3, 2:].zero_(),
+    "data transposed": lambda layer: layer.weight.data.t()[1].fill_(2),
+    "data item": lambda layer: layer.weight.data.__setitem__(torch.tensor([1, 6]), 3.0),
+    "data mask": lambda layer: layer.weight.data.masked_fill_(layer.weight.data > 0, 0.0),
+    "clamp": lambda layer: layer.weight.data.clamp_(-0.1, 0.1),
+    "set data": setattr_data,
+    "set weight": assign_parameter,
+    "add": add_in_place,
+    "set item": set_item,
+    "vector": vector_to,
+    "load": lambda layer: layer.load_state_dict({"weight": torch.ones(ROWS, 4)}),
+}
+
+
+@pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weight_is_changed_as_stock(change, bound):
+    stock, ours = pair()
+    if not bound:
+        ours = embed.distributed_model(copy.deepcopy(stock))
+    for model in (stock, ours):
+        change(model[0])
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+    trained(ours, steps=0)
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+
+
+@pytest.mark.parametrize("use", [lambda w: w, lambda w: w.t(), lambda w: w[3:9], lambda w: w[2]])
+def test_weight_is_trained_as_stock(use):
+    """A softmax over all items, for example, with lookups beside it."""
+    stock, ours = pair()
+    for model in (stock, ours):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if model is ours:
+            optimizer = embed.distributed_optimizer(optimizer, model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (use(model[0].weight).square().mean() + model(IDS[:9, None]).square().mean()).backward()
+            optimizer.step()
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        lambda layer: layer.weight.requires_grad_(False),
+        lambda layer: setattr(layer.weight, "requires_grad", False),
+        lambda layer: setattr(layer, "weight", torch.nn.Parameter(torch.ones(ROWS, 4), requires_grad=False)),
+    ],
+)
+def test_weight_is_frozen_as_stock(freeze):
+    stock, ours = (torch.nn.Sequential(m, torch.nn.Linear(4, 1)) for m in pair())
+    ours[1].load_state_dict(stock[1].state_dict())
+    for model in (stock, ours):
+        assert model[0][0].weight.requires_grad
+        freeze(model[0][0])
+        assert not model[0][0].weight.requires_grad
+        trained(model)
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+    torch.testing.assert_close(ours[0][0].weight.clone(), stock[0][0].weight.data)
+
+
+def test_what_weight_refuses():
+    stock, ours = pair()
+    weight = ours[0].weight
+    for call, message in (
+        (lambda: weight.mul_(2), r"rows of table '0' require gradients, .* torch\.no_grad\(\)"),
+        (lambda: weight[0].zero_(), r"require gradients, .* torch\.no_grad\(\)"),
+        (lambda: weight.grad, "have no dense gradient"),
+        (lambda: weight.share_memory_(), "have no memory in this process"),
+        (lambda: weight.data_ptr(), "have no memory in this process"),
+        (lambda: torch.nn.Parameter(weight), "cannot be trained as a parameter"),
+        (lambda: setattr(stock[0], "weight", weight), "cannot assign"),
+        (lambda: setattr(ours[0], "weight", None), "weight must be a tensor, not NoneType"),
+        (
+            lambda: setattr(ours[0], "weight", torch.ones(3, 4)),
+            r"shape \(3, 4\), but the table's are \(70, 4\)",
+        ),
+        (lambda: embed.Embedding(-1, 4).weight, r"has no weight, because it has any id"),
+        (lambda: ours[0].load_state_dict({"weight": torch.ones(3)}), r"shape \(3,\)"),
+    ):
+        with pytest.raises((TypeError, RuntimeError, ValueError, AttributeError), match=message):
+            call()
+    assert not hasattr(embed.Embedding(-1, 4), "weight")
+    assert repr(weight) == "Rows(the rows of table '0', shape=(70, 4), dtype=torch.float32)"
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+
+
+# Other functions of PyTorch that take a module or its parameters
+
+
+REFUSED = {
+    "deepcopy": (lambda m: copy.deepcopy(m), r"cannot be copied: .*deepcopy\(model\.state_dict"),
+    "torch.save": (lambda m: torch.save(m, io.BytesIO()), r"cannot be pickled: .* model\.state_dict"),
+    "pickle": (lambda m: pickle.dumps(m), "cannot be pickled"),
+    "AveragedModel": (lambda m: torch.optim.swa_utils.AveragedModel(m), "cannot be copied"),
+    "double": (lambda m: m.double(), "cannot change to torch.float64; convert the model before"),
+    "half": (lambda m: m.half(), "cannot change to torch.float16"),
+    "to": (lambda m: m.to(torch.bfloat16), "cannot change to torch.bfloat16"),
+    "meta": (lambda m: m.to("meta"), "meta device"),
+    "share_memory": (lambda m: m.share_memory(), "memory that processes share"),
+    "jit.script": (lambda m: torch.jit.script(m), r"torch\.jit\.script cannot take"),
+    "jit.trace": (lambda m: torch.jit.trace(m, IDS[:, None]), r"torch\.jit\.trace cannot take"),
+    "fx": (lambda m: torch.fx.symbolic_trace(m), r"torch\.fx\.symbolic_trace cannot take"),
+    "export": (lambda m: torch.export.export(m, (IDS[:, None],)), r"torch\.export cannot take"),
+    "weight_norm": (lambda m: torch.nn.utils.weight_norm(m[0]), "is no parameter, so parametrizations"),
+    "spectral_norm": (lambda m: torch.nn.utils.spectral_norm(m[0]), "is no parameter, so parametrizations"),
+    "new weight_norm": (lambda m: parametrizations.weight_norm(m[0]), "does not have a parameter"),
+    "parametrization": (
+        lambda m: parametrize.register_parametrization(m[0], "weight", torch.nn.Identity()),
+        "does not have a parameter",
+    ),
+    "prune": (lambda m: prune.l1_unstructured(m[0], "weight", 0.5), "is no parameter, so parametrizations"),
+    "register_parameter": (
+        lambda m: m[0].register_parameter("weight", torch.nn.Parameter(torch.ones(1))),
+        "is no parameter",
+    ),
+    "to_empty": (lambda m: m.to_empty(device="meta"), "meta device"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_of_a_model_with_tables(call, message):
+    stock, ours = pair()
+    with pytest.raises(Exception, match=message):
+        call(ours)
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+
+
+def compiled(model):
+    torch._dynamo.reset()
+    return torch.compile(model, backend="eager")
+
+
+ALLOWED = {
+    "to cpu": lambda m: m.to("cpu"),
+    "float": lambda m: m.float(),
+    "train": lambda m: m.eval().train(),
+    "zero_grad": lambda m: m.zero_grad() or m,
+    "apply": lambda m: m.apply(
+        lambda layer: torch.nn.init.ones_(layer.weight) if hasattr(layer, "weight") else 0
+    ),
+    "compile": compiled,
+}
+
+
+@pytest.mark.parametrize("call", ALLOWED.values(), ids=ALLOWED)
+def test_what_models_with_tables_do_as_stock(call):
+    stock, ours = pair()
+    stock, ours = call(stock), call(ours)
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+    for model in (stock, ours):
+        trained(model)
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+@pytest.mark.parametrize(
+    "call", [lambda m: m.double(), lambda m: m.half().float(), lambda m: m.to(torch.float64)]
+)
+def test_a_model_changes_its_dtype_before_there_are_tables(call, looked_up):
+    stock, _ = pair()
+    ours = embed.distributed_model(copy.deepcopy(stock))
+    if looked_up:
+        outputs(ours)
+    stock, ours = call(stock), call(ours)
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+    for model in (stock, ours):
+        trained(model)
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+    assert ours[0].table.spec.dtype == str(stock[0].weight.dtype).removeprefix("torch.")
+
+
+def test_a_model_without_a_table_is_copied_and_pickled():
+    stock, _ = pair()
+    ours = embed.distributed_model(copy.deepcopy(stock))
+    for _ in range(2):  # the second has been looked up
+        copied = copy.deepcopy(ours)
+        with pytest.raises(RuntimeError, match="has no table yet: give its model to distributed_model"):
+            outputs(copied)
+        copied = embed.distributed_model(copied)
+        ours[0].weight.data.zero_()
+        torch.testing.assert_close(outputs(copied), outputs(stock))
+        ours[0].load_state_dict(stock[0].state_dict())
+    fresh = pickle.loads(pickle.dumps(embed.Embedding(ROWS, 4, padding_idx=1)))  # noqa: S301 - our own
+    fresh.set_rows(stock[0].weight)
+    trained(embed.distributed_model(fresh), steps=0)
+    torch.testing.assert_close(fresh.weight.clone(), stock[0].weight.data)
+
+
+def test_reset_parameters_sets_rows_and_optimizer_state_to_initial_ones():
+    model, _ = connected()
+    model.items(IDS)
+    trained(model)
+    before = model.users.weight.clone()
+    for layer in (model.users, model.items):
+        layer.reset_parameters()
+    after = model.users.weight.clone()
+    assert (before != after).any()
+    assert not after[3].any()
+    assert abs(after.mean()) < 0.3
+    assert len(model.state_dict()["items.ids"]) == 0
+
+
+def test_rows_of_servers_are_looked_up_without_an_optimizer():
+    client = Client.in_process()
+    model, _ = connected(client=client)
+    trained(model)
+    again = embed.distributed_model(Net(), client)
+    with pytest.raises(RuntimeError, match=r"table 'users' is on the servers with 69 rows, .*saved_tables"):
+        outputs(again)
+    specs = {name: client.spec(client._id(name)) for name in ("users", "items", "bag")}
+    again.users, again.items, again.bag = (
+        embed.Embedding(spec=specs["users"], padding_idx=3),
+        embed.Embedding(spec=specs["items"]),
+        embed.EmbeddingBag(spec=specs["bag"], mode="sum"),
+    )
+    again = embed.distributed_model(again, client, fresh=False)
+    again.dense.load_state_dict(model.dense.state_dict())
+    assert (outputs(again) == outputs(model)).all()
