@@ -16,6 +16,7 @@ from oe_runtime.run.script_state import ScriptState
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
 from oe_runtime.torch.model import table_layers
+from oe_runtime.torch.optimizer_state import WITHOUT_ROWS
 from oe_runtime.torch.rows import Rows
 
 _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
@@ -122,7 +123,8 @@ class TorchDense:
             }
             if values:
                 state[number] = values
-        self._optimizer.load_state_dict({"state": state, "param_groups": plain["param_groups"]})
+        whole = {"state": state, "param_groups": plain["param_groups"], WITHOUT_ROWS: True}
+        self._optimizer.load_state_dict(whole)
 
 
 class TorchScriptState(ScriptState):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from oe_runtime.client import Client
 from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
+from oe_runtime.torch import optimizer_state
 from oe_runtime.torch.embedding import Lookup, Table, TableLayer, process
 from oe_runtime.torch.model import table_layers
 
@@ -87,6 +88,7 @@ class _Rows:
                 layer.bring_rows()
         if process()[1] > 1:
             torch.distributed.barrier()  # no pull before the first process has assigned all rows
+        optimizer_state.register(self._optimizer, [layer for layer, *_ in self._specs])
         self._optimizer.register_step_post_hook(self._push)
         forget = self._optimizer.zero_grad
 

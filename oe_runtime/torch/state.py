@@ -75,7 +75,7 @@ class RowState(nn.Module):  # type: ignore[misc]
         call. Raises ValueError for other shapes.
         """
         self._check(rows, ids)
-        if isinstance(rows, Rows) and isinstance(rows.source, _TableValues) and rows.source.is_of(self):
+        if isinstance(rows, Rows) and isinstance(rows.source, TableValues) and rows.source.is_of(self):
             return  # they are these rows
         if ids is not None:
             ids = np.ascontiguousarray(_plain(ids).numpy())
@@ -112,7 +112,7 @@ class RowState(nn.Module):  # type: ignore[misc]
             assign_all(client, number, table.spec, rows, _to_numpy)
             return
         ids, values = rows
-        pieces = [(ids[part], _values(values[part], table.spec)) for part in _parts(len(ids), table.spec.dim)]
+        pieces = [(ids[part], _values(values[part], table.spec)) for part in parts(len(ids), table.spec.dim)]
         for some, of_ids in pieces:
             client.check_rows(number, some, of_ids)
         if self.num_embeddings == -1:
@@ -122,7 +122,7 @@ class RowState(nn.Module):  # type: ignore[misc]
 
     def _erase(self, ids: NDArray[np.int64]) -> None:
         table = self.bound()
-        for part in _parts(len(ids), 1):
+        for part in parts(len(ids), 1):
             table.client.erase(table.number, ids[part])
 
     def bound(self) -> Any:
@@ -137,7 +137,7 @@ class RowState(nn.Module):  # type: ignore[misc]
         """Return the rows of these ids, those without a row as initial ones, (n, dim)."""
         table = self.bound()
         values = torch.empty(len(ids), self.embedding_dim, dtype=self.dtype)
-        for part in _parts(len(ids), self.embedding_dim):
+        for part in parts(len(ids), self.embedding_dim):
             values[part] = torch.from_numpy(table.client.pull_rows(table.number, ids[part]))
         return values
 
@@ -148,7 +148,7 @@ class RowState(nn.Module):  # type: ignore[misc]
             return
         table = self.bound()
         self.are_first_rows_given |= self.is_table_private
-        for part in _parts(len(rows), self.embedding_dim):
+        for part in parts(len(rows), self.embedding_dim):
             ids = np.arange(begin + part.start, begin + part.stop, dtype=np.int64)
             table.client.assign(table.number, ids, _values(rows[part], table.spec))
 
@@ -178,8 +178,8 @@ class RowState(nn.Module):  # type: ignore[misc]
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[prefix + "anchor"]
         if self.num_embeddings == -1:
-            listing = _Listing(self)
-            destination[prefix + "ids"] = Rows(_Ids(listing))
+            listing = Listing(self)
+            destination[prefix + "ids"] = Rows(listing.values())
             destination[prefix + "weight"] = Rows(_RowsOfIds(listing))
         else:
             destination[prefix + "weight"] = Rows(_Matrix(self), attached=keep_vars)
@@ -333,7 +333,7 @@ def refuse_tracing(layer: Any, ids: Any) -> None:
         refuse_program(layer, "torch.export")
 
 
-class _TableValues(Source):
+class TableValues(Source):
     """Values of a layer's table."""
 
     def __init__(self, layer: RowState, what: str, shape: tuple[int, ...], dtype: Any) -> None:
@@ -349,7 +349,7 @@ class _TableValues(Source):
         return a.client is b.client and a.number == b.number
 
 
-class _Matrix(_TableValues):
+class _Matrix(TableValues):
     """The rows of a table with a `num_embeddings`."""
 
     def __init__(self, layer: RowState) -> None:
@@ -380,7 +380,7 @@ class _Matrix(_TableValues):
         return rows[numbers]
 
 
-class _Listing:
+class Listing:
     """The ids that have a row in a table of any id, listed when they are first used."""
 
     def __init__(self, layer: RowState) -> None:
@@ -394,6 +394,10 @@ class _Listing:
         name = self.layer.table.spec.name
         return rows_on_servers(self.layer.table.client, [name])[name]
 
+    def values(self) -> Source:
+        """Return the ids as values for `Rows`."""
+        return _Ids(self)
+
     def ids(self) -> NDArray[np.int64]:
         """Return the ids, the same ones each time."""
         if self._ids is None:
@@ -404,10 +408,10 @@ class _Listing:
         return self._ids
 
 
-class _Ids(_TableValues):
+class _Ids(TableValues):
     """The ids of the rows of a table of any id."""
 
-    def __init__(self, listing: _Listing) -> None:
+    def __init__(self, listing: Listing) -> None:
         super().__init__(listing.layer, "the ids", (listing.size(),), torch.int64)
         self._listing = listing
 
@@ -418,10 +422,10 @@ class _Ids(_TableValues):
         return torch.from_numpy(self._listing.ids()[begin:end].copy())
 
 
-class _RowsOfIds(_TableValues):
+class _RowsOfIds(TableValues):
     """The rows of a table of any id, in the order of its ids."""
 
-    def __init__(self, listing: _Listing) -> None:
+    def __init__(self, listing: Listing) -> None:
         layer = listing.layer
         super().__init__(layer, "the rows", (listing.size(), layer.embedding_dim), layer.dtype)
         self._listing = listing
@@ -445,7 +449,7 @@ def _refuse_write(source: Source) -> NoReturn:
     )
 
 
-def _parts(size: int, dim: int) -> list[slice]:
+def parts(size: int, dim: int) -> list[slice]:
     """Return slices that together are 0 to `size`, each of what one request carries."""
     step = max(1, _PIECE // (8 * dim))
     return [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]

@@ -107,7 +107,7 @@ class Net(torch.nn.Module):
 
 def connected(seed=0, client=None, optimizer=True, **options):
     torch.manual_seed(seed)
-    model = embed.distributed_model(Net(**options), client or Client.in_process(), seed=seed)
+    model = embed.distributed_model(Net(**options), client or Client.in_process())
     if optimizer:
         optimizer = embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
     return model, optimizer
@@ -581,3 +581,83 @@ def test_rows_of_servers_are_looked_up_without_an_optimizer():
     again = embed.distributed_model(again, client, fresh=False)
     again.dense.load_state_dict(model.dense.state_dict())
     assert (outputs(again) == outputs(model)).all()
+
+
+# The optimizer's state
+
+MAKE = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.5),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, 0.5),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01),
+}
+
+
+def steps(model, optimizer, number=3):
+    for _ in range(number):
+        optimizer.zero_grad()
+        model(IDS[: ROWS // 2, None]).square().mean().backward()
+        optimizer.step()
+
+
+def with_optimizer(make, seed=0, **options):
+    model, _ = connected(seed, optimizer=False, **options)
+    return model, embed.distributed_optimizer(make(model.parameters()), model)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["model first", "optimizer first"])
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_training_goes_on_from_saved_states(tmp_path, make, order):
+    model, optimizer = with_optimizer(make)
+    steps(model, optimizer)
+    saved = file_of({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path)
+    steps(model, optimizer)
+    again, other = with_optimizer(make, 5, client=Client.in_process(servers=2))
+    if make is MAKE["Adam"]:
+        steps(again, other)  # as many as in the state
+    for one, state in [(again, saved["model"]), (other, saved["optimizer"])][::order]:
+        one.load_state_dict(state)
+    steps(again, other)
+    torch.testing.assert_close(outputs(again), outputs(model), rtol=1e-6, atol=1e-6)
+
+
+def test_the_best_states_of_model_and_optimizer_are_kept():
+    model, optimizer = with_optimizer(MAKE["Adagrad"])
+    steps(model, optimizer)
+    best = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    steps(model, optimizer)
+    expected = outputs(model)
+    model.load_state_dict(best[0])
+    optimizer.load_state_dict(best[1])
+    optimizer.load_state_dict(optimizer.state_dict())  # which changes nothing
+    steps(model, optimizer)
+    torch.testing.assert_close(outputs(model), expected, rtol=0, atol=0)
+
+
+def test_what_an_optimizer_says_of_a_state_that_does_not_fit():
+    model, optimizer = with_optimizer(MAKE["Adam"])
+    steps(model, optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert saved["state"][0].keys() == {"pushes", "momentum", "velocity"}
+    assert saved["state"][1].keys() == {"pushes", "ids", "momentum", "velocity"}
+    steps(model, optimizer)
+    with pytest.warns(UserWarning, match="table 'users': optimizer adam depends on .* was 3 .* is 6 in this"):
+        optimizer.load_state_dict(saved)
+    less = {**saved, "state": {n: v for n, v in saved["state"].items() if n > 2}}
+    with pytest.warns(UserWarning, match="table 'bag': the state given has nothing for its rows"):
+        optimizer.load_state_dict(less)
+    for wrong, message in (
+        ({"exp_avg": torch.zeros(ROWS, 4)}, r"table 'users': .* of a layer in this process \(exp_avg\)"),
+        (
+            {"pushes": 1, "accumulator": torch.zeros(1)},
+            "has accumulator, but optimizer adam needs momentum, vel",
+        ),
+        (
+            {**saved["state"][0], "momentum": torch.zeros(3, 4)},
+            r"momentum has shape \(3, 4\); expected \(70, 4",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_state_dict({**saved, "state": {**saved["state"], 0: wrong}})
