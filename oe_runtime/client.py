@@ -112,6 +112,8 @@ class Client:
     _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
 
     restores = False  # whether a checkpoint will replace all rows: models bring none (oe_runtime.job)
+    # The optimizers of the tables in the files of that checkpoint, by table (oe_runtime.job).
+    saved_optimizers: Mapping[str, Mapping[str, Any]] = {}
     fit_alone = ""  # why `fit` may not train without a JobCallback (oe_runtime.job)
     fixed = ""  # why a script may not change tables now (oe_runtime.job)
     # How steps go unless models say it; a job's flags may say otherwise (oe_runtime.job).

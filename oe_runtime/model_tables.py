@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
+from oe_runtime.errors import SpecError, StorageError
 from oe_runtime.spec import TableSpec
 
 # A weight of this many bytes, or a matrix of this many rows, belongs on servers.
@@ -44,7 +47,7 @@ def make_tables(
     names = [spec.name for spec in specs]
     if fresh:
         client.drop_tables([*names, *also])
-    numbers = [client.create_table(spec) for spec in specs]
+    numbers = list(map(partial(_create, client), specs))
     for name, rows in (
         rows_on_servers(client, names).items() if fresh is None and first and not client.restores else ()
     ):
@@ -55,6 +58,50 @@ def make_tables(
                 stacklevel=4,
             )
     return numbers
+
+
+def _create(client: Client, spec: TableSpec) -> int:
+    """Create a table, in the form of 0.2.0 if its rows or its servers know no other."""
+    earlier = _form_of_0_2(spec)
+    if earlier is None:
+        return client.create_table(spec)
+    saved = client.saved_optimizers.get(spec.name)
+    if saved is None or "torch" in saved:
+        try:
+            return client.create_table(spec)
+        except (SpecError, StorageError) as error:
+            if "optimizer" not in str(error):
+                raise
+            refusal = error
+        try:
+            number = client.create_table(earlier)
+        except (SpecError, StorageError):
+            raise refusal from None
+    else:
+        number = client.create_table(earlier)
+    warnings.warn(
+        f"table {spec.name} keeps the optimizer {spec.optimizer['name']} in the form of oeprov 0.2.0, which "
+        "made its rows or runs its servers: it adds ε elsewhere than PyTorch, and its momenta hold earlier "
+        "learning rates; a new table on servers of this version updates as PyTorch does",
+        stacklevel=5,
+    )
+    return number
+
+
+def _form_of_0_2(spec: TableSpec) -> TableSpec | None:
+    """Return the table as 0.2.0 made it for the same optimizer of PyTorch; None if there is no other form."""
+    if not isinstance(spec.optimizer, Mapping):
+        return None  # which the core refuses
+    rule = dict(spec.optimizer)
+    if rule.get("name") not in _RULES_OF_0_2 or not rule.pop("torch", False) or rule.keys() & _SINCE_0_2:
+        return None
+    if rule["name"] in ("adagrad", "rmsprop"):
+        rule["epsilon"] = rule["epsilon"] ** 2  # it stood below the root
+    return replace(spec, optimizer=rule)
+
+
+_RULES_OF_0_2 = {"adagrad", "adam", "adamw", "rmsprop", "sgd"}
+_SINCE_0_2 = {"coupled_weight_decay", "dampening", "epsilon_hat", "learning_rate_decay", "maximize"}
 
 
 def rows_on_servers(client: Client, names: Iterable[str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from oe_runtime import checkpoint
+from oe_runtime.checkpoint.saved import Saved
 from oe_runtime.client import Client
 from oe_runtime.data import Batch, Schema, open_source
 from oe_runtime.data.library import by_column
@@ -83,6 +85,7 @@ class Session:
         self._workers: Any = None
         self._ranks: Ranks | None = None
         self._resume_step: int | None = None
+        self._saved_optimizers: Mapping[str, Mapping[str, Any]] | None = None
         self._fetched = ""  # what to say of a checkpoint that the upload store had
         self._process = os.getpid()
 
@@ -169,6 +172,15 @@ class Session:
         return self._resume_step
 
     @property
+    def saved_optimizers(self) -> Mapping[str, Mapping[str, Any]]:
+        """The optimizers of the tables in the files of the checkpoint that this start goes on from."""
+        if self._saved_optimizers is None:
+            found = checkpoint.latest(self.run_dir / "checkpoints") if self.options.resume else None
+            files = {} if found is None else Saved.open(found.path).files
+            self._saved_optimizers = {name: parts[0]["spec"]["optimizer"] for name, parts in files.items()}
+        return self._saved_optimizers
+
+    @property
     def arguments(self) -> Sequence[str]:
         """The program's own arguments."""
         options = self.options
@@ -212,6 +224,7 @@ class Session:
             client = self.connect()
             assert client is not None  # noqa: S101 - only stock models have none
             client.restores, client.workers = self.options.resume, self._workers
+            client.saved_optimizers = self.saved_optimizers
             client.steps = self.options.steps_of_models()
             client.fit_alone = _FIT_ALONE if self.launched else ""
             return client
@@ -252,6 +265,8 @@ class Session:
         check_agreement(self.options, ranks)
         step = 0 if self.rank else self.resume_step
         self._resume_step = int(ranks.share(str(step).encode()))
+        saved = {} if self.rank else self.saved_optimizers
+        self._saved_optimizers = json.loads(ranks.share(json.dumps(saved).encode()))
 
     def together(self) -> Any:
         """See oe_runtime.job.together."""

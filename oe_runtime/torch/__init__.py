@@ -16,10 +16,12 @@ from oe_runtime.torch.embedding import Embedding, EmbeddingBag, pull, read_ahead
 from oe_runtime.torch.model import distributed_model, saved_tables
 from oe_runtime.torch.optimizer import distributed_optimizer
 from oe_runtime.torch.rows import Rows
+from oe_runtime.torch.rowwise_adagrad import RowWiseAdagrad
 
 __all__ = [
     "Embedding",
     "EmbeddingBag",
+    "RowWiseAdagrad",
     "Rows",
     "distributed_model",
     "distributed_optimizer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,20 @@ from oe_runtime.spec import TableSpec
 from oe_runtime.torch import optimizer_state
 from oe_runtime.torch.embedding import Lookup, Table, TableLayer, process
 from oe_runtime.torch.model import table_layers
-
-_NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
+from oe_runtime.torch.translate import table_optimizer
 
 
 def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = None) -> Any:
     """Make the tables of `model`, and let `optimizer.step()` train them too; return `optimizer`.
 
-    Takes a torch.optim SGD, Adagrad, Adadelta, Adam, AdamW or RMSprop of `model.parameters()`, or of groups
-    of them with their own hyperparameters. A table gets the server's counterpart with those of its layer's
-    group. Every step pushes with the group's learning rate of that step.
+    Takes a torch.optim SGD, Adagrad, Adadelta, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop or SparseAdam, or
+    this package's RowWiseAdagrad, of `model.parameters()`, or of groups of them with their own
+    hyperparameters. A table gets the server's counterpart with those of its layer's group. Every step pushes
+    with the group's learning rate of that step.
 
-    Differences from dense weights in PyTorch: only rows in a step's batches are updated, so momenta of other
-    rows stay. ε stands where Keras adds it, so Adam's counts as ε·sqrt(1 - β₂ᵗ); Adagrad's and RMSprop's is
-    inside the root as ε². That matters where gradients are as small as ε. A layer made with a `spec` keeps
-    its table's optimizer; only the learning rate is this one's.
+    Differences from dense weights in PyTorch: only rows in a step's batches are updated. The momenta of other
+    rows stay, and `weight_decay` shrinks a row only in its own steps. A layer made with a `spec` keeps its
+    table's optimizer; only the learning rate is this one's.
 
     Several backward passes before a step count as one batch, as in PyTorch, and `zero_grad` discards unpushed
     gradients. With several `workers` (by default torch.distributed's number of processes, if initialised),
@@ -179,71 +178,3 @@ def _gradient(gradient: Any, workers: int) -> NDArray[Any]:
     gradient = gradient.detach().to("cpu")
     array: NDArray[Any] = (gradient / workers if workers > 1 else gradient).contiguous().numpy()
     return array
-
-
-def table_optimizer(optimizer: Any, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the server's counterpart of a torch.optim optimizer with the settings of one group.
-
-    Raises ValueError naming the optimizer or the option that tables do not support.
-    """
-    kind = type(optimizer)  # exactly: a subclass may update differently
-    if kind not in _OPTIMIZERS:
-        known = ", ".join(known.__name__ for known in _OPTIMIZERS)
-        raise ValueError(f"optimizer {kind.__name__}: {_NO_EQUIVALENT}; use one of {known}")
-
-    def refuse(option: str) -> None:
-        raise ValueError(f"optimizer {kind.__name__}({option}={group[option]}): {_NO_EQUIVALENT}")
-
-    for option in ("maximize", "lr_decay", "dampening", "differentiable"):
-        if group.get(option):
-            refuse(option)
-    rule: dict[str, Any] = _OPTIMIZERS[kind](group)
-    decay = float(group.get("weight_decay", 0))
-    if decay:
-        # Adding it to the gradient equals shrinking the row only for a linear rule.
-        linear = kind is torch.optim.SGD and not group["momentum"]
-        if not (linear or kind is torch.optim.AdamW or group.get("decoupled_weight_decay")):
-            refuse("weight_decay")
-        rule["weight_decay"] = decay
-    return rule
-
-
-def _adam(group: Mapping[str, Any]) -> dict[str, Any]:
-    beta_1, beta_2 = (float(beta) for beta in group["betas"])
-    return {
-        "name": "adam",
-        "beta_1": beta_1,
-        "beta_2": beta_2,
-        "epsilon": float(group["eps"]),
-        "amsgrad": bool(group["amsgrad"]),
-        "weight_decay": 0.0,
-    }
-
-
-_OPTIMIZERS: Mapping[type, Any] = {
-    torch.optim.SGD: lambda group: {
-        "name": "sgd",
-        "momentum": float(group["momentum"]),
-        "nesterov": bool(group["nesterov"]),
-    },
-    # torch adds eps to the root, the tables' rule adds epsilon below it: with g = 0 neither divides by 0.
-    torch.optim.Adagrad: lambda group: {
-        "name": "adagrad",
-        "initial_accumulator_value": float(group["initial_accumulator_value"]),
-        "epsilon": float(group["eps"]) ** 2,
-    },
-    torch.optim.Adadelta: lambda group: {
-        "name": "adadelta",
-        "rho": float(group["rho"]),
-        "epsilon": float(group["eps"]),
-    },
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: lambda group: {**_adam(group), "name": "adamw"},
-    torch.optim.RMSprop: lambda group: {
-        "name": "rmsprop",
-        "rho": float(group["alpha"]),
-        "momentum": float(group["momentum"]),
-        "epsilon": float(group["eps"]) ** 2,
-        "centered": bool(group["centered"]),
-    },
-}

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import oe_runtime.torch as embed  # noqa: E402
 from oe_runtime import Client  # noqa: E402
-from oe_runtime.torch.optimizer import _OPTIMIZERS  # noqa: E402
+from oe_runtime.torch.translate import _OPTIMIZERS  # noqa: E402
 
 ROWS = 70
 
@@ -91,10 +91,106 @@ MAKE = [
     lambda p: torch.optim.RMSprop(p, 0.005, eps=1e-12),
     lambda p: torch.optim.RMSprop(p, 0.002, momentum=0.5, centered=True),
 ]
+# Every optimizer that tables take, with its options, one after the other and several together.
+BETAS = {"betas": (0.8, 0.95)}
+EXACT = [
+    (kind, {"lr": rate, **options, **others})
+    for kind, rate, several in (
+        (
+            torch.optim.SGD,
+            0.1,
+            [
+                {},
+                {"momentum": 0.9},
+                {"momentum": 0.9, "nesterov": True},
+                {"momentum": 0.9, "dampening": 0.3},
+                {"momentum": 0.5, "dampening": 1.0},
+            ],
+        ),
+        (
+            torch.optim.Adagrad,
+            0.05,
+            [{}, {"lr_decay": 0.1}, {"initial_accumulator_value": 0.1}, {"eps": 0.1, "lr_decay": 0.5}],
+        ),
+        (torch.optim.Adadelta, 1.0, [{}, {"rho": 0.5, "eps": 1e-3}]),
+        (torch.optim.Adam, 0.01, [{}, {"amsgrad": True}, {"eps": 1e-3, **BETAS}]),
+        (torch.optim.Adam, 0.01, [{"decoupled_weight_decay": True, "weight_decay": 0.1}]),
+        (torch.optim.AdamW, 0.01, [{}, {"amsgrad": True}, {"eps": 1e-3, **BETAS}]),
+        (torch.optim.Adamax, 0.01, [{}, {"eps": 1e-3, **BETAS}]),
+        (torch.optim.NAdam, 0.01, [{}, {"momentum_decay": 0.5, **BETAS}, {"momentum_decay": 0.0}]),
+        (torch.optim.NAdam, 0.01, [{"decoupled_weight_decay": True, "weight_decay": 0.1}]),
+        (torch.optim.RAdam, 0.01, [{}, BETAS, {"betas": (0.9, 0.6)}, {"eps": 1e-3}]),
+        (torch.optim.RAdam, 0.01, [{"decoupled_weight_decay": True, "weight_decay": 0.1}]),
+        (
+            torch.optim.RMSprop,
+            0.005,
+            [{}, {"centered": True}, {"momentum": 0.9}, {"momentum": 0.5, "centered": True, "eps": 1e-3}],
+        ),
+        (embed.RowWiseAdagrad, 0.05, [{}, {"lr_decay": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-3}]),
+    )
+    for options in several
+    for others in ({}, {"weight_decay": 0.05}, {"maximize": True, "weight_decay": 0.02}, {"foreach": False})
+    if not (others.keys() & options.keys() or (kind is embed.RowWiseAdagrad and "foreach" in others))
+] + [
+    (torch.optim.SparseAdam, {"lr": 0.01, **options})
+    for options in ({}, {"eps": 1e-3, **BETAS}, {"maximize": True})
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("kind", "options"), EXACT, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_fifty_steps_equal_torchs(kind, options, dtype):
+    """Rows by the same gradients, large, as small as ε and zero, with a learning rate that falls: to 1e-6."""
+    rng = np.random.default_rng(7)
+    # Away from 0, where a decay that is the whole gradient changes its sign and every rounding is enlarged.
+    first = torch.from_numpy(rng.uniform(0.5, 1, (ROWS, 5)) * rng.choice([-1, 1], (ROWS, 5))).to(dtype)
+    size = torch.tensor([1.0, 1e-4, 1e-8, 1e-10, 0.0], dtype=dtype).repeat(ROWS // 5)[:, None]
+    if kind is torch.optim.RMSprop and options.get("centered"):
+        size[:] = 1  # of gradients next to 0 the variance is rounding alone
+    stock = torch.nn.Embedding(ROWS, 5, sparse=kind is torch.optim.SparseAdam, dtype=dtype)
+    ours = embed.Embedding(ROWS, 5, dtype=dtype)
+    with torch.no_grad():
+        stock.weight.copy_(first)
+    ours.set_rows(first)
+    embed.distributed_model(ours, Client.in_process(servers=2))
+    of_stock = kind(stock.parameters(), **options)
+    of_ours = embed.distributed_optimizer(kind(ours.parameters(), **options), ours)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.97) for one in (of_stock, of_ours)]
+    for _ in range(50):
+        gradient = torch.from_numpy(rng.normal(size=(ROWS, 5))).to(dtype) * size
+        ids = torch.from_numpy(rng.permutation(ROWS))
+        for layer, optimizer in ((stock, of_stock), (ours, of_ours)):
+            optimizer.zero_grad()
+            (layer(ids) * gradient[ids]).sum().backward()
+            optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+    tolerance = 1e-6 if dtype is torch.float32 else 1e-12
+    if dtype is torch.float64 and kind is torch.optim.NAdam:
+        tolerance = 1e-6  # PyTorch keeps the product of the momenta in float32
+    np.testing.assert_allclose(rows_of(ours), stock.weight.detach().numpy(), tolerance, tolerance)
+    assert not np.allclose(rows_of(ours)[0], first[0])
 
 
 def test_every_optimizer_of_torch_is_compared():
-    assert {type(make([torch.zeros(1)])) for make in MAKE} == set(_OPTIMIZERS)
+    assert {type(make([torch.zeros(1)])) for make in MAKE} <= set(_OPTIMIZERS)
+    assert {kind for kind, _ in EXACT} == set(_OPTIMIZERS)
+
+
+def test_rowwise_adagrad_of_dense_weights():
+    """A matrix has an accumulator per row, a vector one per weight."""
+    matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
+    optimizer = embed.RowWiseAdagrad([matrix, vector], 0.5)
+    matrix.grad, vector.grad = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([3.0, 4.0])
+    assert optimizer.step(lambda: torch.tensor(1.0)) == 1
+    torch.testing.assert_close(matrix.data, -0.5 * matrix.grad / torch.tensor([[12.5], [2.0]]).sqrt())
+    torch.testing.assert_close(vector.data, torch.tensor([-0.5, -0.5]))
+    again = embed.RowWiseAdagrad([matrix, vector])
+    again.load_state_dict(optimizer.state_dict())
+    assert again.state[matrix]["sum"].shape == (2, 1)
+    for wrong in ({"lr": -1.0}, {"eps": 0.0}):
+        with pytest.raises(ValueError, match="RowWiseAdagrad: "):
+            embed.RowWiseAdagrad([matrix], **wrong)
 
 
 @pytest.mark.parametrize(

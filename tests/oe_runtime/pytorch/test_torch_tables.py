@@ -12,8 +12,8 @@ from server_processes import Server
 torch = pytest.importorskip("torch")
 
 import oe_runtime.torch as embed  # noqa: E402
-from oe_runtime import Client, TableSpec  # noqa: E402
-from oe_runtime.errors import KeyRangeError, SpecMismatch  # noqa: E402
+from oe_runtime import Client, StorageSpec, TableSpec  # noqa: E402
+from oe_runtime.errors import KeyRangeError, SpecError, SpecMismatch  # noqa: E402
 
 
 def bound(layer, make=lambda p: torch.optim.SGD(p, 0.1), client=None):
@@ -183,6 +183,96 @@ def test_what_is_refused():
             embed.distributed_model(torch.nn.Sequential(stock))
 
 
+EARLIER = [  # optimizers, and how 0.2.0 described them to the servers
+    (lambda p: torch.optim.Adam(p, 0.1), {"name": "adam", "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8}),
+    (
+        lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.2, amsgrad=True),
+        {"name": "adamw", "epsilon": 1e-8, "amsgrad": True, "weight_decay": 0.2},
+    ),
+    (
+        lambda p: torch.optim.Adagrad(p, 0.1, eps=1e-5),
+        {"name": "adagrad", "initial_accumulator_value": 0.0, "epsilon": 1e-5**2},
+    ),
+    (
+        lambda p: torch.optim.RMSprop(p, 0.1, momentum=0.5),
+        {"name": "rmsprop", "rho": 0.99, "momentum": 0.5, "epsilon": 1e-8**2},
+    ),
+    (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), {"name": "sgd", "momentum": 0.9}),
+]
+
+
+@pytest.mark.parametrize("storage", ["dram", "pmem_libpmem"])
+@pytest.mark.parametrize(
+    ("make", "rule"), EARLIER, ids=lambda value: value.get("name") if isinstance(value, dict) else ""
+)
+@pytest.mark.filterwarnings("ignore:.*(is not persistent memory|which are kept)")
+def test_rows_that_0_2_0_made_keep_its_form_of_the_optimizer(tmp_path, storage, make, rule):
+    kept = "keeps the optimizer .* in the form of oeprov 0.2.0"
+    spec = embed.Embedding(9, 2, name="embedding").table_spec(rule)
+    place = "" if storage == "dram" else tmp_path / "pool"
+
+    def opened(**options):
+        return Client.in_process(storage=StorageSpec(storage, place, **options))
+
+    (tmp_path / "saved").mkdir()
+    with opened() as client:
+        table = client.create_table(spec)
+        client.push(client.pull([np.arange(9)], [(table, 0)]), [np.ones((9, 2), np.float32)], 0.1)
+        rows = client.pull_rows(table, np.arange(9))
+        client.save(tmp_path / "saved")
+        if place:
+            client.checkpoint(1, wait=True)
+        # Servers that still run.
+        with pytest.warns(UserWarning, match=kept):
+            layer, _ = bound(embed.Embedding(9, 2, name="embedding"), make, client=client)
+        assert layer.table.spec.optimizer.items() >= rule.items()
+        # Another optimizer is refused as before.
+        with pytest.raises(SpecMismatch, match=r"optimizer\."):
+            bound(
+                embed.Embedding(9, 2, name="embedding"),
+                lambda p: torch.optim.Adam(p, 0.1, betas=(0.0, 0.0)),
+                client=client,
+            )
+    # The files of a job's checkpoint, which the session names; and a pool.
+    for options in [{}] if storage == "dram" else [{"recover": True}]:
+        with opened(**options) as client:
+            if not options:
+                client.restores, client.saved_optimizers = True, {"embedding": rule}
+            with pytest.warns(UserWarning, match=kept):
+                layer, optimizer = bound(embed.Embedding(9, 2, name="embedding"), make, client=client)
+            client.recover() if options else client.restore(tmp_path / "saved")
+            assert np.array_equal(client.pull_rows(layer.table.number, np.arange(9)), rows)
+            layer(torch.arange(9)).sum().backward()
+            optimizer.step()
+            assert not np.array_equal(client.pull_rows(layer.table.number, np.arange(9)), rows)
+
+
+def test_a_server_of_0_2_0_gets_its_form_of_the_optimizer(monkeypatch):
+    create = Client.create_table
+
+    def of_0_2(self, spec):
+        if "torch" in spec.optimizer or spec.optimizer["name"] == "radam":
+            raise SpecError(
+                f"table '{spec.name}': optimizer '{spec.optimizer['name']}' does not support 'torch'"
+            )
+        return create(self, spec)
+
+    monkeypatch.setattr(Client, "create_table", of_0_2)
+    with Client.in_process() as client, pytest.warns(UserWarning, match=r"in the form of oeprov 0\.2\.0"):
+        bound(embed.Embedding(9, 2), lambda p: torch.optim.Adam(p, 0.1), client=client)
+    for make in (
+        lambda p: torch.optim.Adam(p, 0.1, maximize=True),
+        lambda p: torch.optim.NAdam(p, 0.1),
+        lambda p: torch.optim.RAdam(p, 0.1),
+    ):
+        with Client.in_process() as client, pytest.raises(SpecError, match="does not support 'torch'"):
+            bound(embed.Embedding(9, 2), make, client=client)
+
+
+class Lion(torch.optim.SGD):
+    """As of a package beside PyTorch."""
+
+
 class Scaled(torch.nn.Embedding):
     def forward(self, ids):
         return super().forward(ids) * 100
@@ -201,11 +291,12 @@ def test_what_stays_is_named():
 
     for make, message in (
         (lambda p: torch.optim.LBFGS(p), "optimizer LBFGS: .* use one of SGD"),
-        (lambda p: torch.optim.SGD(p, 0.1, maximize=True), r"SGD\(maximize=True\)"),
-        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), r"SGD\(dampening=0.5\)"),
-        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1), r"SGD\(weight_decay=0.1\)"),
-        (lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1), r"Adam\(weight_decay=0.1\)"),
-        (lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.1), r"Adagrad\(lr_decay=0.1\)"),
+        (lambda p: torch.optim.ASGD(p), "optimizer ASGD: .* use one of SGD, .*, RowWiseAdagrad$"),
+        (lambda p: torch.optim.Rprop(p), "optimizer Rprop: .* use one of SGD"),
+        (lambda p: torch.optim.Adafactor(p), "optimizer Adafactor: .* use one of SGD"),
+        (lambda p: Lion(p), "optimizer Lion: .* use one of SGD"),
+        (lambda p: type("RowWiseAdagrad", (torch.optim.SGD,), {})(p, 0.1), "use oe_runtime.torch.RowWise"),
+        (lambda p: torch.optim.Adam(p, 0.1, differentiable=True), r"Adam\(differentiable=True\)"),
     ):
         with pytest.raises(ValueError, match=message):
             bound(embed.Embedding(9, 2), make)

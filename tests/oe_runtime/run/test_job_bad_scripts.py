@@ -334,9 +334,19 @@ def test_the_step_of_the_resume_stays_when_there_are_newer_checkpoints(tmp_path:
 def test_workers_have_the_step_of_worker_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = outside(tmp_path / "train.py", run_dir=tmp_path, resume=True)
     session = Session(replace(alone, rank=1, size=2), StopRequest(with_parent=False), View(), launched=True)
-    ranks = FirstWorker(b"{}", b"40")
+    ranks = FirstWorker(b"{}", b"40", b'{"t": {"name": "adam"}}')
     monkeypatch.setattr(Session, "_meet", lambda self: self._agree(ranks))
     assert session.resume_step == 40
+    assert session.saved_optimizers == {"t": {"name": "adam"}}
+
+
+def test_a_resume_knows_the_optimizers_of_the_checkpoint(tmp_path: Path) -> None:
+    formats = Path(__file__).parents[1] / "data/formats/table-1-pool-1"
+    for resume in (True, False):
+        options = outside(tmp_path / "train.py", run_dir=formats, resume=resume)
+        session = Session(options, StopRequest(with_parent=False), View(), launched=True)
+        names = {name: rule["name"] for name, rule in session.saved_optimizers.items()}
+        assert names == ({"known": "adam", "wide/emb": "adagrad"} if resume else {})
 
 
 def test_defaults_of_zero_are_taken() -> None:
