@@ -218,6 +218,21 @@ def optimizers() -> str:
         "The rules that tables have (`TableSpec.optimizer`), with the parameters of the Keras class of that "
         "name. A parameter that is left out has this default. The learning rate comes with each push.",
         "",
+        "Every rule has these options:",
+        "",
+        "- `weight_decay`: decoupled, as in Keras and AdamW: the row shrinks by learning rate times decay "
+        "first.",
+        "- `coupled_weight_decay`: decay times the row is added to its gradient first, as `weight_decay` of "
+        "PyTorch's Adam and others.",
+        "- `learning_rate_decay`: the learning rate is divided by 1 + (pushes before) times this value, as "
+        "`lr_decay` of PyTorch's Adagrad.",
+        "- `maximize`: the gradient's sign is turned first.",
+        "",
+        "They change only rows that a push has gradients for. `torch` chooses PyTorch's form of a rule: "
+        "where epsilon is added, momenta without the learning rate, and exact bias corrections. "
+        "`epsilon_hat` with it is PyTorch's SparseAdam. `rowwise_adagrad` is FBGEMM's, with one accumulator "
+        "per row; on the data sets that were measured it loses 0.0007 to 0.0012 of Adagrad's AUC.",
+        "",
         "| name | parameters and defaults |",
         "|---|---|",
     ]

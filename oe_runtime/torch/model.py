@@ -133,10 +133,13 @@ def table_layers(model: Any) -> dict[str, TableLayer]:
 
 
 def _replacement(name: str, layer: Any) -> TableLayer:
-    refused = {"max_norm": layer.max_norm is not None, "scale_grad_by_freq": layer.scale_grad_by_freq}
-    for option, there in refused.items():
-        if there:
-            raise ValueError(f"layer '{name}': {option} is not supported for rows on parameter servers")
+    if layer.max_norm is not None:
+        raise ValueError(
+            f"layer '{name}': max_norm is not supported for rows on parameter servers: it scales rows where "
+            "they are looked up, and pulls never change rows; use weight_decay"
+        )
+    if layer.scale_grad_by_freq:
+        raise ValueError(f"layer '{name}': scale_grad_by_freq is not supported for rows on parameter servers")
     shared = {"padding_idx": layer.padding_idx, "dtype": layer.weight.dtype}
     new: TableLayer
     if type(layer) is nn.Embedding:
