@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import warnings
@@ -96,20 +97,20 @@ class Client:
             _core.Client.connect,
             list(endpoints),
             token,
-            timeout,
-            threads,
-            wire,
-            tls,
-            job,
-            worker.to_json() if worker else "",
-            read_only,
-            share_memory,
+            timeout=timeout,
+            threads=threads,
+            wire_checkpoints=wire,
+            tls=tls,
+            job=job,
+            worker=worker.to_json() if worker else "",
+            read_only=read_only,
+            share_memory=share_memory,
         )
         self._begin(self._connect(), job)
         self._read_ahead = read_ahead
 
     _read_ahead = False
-    _connect: Callable[[], _core.Client] | None = None  # None: the tables are in this process
+    _connect: Callable[..., _core.Client] | None = None  # None: the tables are in this process
 
     restores = False  # whether a checkpoint will replace all rows: models bring none (oe_runtime.job)
     # The optimizers of the tables in the files of that checkpoint, by table (oe_runtime.job).
@@ -156,23 +157,50 @@ class Client:
         cannot be pushed any more. All workers of a job must reconnect, and then go back to the same
         checkpoint. Raises the errors of a new client and of ``create_table``; call it again then.
         """
-        if self._connect is None:
-            raise SpecError("this client keeps its tables in this process: it has no servers to connect to")
+        self._refuse_in_process()
         with contextlib.suppress(OeError):
             self.settle()
-        specs = {table: self._core.spec(table) for table in sorted(self._tables)}
+        specs = self._specs()
         torn = self._core.torn
         self._core.close()
-        core = self._connect()
+        self._core = self._connected(specs, torn)
+        self.connection += 1
+        self.replacements += 1
+
+    def another(self, *, timeout: float | None = None) -> Client:
+        """Return another client of the same servers, whose tables have the ids that they have here.
+
+        For lookups in parallel. ``timeout`` is instead of this client's. Raises as ``reconnect`` does.
+        """
+        connect = self._refuse_in_process()
+        other = copy.copy(self)
+        other._connect = connect if timeout is None else partial(connect, timeout=timeout)
+        other._core = other._connected(self._specs())
+        other._tables, other._pending = dict(self._tables), None
+        return other
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the tables are on servers, not in this process."""
+        return self._connect is not None
+
+    def _specs(self) -> dict[int, str]:
+        return {table: self._core.spec(table) for table in sorted(self._tables)}
+
+    def _refuse_in_process(self) -> Callable[..., _core.Client]:
+        if self._connect is None:
+            raise SpecError("this client keeps its tables in this process: it has no servers to connect to")
+        return self._connect
+
+    def _connected(self, specs: Mapping[int, str], torn: str = "") -> _core.Client:
+        core = self._refuse_in_process()()
         if torn:  # the remaining servers do not know it yet
             core.tear(torn)
         for table, spec in specs.items():
             core.skip_tables(table)
             core.create_table(spec)
         core.skip_tables(self._next_table)
-        self._core = core
-        self.connection += 1
-        self.replacements += 1
+        return core
 
     def create_table(self, spec: TableSpec) -> int:
         """Create the table unless it exists; return its id.

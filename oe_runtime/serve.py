@@ -10,14 +10,18 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oe_runtime.client import Client
 from oe_runtime.errors import OeError
 from oe_runtime.spec import STORAGES, TLS, StorageSpec
 from oe_runtime.support import durable, interrupt, remote_files
-from oe_runtime.support.argument_types import size
+from oe_runtime.support.argument_types import number, size
 from oe_runtime.support.tensorflow_noise import without_noise
 from oe_runtime.support.token_file import read_token
+
+if TYPE_CHECKING:
+    from oe_runtime.serving.model import Model
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,14 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for name in (signal.SIGTERM, signal.SIGINT):
         # In a thread: a handler that interrupts the beginning of a wait would wait for its lock forever.
-        signal.signal(number, lambda *_: threading.Thread(target=ended.set).start())
+        signal.signal(name, lambda *_: threading.Thread(target=ended.set).start())
     try:
         if options.servers is None:
             return _answer(options, None, ended)
         token = "" if options.token_file is None else read_token(options.token_file)
-        client = Client(options.servers, token=token, tls=options.tls, job=options.job, read_only=True)
+        client = Client(
+            options.servers,
+            token=token,
+            timeout=options.request_seconds,
+            tls=options.tls,
+            job=options.job,
+            read_only=True,
+        )
         with contextlib.closing(client):
             return _answer(options, client, ended)
     except (OeError, OSError, ValueError) as error:
@@ -81,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds between checks for a newer checkpoint (default: %(default)s; 0: never)",
     )
     parser.add_argument(
+        "--request-seconds",
+        type=number(above=0),
+        default=5.0,
+        help="seconds that a request waits for --servers before it is refused (default: %(default)s)",
+    )
+    parser.add_argument(
         "--max-body-bytes",
         type=size(1),
         default=MAX_BODY_BYTES,
@@ -109,7 +126,9 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
         with without_noise():
             import tensorflow  # noqa: F401
     storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)
-    with Model.load(options.model, options.rows, client=client, storage=storage) as model:
+    with Model.load(
+        options.model, options.rows, client=client, storage=storage, seconds=options.request_seconds
+    ) as model:
         address = (options.name, model, options.host)
         most = options.max_body_bytes
         servers: list[RestServer | GrpcServer] = [RestServer(*address, options.port, max_body_bytes=most)]
@@ -117,8 +136,8 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
             servers.append(GrpcServer(*address, options.grpc_port, max_body_bytes=most))
         for server in servers:
             server.start()
-        if options.refresh_seconds > 0:
-            model.watch(options.refresh_seconds)
+        if options.refresh_seconds > 0 or client is not None:
+            model.watch(max(options.refresh_seconds, 0))
         ports = dict(zip(("port", "grpc_port"), (server.port for server in servers), strict=False))
         if options.ready_file is not None:
             durable.write_json(options.ready_file, {"pid": os.getpid(), **ports})
@@ -128,20 +147,25 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
             f"serving {served} at http://{options.host}:{ports['port']}/v1/models/{options.name}{grpc}",
             flush=True,
         )
+        if model.sources:
+            print(model.sources, flush=True)
         _wait(model, ended)
         for server in servers:
             server.stop()
     return 0
 
 
-def _wait(model: object, ended: threading.Event) -> None:
+def _wait(model: Model, ended: threading.Event) -> None:
     """Wait for the end; report each problem of `watch` once."""
-    said = ""
+    said: dict[str, str] = {}
     while not ended.wait(1.0):
-        problem = getattr(model, "problem", "")
-        if problem and problem != said:
-            print(f"warning: still serving the previous checkpoint: {problem}", file=sys.stderr, flush=True)
-        said = problem
+        for what, problem in (
+            ("still serving the previous checkpoint", model.problem),
+            ("requests are refused", model.unavailable),
+        ):
+            if problem and problem != said.get(what):
+                print(f"warning: {what}: {problem}", file=sys.stderr, flush=True)
+            said[what] = problem
 
 
 if __name__ == "__main__":

@@ -143,14 +143,17 @@ class _Service:
         return reply
 
     def status(self, request: Any) -> Any:
+        from tensorflow.core.protobuf import error_codes_pb2
         from tensorflow_serving.apis import get_model_status_pb2
 
         self._check(request.model_spec)
         reply = get_model_status_pb2.GetModelStatusResponse()
-        found = requests.status(self._model.version)["model_version_status"][0]
+        found = requests.status(self._model)["model_version_status"][0]
         entry = reply.model_version_status.add()
         entry.version = int(found["version"])
         entry.state = get_model_status_pb2.ModelVersionStatus.State.Value(found["state"])
+        entry.status.error_code = error_codes_pb2.Code.Value(found["status"]["error_code"])
+        entry.status.error_message = found["status"]["error_message"]
         return reply
 
     def _check(self, spec: Any, version: int | None = None) -> None:

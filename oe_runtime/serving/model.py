@@ -15,15 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.client import Client
-from oe_runtime.errors import DataError, InputError, OeError, ServerLost, ServingError
+from oe_runtime.errors import DataError, InputError, OeError, ServingError
 from oe_runtime.model_description import FILE, Tensor
 from oe_runtime.models.options import ModelOptions
 from oe_runtime.serving.checkpoints import ServedCheckpoint, ServedCheckpoints, ServedRows
+from oe_runtime.serving.connections import Connections
 from oe_runtime.spec import StorageSpec, TableSpec
 from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
 
 CONFIG = "config.json"  # of a run
+_GONE = "the rows are gone, because they could not be refreshed or are closed"
 
 
 class Model:
@@ -43,6 +45,7 @@ class Model:
         client: Client | None = None,
         storage: StorageSpec | None = None,
         threads: int = 0,
+        seconds: float = 60.0,
     ) -> Model:
         """Load a model and its rows. Imports TensorFlow.
 
@@ -51,8 +54,9 @@ class Model:
         is a directory of checkpoints, of which the newest with rows in files is used, of a run, or of one
         checkpoint. They are loaded into `storage` of this process, DRAM by default. With `client`
         (``Client(…, read_only=True)``) the running servers give the rows, and `rows`, if given, only the
-        dense weights. Both may be URLs of an object store: the model is fetched once, the rows again with
-        each newer checkpoint. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
+        dense weights. Up to four requests look up at a time then, over connections like that client's; others
+        wait up to `seconds` for one. Both may be URLs of an object store: the model is fetched once, the rows
+        again with each newer checkpoint. Raises ServingError, CheckpointError, SpecMismatch, StorageError.
         """
         if remote_files.is_remote(model):
             url = RemotePath(str(model).rstrip("/"))
@@ -60,7 +64,9 @@ class Model:
                 of_run = _fetch(url, Path(copy))
                 rows = url.url if of_run and rows is None and client is None else rows
                 try:
-                    return cls.load(copy, rows, client=client, storage=storage, threads=threads)
+                    return cls.load(
+                        copy, rows, client=client, storage=storage, threads=threads, seconds=seconds
+                    )
                 except ServingError as error:
                     raise ServingError(str(error).replace(copy, url.url)) from error
         path = Path(model)
@@ -84,7 +90,7 @@ class Model:
         if client is not None:
             for spec in specs:
                 client.create_table(spec)
-            self = cls(loaded, None, client, None if rows is None else ServedCheckpoints(rows))
+            self = cls(loaded, None, client, None if rows is None else ServedCheckpoints(rows), seconds)
         else:
             assert rows is not None  # noqa: S101 - see above
             store = ServedRows(specs, storage or StorageSpec(), threads)
@@ -102,15 +108,16 @@ class Model:
         rows: ServedRows | None,
         client: Client | None,
         checkpoints: ServedCheckpoints | None,
+        seconds: float = 60.0,
     ) -> None:
         self._loaded = loaded
         self._rows = rows
-        self._client = client
+        self._servers = None if client is None else Connections(client)
+        self._seconds = seconds
         self._checkpoints = checkpoints
         self._served: ServedCheckpoint | None = None
         self._gate = _Gate()
         self._refreshing = threading.Lock()
-        self._lost = False  # whether the client must connect again
         self._watcher: tuple[threading.Thread, threading.Event] | None = None
         self.problem = ""  # why the last refresh of `watch` failed
 
@@ -145,17 +152,34 @@ class Model:
     def predict_versioned(self, inputs: Any) -> tuple[dict[str, NDArray[Any]], int]:
         """Return the same, and the version that answered."""
         arrays = self._checked(inputs)
+        if self._servers is not None:
+            # Outside of the gate, which a server that does not answer must not hold.
+            with self._servers.borrow(self._seconds) as client:
+                arguments = self._loaded.look_up(arrays, client)
+            with self._gate.shared():
+                return self._loaded.forward(arrays, arguments), self.version
         with self._gate.shared():
-            try:
-                if self._client is None and self._rows is None:
-                    return self._loaded.predict(arrays), self.version
-                client = self._client if self._rows is None else self._rows.client
-                if client is None:
-                    raise ServingError("the rows are gone, because they could not be refreshed or are closed")
-                return self._loaded.predict(arrays, client), self.version
-            except ServerLost:
-                self._lost = True
-                raise
+            if self._rows is None:
+                return self._loaded.predict(arrays), self.version
+            if self._rows.client is None:
+                raise ServingError(_GONE)
+            arguments = self._loaded.look_up(arrays, self._rows.client)
+            return self._loaded.forward(arrays, arguments), self.version
+
+    @property
+    def unavailable(self) -> str:
+        """Why requests cannot be answered now; "" if they can."""
+        if self._servers is not None:
+            return self._servers.problem
+        return _GONE if self._rows is not None and self._rows.client is None else ""
+
+    @property
+    def sources(self) -> str:
+        """Where the parts of an answer are from, if not all from one checkpoint, as rows at servers."""
+        if self._servers is None:
+            return ""
+        of = "the export" if self._served is None else f"step {self._served.step}"
+        return f"rows are read from the servers at each request; the dense weights are those of {of}"
 
     def _checked(self, inputs: Any) -> dict[str, NDArray[Any]]:
         wanted = {tensor.name: tensor for tensor in self._loaded.inputs}
@@ -189,10 +213,8 @@ class Model:
         requests are refused until a refresh succeeds.
         """
         with self._refreshing:
-            if self._lost and self._client is not None:
-                with self._gate.exclusive():
-                    self._client.reconnect()
-                    self._lost = False
+            if self._servers is not None:
+                self._servers.reconnect()
             if self._checkpoints is None:
                 return False
             newest = self._checkpoints.newest()
@@ -218,9 +240,16 @@ class Model:
             return True
 
     def watch(self, seconds: float) -> None:
-        """Refresh every `seconds` in a thread; `problem` has the error of the last refresh."""
+        """Refresh every `seconds` in a thread, 0: never; `problem` has the error of the last refresh.
+
+        Also connects to lost servers again, and asks several times per second whether they answer.
+        """
         if self._watcher is not None:
             raise ServingError("the checkpoints are watched already")
+        if self._servers is not None:
+            self._servers.watch()
+        if not seconds:
+            return
         stop = threading.Event()
 
         def run() -> None:
@@ -241,6 +270,8 @@ class Model:
             self._watcher[1].set()
             self._watcher[0].join()
             self._watcher = None
+        if self._servers is not None:
+            self._servers.close()
         with self._refreshing, self._gate.exclusive():
             if self._rows is not None:
                 self._rows.close()

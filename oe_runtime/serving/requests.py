@@ -190,14 +190,18 @@ def describe_error(error: Exception) -> tuple[str, str]:
     return "INTERNAL", f"internal error ({type(error).__name__}); the server's log has more"
 
 
-def status(version: int) -> dict[str, Any]:
+def status(model: Model) -> dict[str, Any]:
     """Return the reply to GET /v1/models/NAME."""
+    problem = model.unavailable
     return {
         "model_version_status": [
             {
-                "version": str(version),
-                "state": "AVAILABLE",
-                "status": {"error_code": "OK", "error_message": ""},
+                "version": str(model.version),
+                "state": "LOADING" if problem else "AVAILABLE",
+                "status": {
+                    "error_code": "UNAVAILABLE" if problem else "OK",
+                    "error_message": problem or model.sources,
+                },
             }
         ]
     }

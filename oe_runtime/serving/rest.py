@@ -236,11 +236,15 @@ class _Handler(BaseHTTPRequestHandler):
         return match["verb"], None if version is None else int(version)
 
     def _get(self) -> Any:
+        if self.path in ("/v2/health/live", "/v2/health/ready"):  # of KServe's protocol
+            if self.path.endswith("ready") and (problem := self.server.model.unavailable):
+                raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, problem)
+            return {self.path.rpartition("/")[2]: True}
         verb, version = self._target()
         model = self.server.model
         requests.check_version(version, self.server.name, model.version)
         if verb is None:
-            return requests.status(model.version)
+            return requests.status(model)
         if verb == "/metadata":
             return requests.metadata(self.server.name, model)
         raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{verb[1:]} takes POST")

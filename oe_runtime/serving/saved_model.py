@@ -71,8 +71,8 @@ class WithoutRows:
         self._lookups = [(names.index(lookup.table), lookup.ids) for lookup in description.lookups]
         self._weights = dict(zip(description.weights, loaded.weights, strict=True))
 
-    def predict(self, inputs: Arrays, client: Client) -> dict[str, NDArray[Any]]:
-        """Return outputs by name, with the present rows of `client`. Raises InputError, ServerLost."""
+    def look_up(self, inputs: Arrays, client: Client) -> dict[str, Any]:
+        """Return the arguments of `forward`, with the present rows. Raises InputError, ServerLost."""
         tensors = {f"input_{i}": _constant(inputs[t.name]) for i, t in enumerate(self.inputs)}
         rows: list[Any] = [None] * len(self._lookups)
         if self._ids is not None:
@@ -91,8 +91,12 @@ class WithoutRows:
             for i, group in enumerate(self.description.groups)
         }
         sizes = tf.constant([len(part) for part in rows], tf.int64)
+        return {"sizes": sizes, **groups, **tensors}
+
+    def forward(self, inputs: Arrays, arguments: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Return outputs by name from the result of `look_up` for `inputs`. Raises InputError."""
         with _refusals(inputs):
-            outputs = self._forward(sizes=sizes, **groups, **tensors)
+            outputs = self._forward(**arguments)
         return {name: np.asarray(value) for name, value in outputs.items()}
 
     def _refusal(self, error: KeyRangeError, ids: Sequence[NDArray[Any]], inputs: Arrays) -> InputError:
