@@ -62,6 +62,8 @@ def distributed_model(
     for name, layer in model.named_modules():
         if id(layer) in kept:
             continue
+        if isinstance(layer, TableLayer):
+            _refuse_tied(model, name, layer)
         if type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.num_embeddings >= sparse_as_dense_size:
             _refuse_shared(model, name, layer)
             replaced[id(layer)] = _replacement(name, layer)
@@ -174,6 +176,16 @@ def _refuse_shared(model: Any, name: str, layer: Any) -> None:
                 f"layer '{name}': its weights are also '{path}', but rows on parameter servers are not "
                 "shared with other layers: untie them, or keep the layer in this process by "
                 f"distributed_model(…, in_worker=['{name}'])"
+            )
+
+
+def _refuse_tied(model: Any, name: str, layer: TableLayer) -> None:
+    """Raise ValueError if the layer's `weight` was set to a parameter that another layer has, to tie them."""
+    for path, parameter in model.named_parameters():
+        if layer.is_assigned(parameter):
+            raise ValueError(
+                f"layer '{name}': its weight was set to '{path}', but rows on parameter servers are not "
+                "shared with other layers: set it to a copy, or use nn.Embedding and in_worker"
             )
 
 

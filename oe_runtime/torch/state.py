@@ -7,6 +7,8 @@ Each of these functions acts on the rows here, or is refused by name.
 from __future__ import annotations
 
 import copy
+import sys
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -63,6 +65,8 @@ class RowState(nn.Module):  # type: ignore[misc]
     are_first_rows_given: bool  # by the user: they replace those of a table that exists
     is_table_private: bool  # the table is of this layer, in this process, until there is an optimizer
 
+    _assigned: weakref.ref[Any] | None = None  # a parameter whose values became the rows
+
     def __init__(self) -> None:
         super().__init__()
         self.__dict__["_parameters"] = _Parameters()
@@ -75,8 +79,8 @@ class RowState(nn.Module):  # type: ignore[misc]
         call. Raises ValueError for other shapes.
         """
         self._check(rows, ids)
-        if isinstance(rows, Rows) and isinstance(rows.source, TableValues) and rows.source.is_of(self):
-            return  # they are these rows
+        if isinstance(rows, Rows) and self._has(rows):
+            return
         if ids is not None:
             ids = np.ascontiguousarray(_plain(ids).numpy())
         if self.table is None:
@@ -233,11 +237,28 @@ class RowState(nn.Module):  # type: ignore[misc]
         if name != "weight":
             super().__setattr__(name, value)
             return
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{self}: weight must be a tensor, not {type(value).__name__}")
+        if isinstance(value, Rows) and self._has(value):
+            return  # after a change in place
+        if not isinstance(value, nn.Parameter):
+            raise TypeError(
+                f"{self}: weight must be a torch.nn.Parameter, whose values become the rows, not "
+                f"{type(value).__name__}"
+            )
+        if (
+            sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")
+        ):  # functional_call, for example
+            _refuse_replacement(name)
         self.set_rows(value)
-        if isinstance(value, nn.Parameter) and not isinstance(value, Rows):
-            self.frozen = not value.requires_grad
+        self.frozen = not value.requires_grad
+        self._assigned = weakref.ref(value)
+
+    def is_assigned(self, parameter: Any) -> bool:
+        """Whether this parameter was assigned to `weight`."""
+        return self._assigned is not None and self._assigned() is parameter
+
+    def _has(self, rows: Rows) -> bool:
+        """Whether these are the rows of this layer's table."""
+        return isinstance(rows.source, TableValues) and rows.source.is_of(self)
 
     # Copies.
 
@@ -252,6 +273,7 @@ class RowState(nn.Module):  # type: ignore[misc]
         copied: Any = type(self).__new__(type(self))
         memo[id(self)] = copied
         values = self.__dict__ | {"client": None, "table": None, "is_table_private": False, "ahead": []}
+        values.pop("_assigned", None)
         if self.is_table_private:
             values["first_rows"] = self._private_rows()
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in values.items()})
@@ -307,8 +329,8 @@ class RowState(nn.Module):  # type: ignore[misc]
 
 def _refuse_replacement(name: str) -> NoReturn:
     raise TypeError(
-        f"{name} of an embedding on servers is no parameter, so parametrizations, pruning, weight and "
-        "spectral norm cannot replace it; keep the layer in this process by "
+        f"{name} of an embedding on servers is no parameter, so parametrizations, pruning, weight "
+        "and spectral norm, and functional_call cannot replace it; keep the layer in this process by "
         "distributed_model(…, in_worker=[path])"
     )
 

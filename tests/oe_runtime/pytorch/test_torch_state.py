@@ -433,9 +433,9 @@ def test_what_weight_refuses():
         (lambda: weight.data_ptr(), "have no memory in this process"),
         (lambda: torch.nn.Parameter(weight), "cannot be trained as a parameter"),
         (lambda: setattr(stock[0], "weight", weight), "cannot assign"),
-        (lambda: setattr(ours[0], "weight", None), "weight must be a tensor, not NoneType"),
+        (lambda: setattr(ours[0], "weight", None), "weight must be a torch.nn.Parameter, .* not NoneType"),
         (
-            lambda: setattr(ours[0], "weight", torch.ones(3, 4)),
+            lambda: setattr(ours[0], "weight", torch.nn.Parameter(torch.ones(3, 4))),
             r"shape \(3, 4\), but the table's are \(70, 4\)",
         ),
         (lambda: embed.Embedding(-1, 4).weight, r"has no weight, because it has any id"),
@@ -477,6 +477,14 @@ REFUSED = {
         lambda m: m[0].register_parameter("weight", torch.nn.Parameter(torch.ones(1))),
         "is no parameter",
     ),
+    "functional_call": (
+        lambda m: torch.func.functional_call(m, {"0.weight": torch.zeros(ROWS, 4)}, (IDS[:, None],)),
+        "weight must be a torch.nn.Parameter",
+    ),
+    "functional_call of parameters": (
+        lambda m: torch.func.functional_call(m, dict(pair()[0].named_parameters()), (IDS[:, None],)),
+        "functional_call cannot replace it",
+    ),
     "to_empty": (lambda m: m.to_empty(device="meta"), "meta device"),
 }
 
@@ -504,6 +512,7 @@ ALLOWED = {
         lambda layer: torch.nn.init.ones_(layer.weight) if hasattr(layer, "weight") else 0
     ),
     "compile": compiled,
+    "functional_call": lambda m: torch.func.functional_call(m, m.state_dict(), (IDS[:, None],)).sum() and m,
 }
 
 
@@ -532,6 +541,16 @@ def test_a_model_changes_its_dtype_before_there_are_tables(call, looked_up):
         trained(model)
     torch.testing.assert_close(outputs(ours), outputs(stock))
     assert ours[0].table.spec.dtype == str(stock[0].weight.dtype).removeprefix("torch.")
+
+
+def test_a_tied_layer_is_refused():
+    model = torch.nn.Sequential(embed.Embedding(ROWS, 4), torch.nn.Linear(4, ROWS, bias=False))
+    model[0].weight = model[1].weight
+    with pytest.raises(ValueError, match=r"layer '0': its weight was set to '1\.weight', .* not shared"):
+        embed.distributed_model(model)
+    model[0].weight = torch.nn.Parameter(model[1].weight.detach().clone())
+    embed.distributed_model(model)
+    torch.testing.assert_close(model[0].weight.clone(), model[1].weight.data)
 
 
 def test_a_model_without_a_table_is_copied_and_pickled():
