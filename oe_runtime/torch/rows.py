@@ -224,7 +224,7 @@ class _View(Source):
     def train(self, trains: bool) -> None:
         raise RuntimeError(f"a view of {self.what} is not a leaf: use layer.weight.requires_grad_()")
 
-    def _of(self, values: Any) -> Any:
+    def _take_view(self, values: Any) -> Any:
         result = self._func(values)
         return result if self._output is None else result[self._output]
 
@@ -232,7 +232,7 @@ class _View(Source):
         if self._part is not None:
             values = self._base.read(self._part.start, self._part.stop).reshape(self.shape)
         else:
-            values = self._of(self._base.read()).clone()
+            values = self._take_view(self._base.read()).clone()
         return values if begin == 0 and end is None else values[begin:end].clone()
 
     def write(self, values: Any, begin: int = 0) -> None:
@@ -241,11 +241,11 @@ class _View(Source):
             self._base.write(rows.copy_(values.reshape(rows.shape)), self._part.start)
             return
         base = self._base.read()
-        self._of(base)[begin : begin + len(values) if values.dim() else None].copy_(values)
+        self._take_view(base)[begin : begin + len(values) if values.dim() else None].copy_(values)
         self._base.write(base)
 
     def with_gradients(self) -> Any:
-        return self._of(self._base.with_gradients())
+        return self._take_view(self._base.with_gradients())
 
 
 def _view(rows: Rows, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
