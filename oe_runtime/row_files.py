@@ -20,15 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-import oe_runtime._core as _core
 from oe_runtime.errors import CheckpointError, SpecError
 from oe_runtime.rows import PARTS, Assigned, Rows, warn_of_cap
-from oe_runtime.spec import TableSpec
+from oe_runtime.spec import TableSpec, counts_pushes
 
 _PIECE = 32 << 20  # bytes of values in memory at a time, and of a row group
 _SPEC = b"oe_runtime.table"  # the table's specification, JSON
 _PUSHES = b"oe_runtime.pushes"  # the table's number of pushes
-_COUNTING_OPTIONS = {"dampening", "learning_rate_decay"}  # with these the number of the push counts
 _KEYS_AT_ONCE = 1 << 26  # keys searched for duplicates at a time
 
 
@@ -202,9 +200,7 @@ class _Source:
 
     def _warn_of_pushes(self) -> None:
         name = self._spec.optimizer["name"]
-        _, counts_pushes = _core.optimizers()[name]
-        counts_pushes |= bool(_COUNTING_OPTIONS & self._spec.optimizer.keys())
-        if not self._slots or not counts_pushes:
+        if not self._slots or not counts_pushes(self._spec.optimizer):
             return
         pushes = (self._columns.metadata or {}).get(_PUSHES, b"").decode()
         now = str(_pushes(self._client, self._spec))

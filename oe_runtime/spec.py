@@ -33,6 +33,12 @@ DURABLE = ("pmem_libpmem", "dram_pmem", "dram_ssd")
 CACHED = ("dram_pmem", "dram_ssd")
 
 
+def counts_pushes(optimizer: Mapping[str, Any]) -> bool:
+    """Return whether updates by a table's complete optimizer depend on the number of the push."""
+    _, by_its_rule = _core.optimizers()[optimizer["name"]]
+    return by_its_rule or bool({"dampening", "learning_rate_decay"} & optimizer.keys())
+
+
 def _mapping(where: str, field: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import oe_runtime._core as _core
+from oe_runtime.spec import counts_pushes
 from oe_runtime.torch.rows import Rows
 from oe_runtime.torch.state import Listing, RowState, TableValues, parts
 
@@ -94,8 +94,7 @@ def _check(layer: RowState, entry: Mapping[str, Any] | None) -> None:
     for name, size in sizes.items():
         if tuple(entry[name].shape) != (count, size):
             raise ValueError(f"{what}: {name} has shape {tuple(entry[name].shape)}; expected {(count, size)}")
-    _, counts_pushes = _core.optimizers()[table.spec.optimizer["name"]]
-    if counts_pushes and (now := _pushes(layer)) != entry[_PUSHES]:
+    if counts_pushes(table.spec.optimizer) and (now := _pushes(layer)) != entry[_PUSHES]:
         warnings.warn(
             f"{what}: optimizer {table.spec.optimizer['name']} depends on the number of pushes, which was "
             f"{entry[_PUSHES]} when the state was saved and is {now} in this table: its next updates differ "

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,16 +256,19 @@ def test_a_file_that_does_not_fit_changes_nothing(tmp_path):
         client.import_rows("nadam", client.to_arrow("e"))
 
 
-def test_an_import_says_that_pushes_are_counted_anew():
+@pytest.mark.parametrize("rule", [ADAM.optimizer, {"name": "adagrad", "learning_rate_decay": 0.1}])
+def test_an_import_says_that_pushes_are_counted_anew(rule):
     client = Client.in_process()
-    client.create_table(ADAM)
+    spec = replace(ADAM, optimizer=rule)
+    client.create_table(spec)
     pulled = client.pull([KEYS], [(0, 0)])
     client.push(pulled, [random((1000, 4))], 0.1)
     exported = client.to_arrow("e")
     other = Client.in_process()
-    other.create_table(ADAM)
+    other.create_table(spec)
     with pytest.warns(
-        UserWarning, match="optimizer adam depends on the number of pushes, which was 1 at the"
+        UserWarning,
+        match=f"optimizer {rule['name']} depends on the number of pushes, which was 1 at the",
     ):
         other.import_rows("e", exported)
 
