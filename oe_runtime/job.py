@@ -34,6 +34,7 @@ __all__ = [
     "eval_batches",
     "step",
     "together",
+    "train",
     "training",
 ]
 
@@ -147,6 +148,35 @@ def batches(layout: Callable[[Batch], Any] | None = None) -> Iterator[Any]:
     return current().batches(layout)
 
 
+def train(
+    step: Callable[[Any], Any],
+    model: Any,
+    optimizer: Any = None,
+    *,
+    layout: Callable[[Batch], Any] | None = None,
+    evaluate: Callable[[], Iterable[tuple[Any, Any]]] | None = None,
+    **others: Any,
+) -> None:
+    """Call `step` with this worker's part of each batch of `--data`, as `batches` yields them in `training`.
+
+        def step(batch):
+            features, labels = batch
+            model.train_on_batch(features, labels)
+
+        job.train(step, model)
+
+    `step` returns the mean loss of its rows, or None: then loss and AUC are those of the metrics that a Keras
+    model was compiled with, over all workers' rows since the last line of progress. After the loss of a
+    server, all go back to the newest checkpoint and on from there, where a loop of one's own has to start its
+    program anew. `layout` is that of `batches`; for the others see `training`.
+    """
+    from oe_runtime.run.loops import begin
+
+    session = current()
+    loop = begin(session, _state(model, optimizer, others, windows=True), evaluate)
+    loop.train(session.open_input(), layout or session.columns, step)
+
+
 def eval_batches(layout: Callable[[Batch], Any] | None = None) -> Iterator[Any]:
     """Yield this worker's part of the batches to evaluate on: held-out rows, or those of --eval-data.
 
@@ -155,7 +185,7 @@ def eval_batches(layout: Callable[[Batch], Any] | None = None) -> Iterator[Any]:
     return current().eval_batches(layout)
 
 
-def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState:
+def _state(model: Any, optimizer: Any, others: Mapping[str, Any], *, windows: bool = False) -> ScriptState:
     """Return what a checkpoint holds of `model`, by the library that it is of."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
@@ -166,14 +196,15 @@ def _state(model: Any, optimizer: Any, others: Mapping[str, Any]) -> ScriptState
                 "--no-pipeline, --staleness and --micro-batch are of Keras models: leave them out for PyTorch"
             )
         return TorchScriptState(model, optimizer, others)
-    if not hasattr(model, "served") or optimizer is not None or others:
+    known = hasattr(model, "served") or current().options.stock
+    if not known or optimizer is not None or others:
         raise JobError(
             "job.training takes a PyTorch module and its optimizer, or a compiled Keras model of "
             f"distributed_model alone, not a {type(model).__name__}"
         )
     from oe_runtime.keras.job_state import KerasScriptState
 
-    return KerasScriptState(model)
+    return KerasScriptState(model, windows=windows)
 
 
 def step(loss: Any, rows: int | None = None) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from processes import server
 from reporting import RESULTS, append, header, lines_of, measured, table, when
+from trainee import Trainee
 
 MODES = {"one after the other": (False, 0), "pulled ahead": (True, 0), "staleness 1": (True, 1)}
 PARTS = ("input", "pull", "compute", "push", "other")
@@ -81,16 +82,14 @@ class Trained:
     ) -> None:
         from oe_runtime.client import Client
         from oe_runtime.data import Split, open_source, training_batches
-        from oe_runtime.programs.click_model import KerasTrainee
         from oe_runtime.run.options import parse
-        from oe_runtime.run.stopping import StopRequest
 
         data = "generate:1000000000"
         command = ["--data", data, "--model", options.model, "--dim", str(options.dim), "--servers", endpoint]
         command += ["--max-cardinality", str(options.cap), "--batch-size", str(options.batch_size)]
         self.options = parse([*command, *flags])
         self.client = Client([endpoint], share_memory=share_memory)
-        self.trainee = KerasTrainee(self.options, self.client, StopRequest(with_parent=False))
+        self.trainee = Trainee(self.options, self.client)
         self._clock = Clock()
         source, self._size = open_source(data, options.cap), options.batch_size
         self.batches = training_batches(source, Split(self.options.holdout), self._size)

@@ -20,6 +20,7 @@ from typing import Any
 
 from processes import run, server
 from reporting import MISSED, RESULTS, append, header, lines_of, measured, table, when
+from trainee import Trainee
 from vocabularies import samples_per_second, zipf
 
 PARTS = RESULTS / "training_schemas.jsonl"
@@ -110,15 +111,13 @@ def worker(
 ) -> int:
     """Train for `seconds` after three steps of warm-up; prints the speed as JSON."""
     from oe_runtime.client import Client
-    from oe_runtime.programs.click_model import KerasTrainee
     from oe_runtime.run.options import parse
-    from oe_runtime.run.stopping import StopRequest
 
     words = ["--data", "in-memory.csv", "--schema", SCHEMAS[schema], "--model", model, "--dim", str(dim)]
     words += ["--max-cardinality", str(cap), "--batch-size", str(batch_size)]
     options = parse([*words, *(["--servers", endpoint] if endpoint else ["--stock"])])
     client = Client([endpoint]) if endpoint else None
-    trainee = KerasTrainee(options, client, StopRequest(with_parent=False))
+    trainee = Trainee(options, client)
     steps = itertools.pairwise(itertools.cycle(batches(options.schema.limited(cap), batch_size)))
 
     def step() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ class FitPart:
             )
         course.measure = lambda: _taken(losses)
         course.figures = self._figures
-        course.summed(sum(math.prod(v.shape) for v in model.trainable_variables))
+        course.summed(state.gradients())
         course.agree_on_epochs(epochs)
         options = self._session.options
         if _is_shuffled(given) and given.get("steps_per_epoch") in (None, -1, _size(given)):

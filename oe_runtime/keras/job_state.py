@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from oe_runtime.keras import dense
 from oe_runtime.keras.callback_state import CallbackStates
 from oe_runtime.keras.model_settings import keras_settings
+from oe_runtime.keras.translate import table_optimizer
 from oe_runtime.run.ranks import Ranks
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.spec import TableSpec
@@ -29,7 +31,7 @@ class KerasState:
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """See DenseState."""
-        tables: Mapping[str, TableSpec] = self._model.tables
+        tables: Mapping[str, TableSpec] = getattr(self._model, "tables", {})  # a stock model has none
         return tables
 
     def values(self) -> dict[str, NDArray[Any]]:
@@ -46,10 +48,14 @@ class KerasState:
 
 
 class KerasScriptState(ScriptState):
-    """A Keras model with its metrics, whose running means belong to the epoch."""
+    """A Keras model with its metrics, whose running means belong to the epoch, or to a window of steps.
 
-    def __init__(self, model: Any) -> None:
+    Checkpoints end a window, so they have no metrics then.
+    """
+
+    def __init__(self, model: Any, *, windows: bool = False) -> None:
         super().__init__(model, KerasState(model))
+        self._windows = windows
         self._optimizer: Any = None  # that has the checkpoint's variables
         self.callbacks: CallbackStates | None = None  # of the present fit, once they have begun
 
@@ -57,7 +63,7 @@ class KerasScriptState(ScriptState):
     def batches_ahead(self) -> int:
         """See ScriptState."""
         if not hasattr(self.model, "prefetch"):
-            return 0
+            return 0  # tf-keras, and stock models
         return 2 if self.model.client.reads_ahead else 1
 
     def announce(self, following: Sequence[Any]) -> None:
@@ -92,9 +98,41 @@ class KerasScriptState(ScriptState):
 
     def own(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState: of this worker's part of the data."""
-        metrics = {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(self._metrics())}
+        of_epoch = [] if self._windows else self._metrics()
+        metrics = {f"metric/{i}": np.asarray(v).copy() for i, v in enumerate(of_epoch)}
         states = {f"random/{i}": one.state.numpy() for i, one in enumerate(self._generators())}
         return {**metrics, **states}
+
+    def gradients(self) -> int:
+        """See ScriptState."""
+        return sum(math.prod(v.shape) for v in self.model.trainable_variables)
+
+    def bind(self, workers: Any) -> None:
+        """See ScriptState."""
+        optimizer = self.model.optimizer
+        workers.bind(
+            self.model.trainable_variables, table_optimizer(optimizer), lambda: float(optimizer.learning_rate)
+        )
+
+    def begin_window(self) -> None:
+        """See ScriptState."""
+        if self._windows:
+            self.model.reset_metrics()
+
+    def window(self, ranks: Ranks) -> tuple[float, float | None]:
+        """See ScriptState; AUC is Keras's, over thresholds, of a metric of that name."""
+        variables = self._metrics()
+        if ranks.count > 1:
+            sums = ranks.sum(np.concatenate([np.ravel(v) for v in variables]))
+            for variable in variables:
+                size = int(np.prod(variable.shape))
+                variable.assign(np.reshape(sums[:size], variable.shape))
+                sums = sums[size:]
+        if not any(np.any(np.asarray(variable)) for variable in variables):
+            return super().window(ranks)  # the steps do not train by train_on_batch
+        found = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        self.begin_window()
+        return found["loss"], next((value for name, value in found.items() if name.lower() == "auc"), None)
 
     def load_extra(self, directory: Path) -> None:
         """See ScriptState."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import tensorflow as tf
 
-from oe_runtime.client import Client
-from oe_runtime.keras.translate import table_optimizer
+from oe_runtime.run.server_workers import ServerWorkers
 from oe_runtime.run.tensorflow_workers import GRADIENTS, MEETING, WEIGHTS
-from oe_runtime.spec import TableSpec
 
 # An attribute of an optimizer: apply the sum of the workers' mean gradients, not those of their mean loss.
 SUM_OVER_WORKERS = "sum_over_workers"
@@ -39,75 +36,6 @@ class Workers(Protocol):
 
         `what` identifies the calling place, the same number in all workers. Works in a tf.function too.
         """
-
-
-class ServerWorkers:
-    """Asynchronous workers: their dense weights are on the servers, and no worker waits.
-
-    The counterpart of DeepRec's parameter servers. A table holds the sum of updates to the first weights, so
-    its optimizer's updates must not depend on the weight: no decay, no FTRL. Around each step, `pull` gets
-    the weights and `push` sends the gradients of the mean loss of this worker's batch; the updates of the
-    model's own optimizer in between are overwritten.
-    """
-
-    NAME, _DIM = "dense_weights", 64
-    tables = (NAME,)
-
-    def __init__(self, client: Client, rank: int, count: int) -> None:
-        self.rank = rank
-        self.count = count
-        self.stop_request = self.stop_requests = None
-        self._client = client
-
-    def bind(self, model: Any) -> None:
-        """Make the table of a compiled model. Raises ValueError for its optimizer."""
-        rule = table_optimizer(model.optimizer)
-        if rule["name"] == "ftrl" or rule.get("weight_decay"):
-            raise ValueError(f"optimizer {rule['name']}: asynchronous workers need one without decay")
-        if rule["name"] == "rowwise_adagrad":
-            raise ValueError(
-                "optimizer rowwise_adagrad: asynchronous workers keep dense weights in rows that are not the "
-                "variables' own; use another optimizer, or synchronous workers"
-            )
-        self._variables = model.trainable_variables
-        self._size = sum(int(np.prod(v.shape)) for v in self._variables)
-        self._keys = np.arange(-(-self._size // self._DIM), dtype=np.int64)
-        zero = {"name": "constant", "value": 0.0}
-        spec = TableSpec(self.NAME, self._DIM, "array", len(self._keys), optimizer=rule, initializer=zero)
-        self._table = self._client.create_table(spec)
-        self._gradients = tf.Variable(tf.zeros([self._size]), trainable=False)
-        self.rebase()
-
-    def rebase(self) -> None:
-        """Take the model's weights as those of the table's rows, as after a restore."""
-        mine = np.concatenate([np.ravel(np.asarray(v, np.float32)) for v in self._variables])
-        self._first = mine - self._rows(self._client.pull_rows(self._table, self._keys))
-
-    def pull(self) -> None:
-        """Give the model the present weights."""
-        self._pulled = self._client.pull([self._keys], [(self._table, 0)])
-        weights = self._first + self._rows(self._client.embeddings(self._pulled.groups[0]))
-        for variable in self._variables:
-            size = int(np.prod(variable.shape))
-            variable.assign(np.reshape(weights[:size], variable.shape))
-            weights = weights[size:]
-
-    def push(self, learning_rate: float) -> None:
-        """Push the last step's gradients."""
-        gradients = np.zeros((len(self._keys), self._DIM), np.float32)
-        gradients.reshape(-1)[: self._size] = self._gradients.numpy()
-        self._client.push(self._pulled, [gradients], learning_rate)
-
-    def keep(self, dense: Sequence[Any]) -> None:
-        """In a step, keep the gradients for `push`."""
-        self._gradients.assign(tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in dense], 0))
-
-    def sum(self, values: Any, what: int) -> Any:
-        """Raise RuntimeError: asynchronous workers sum nothing."""
-        raise RuntimeError(f"asynchronous workers sum nothing (sum {what})")
-
-    def _rows(self, rows: Any) -> Any:
-        return np.asarray(rows, np.float32).reshape(-1)[: self._size]
 
 
 def barrier(workers: Workers) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,12 +18,9 @@ from oe_runtime.client import Client
 from oe_runtime.data import Batch
 from oe_runtime.data.row_schema import Schema
 from oe_runtime.models.options import ModelOptions
-from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.options import Options
 from oe_runtime.run.outcome import disk_error
-from oe_runtime.run.ranks import CollectiveRanks, Ranks, join_workers
 from oe_runtime.run.run_directory import RunError
-from oe_runtime.run.stopping import StopRequest
 from oe_runtime.support import durable
 from oe_runtime.support.tensorflow_noise import without_noise
 
@@ -34,119 +30,41 @@ _SERVED_ROWS = 2
 _MOST_IDS = 1 << 62  # more: 64-bit hashes, for tables without a place for each id
 
 
-class KerasTrainee:
-    """The options' model: stock when `client` is None, else with its embeddings on the client's servers."""
+def export(model: Any, path: Path, *, rows_of: Path | None = None) -> None:
+    """Write a SavedModel for plain TensorFlow; one at `path` stays until the new one is complete.
 
-    def __init__(self, options: Options, client: Client | None, stop: StopRequest) -> None:
-        """With several workers, waits until all have started; see `ranks.join_workers` for its errors."""
-        check_schema(options, stock=client is None)
-        prepare(options)
-        workers = join_workers(options, stop) if _together(options) else None
-        self.ranks: Ranks = CollectiveRanks(workers, stop) if workers else Ranks()
-        self.dense: Any = None  # asynchronous workers' ServerWorkers
-        if options.workqueue and client is not None:
-            from oe_runtime.keras.workers import ServerWorkers
+    `rows_of`: take the rows from the files of this checkpoint, and ask no server.
+    """
+    new, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
+    try:
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)
+        if not hasattr(model, "served"):
+            model.export(new, verbose=False)
+        elif rows_of is None:
+            model.save_as_original_model(new)
+        else:
+            _save_with_rows(model, new, rows_of)
+        if path.exists():
+            path.rename(old)
+        durable.rename(new, path)
+        shutil.rmtree(old, ignore_errors=True)
+    except Exception as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if said := disk_error(error):
+            raise RunError(f"cannot export to {path}: {said}") from error
+        raise
 
-            # A single worker acts as one of two, the other without work.
-            self.dense = ServerWorkers(client, options.rank, max(2, options.size))
-        self.model: Any = build(
-            options,
-            client,
-            jit=options.jit,
-            workers=self.dense or workers,
-            **options.steps_of_models(),
-        )
-        self._layout = Layout(options.schema)
-        if isinstance(self.ranks, CollectiveRanks):
-            self.ranks.gradients = sum(math.prod(v.shape) for v in self.model.trainable_variables)
-        if self.dense is not None:
-            self.dense.bind(self.model)
-        from oe_runtime.keras.job_state import KerasState
 
-        self.state: DenseState = KerasState(self.model)
-        self._pulls = client is not None
-        # How many batches beyond the present one `train` takes.
-        self.batches_ahead = 2 if client is not None and client.reads_ahead else 1
-        self._following: list[tuple[Batch, tuple[Any, Any, Any]]] = []
-        self._logs: dict[str, float] = {"loss": float("nan"), "auc": float("nan")}
+def _save_with_rows(model: Any, path: Path, rows_of: Path) -> None:
+    from oe_runtime.keras.export import save_as_original_model
+    from oe_runtime.keras.served import Table
 
-    def train(self, batch: Batch, *following: Batch) -> None:
-        """Run one step on the batch; the rows of the next ones (`batches_ahead`) are prefetched."""
-        x, y, weights = self._data(batch)
-        self._following = [(one, self._data(one)) for one in following if self._pulls]
-        if self._following:
-            (_, data), *after = self._following
-            self.model.prefetch(*data, after=after[0][1] if after else None)
-        before = [] if batch.rows else [(v, np.asarray(v)) for v in self._metrics()]
-        self._logs = self.model.train_on_batch(x, y, sample_weight=weights, return_dict=True)
-        for variable, value in before:  # the mean over no rows is not a number
-            variable.assign(value)
-
-    def _data(self, batch: Batch) -> tuple[Any, Any, Any]:
-        for known, data in self._following:
-            if known is batch:
-                return data
-        return self._layout.data(batch)
-
-    def window(self) -> tuple[float, float]:
-        """Return mean loss and AUC (Keras's, 200 thresholds) of all workers' steps since the last call."""
-        if self.ranks.count > 1:
-            variables = self._metrics()
-            sums = self.ranks.sum(np.concatenate([np.ravel(v) for v in variables]))
-            for variable in variables:
-                size = int(np.prod(variable.shape))
-                variable.assign(np.reshape(sums[:size], variable.shape))
-                sums = sums[size:]
-            self._logs = self.model.get_metrics_result()
-        self.model.reset_metrics()
-        return float(self._logs["loss"]), float(self._logs["auc"])
-
-    def _metrics(self) -> list[Any]:
-        """Return Keras's variables for the mean loss and the AUC."""
-        return [variable for metric in self.model.metrics for variable in metric.variables]
-
-    def predict(self, batch: Batch) -> NDArray[np.float32]:
-        """Return click probabilities, shape (B,)."""
-        probabilities: NDArray[np.float32] = np.asarray(
-            self.model.predict_on_batch(self._layout.inputs(batch))
-        )
-        return probabilities.reshape(-1)
-
-    def export(self, path: Path, *, stock: bool, rows_of: Path | None = None) -> None:
-        """Write a SavedModel for plain TensorFlow; one at `path` stays until the new one is complete.
-
-        `rows_of`: take the rows from the files of this checkpoint, and ask no server.
-        """
-        new, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
-        try:
-            for left in (new, old):
-                shutil.rmtree(left, ignore_errors=True)
-            if stock:
-                self.model.export(new, verbose=False)
-            else:
-                self._save(new, rows_of)
-            if path.exists():
-                path.rename(old)
-            durable.rename(new, path)
-            shutil.rmtree(old, ignore_errors=True)
-        except Exception as error:
-            shutil.rmtree(new, ignore_errors=True)
-            if said := disk_error(error):
-                raise RunError(f"cannot export to {path}: {said}") from error
-            raise
-
-    def _save(self, path: Path, rows_of: Path | None) -> None:
-        if rows_of is None:
-            self.model.save_as_original_model(path)
-            return
-        from oe_runtime.keras.export import save_as_original_model
-        from oe_runtime.keras.served import Table
-
-        with Client.in_process() as client:
-            specs = self.model.tables.items()
-            tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs}
-            client.restore(*checkpoint.chain(rows_of))
-            save_as_original_model(self.model, tables, path, overwrite=False)
+    with Client.in_process() as client:
+        specs = model.tables.items()
+        tables = {name: Table(client, client.create_table(spec), spec) for name, spec in specs}
+        client.restore(*checkpoint.chain(rows_of))
+        save_as_original_model(model, tables, path, overwrite=False)
 
 
 def build(options: ModelOptions, client: Client | None, *, jit: bool = False, **how: Any) -> Any:
@@ -219,6 +137,17 @@ def make_optimizer(name: str, learning_rate: float) -> Any:
     return {kind.__name__.lower(): kind for kind in CLASSES}[name](learning_rate)
 
 
+def train_step(model: Any, batch: tuple[Any, Any, Any]) -> None:
+    """Train on the inputs, labels and weights of a worker's part of a batch, which may have no rows."""
+    x, y, weights = batch
+    before = []
+    if not len(y):  # the mean over no rows is not a number
+        before = [(v, np.asarray(v)) for metric in model.metrics for v in metric.variables]
+    model.train_on_batch(x, y, sample_weight=weights)
+    for variable, value in before:
+        variable.assign(value)
+
+
 class Layout:
     """Divides batches into the inputs of a schema's model."""
 
@@ -253,14 +182,9 @@ def check_schema(options: ModelOptions, *, stock: bool) -> None:
         raise RunError("the schema names no categories, so servers would hold no table: train with --stock")
 
 
-def _together(options: Options) -> bool:
-    """Whether several workers compute each batch."""
-    return bool(options.workers) and not options.workqueue
-
-
 def prepare(options: Options) -> Any:
     """Return Keras on a TensorFlow with the options' settings, or raise RunError. May be called again."""
-    if _together(options):
+    if options.workers and not options.workqueue:  # several compute each batch
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the trainer itself reports lost workers
     return import_keras(
         deterministic=options.deterministic,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Course:
     ) -> None:
         self._run = options
         self._ranks = ranks
-        self._checkpoints = checkpoints
+        self.checkpoints = checkpoints
         self._directory = directory
         self._view = view
         self._stop = stop
@@ -147,17 +147,21 @@ class Course:
                 self._log(position)
             self._view.say(f"waiting for rows in {stream.describe()}")
             self._waits = True
-        self._publish(lambda _: self._checkpoints.settle(), position, self._next_checkpoint(position))
+        self._publish(lambda _: self.checkpoints.settle(), position, self._next_checkpoint(position))
         new = position.step and (self.saved is None or self.saved.position.step != position.step)
         if self._ranks.stop_requested(self._stop):
             if new:
-                self._take(self._checkpoints.take_now, position)
+                self._take(self.checkpoints.take_now, position)
             raise self.interrupted()
         if self._is_time() and new:
             self._take(self._due_take(position, timed=True), position, self._next_checkpoint(position))
         started = time.perf_counter()
         self._stop.wait(stream.pause)
         self._clock.pause(time.perf_counter() - started)
+
+    def sharing_losses(self) -> AbstractContextManager[None]:
+        """Tell workers that do not agree in each step of a server that this one loses in the block."""
+        return nullcontext()
 
     def _compute(self, run: Callable[[], Any], *, compiles: bool) -> Any:
         """Run a step with the other workers; what it raises, it raises in all of them.
@@ -169,12 +173,17 @@ class Course:
         result = None
         with self._stop.without_time_limit() if compiles else self._stop.waiting():
             if not self._ranks.lost:
-                with deferring_losses(self._ranks):
+                with deferring_losses(self._ranks), self._tracing():
                     result = run()
             self._asked = self._ranks.any_stop_request(self._stop)
         if not compiles and self._ended is not None:  # including its input, for which the others wait
             self._stop.raise_limit(2 * (time.monotonic() - self._ended))
         return result
+
+    def _tracing(self) -> AbstractContextManager[None]:
+        """Trace the present step, if it is one of --timeline."""
+        every = self._run.timeline
+        return self._directory.traced() if every and self.step % every == 0 else nullcontext()
 
     def _count_step(self, rows: int) -> None:
         """Count a step over `rows` rows of all workers, and do what is due after it."""
@@ -222,7 +231,7 @@ class Course:
         """Before the first step: take a checkpoint to return to after an early loss, unless there is one."""
         # All workers take part, and of those that did not resume only worker 0 knows what is saved.
         if self._run.servers and self.saved is None and not self._begun:
-            self._take(self._checkpoints.take_now, position)
+            self._take(self.checkpoints.take_now, position)
         self._begun = True
 
     def _after_step(self, position: Position, stop: bool) -> None:
@@ -237,9 +246,9 @@ class Course:
         if due or stop or position.step % self._run.log_every == 0:
             self._log(position)
         again = self._next_checkpoint(position)
-        self._publish(lambda _: self._checkpoints.settle(), position, again)
+        self._publish(lambda _: self.checkpoints.settle(), position, again)
         if stop:
-            self._take(self._checkpoints.take_now, position)
+            self._take(self.checkpoints.take_now, position)
             raise Interrupted(position, self.saved.path if self.saved else None)
         if due:
             self._take(self._due_take(position, timed=timed), position, again)
@@ -301,7 +310,7 @@ class Course:
         with self._stop.without_time_limit():
             known = saved is not None and saved.pool is None and saved.position.step == position.step
             if not known or position.left_early:  # which the checkpoint of the last step does not say
-                self._publish(self._checkpoints.take_files, position)
+                self._publish(self.checkpoints.take_files, position)
             self._ranks.barrier()  # before anybody leaves
 
     def _next_checkpoint(self, position: Position) -> str:
@@ -316,7 +325,7 @@ class Course:
         self._timed += timed
         nth = self._run.export_checkpoints
         number = self._timed if timed else position.step // self._run.checkpoint_steps
-        return self._checkpoints.take_files if nth and number % nth == 0 else self._checkpoints.take
+        return self.checkpoints.take_files if nth and number % nth == 0 else self.checkpoints.take
 
     def _log(self, position: Position) -> None:
         loss, auc = self.window()

@@ -1,12 +1,14 @@
-"""Training in a loop of one's own: the epochs and batches that are left, and what follows a step."""
+"""Training step by step: the epochs and batches that are left, and what follows a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from oe_runtime.data import Batch
+from oe_runtime.errors import ServerLost
 from oe_runtime.run.run_input import RunInput
 from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
@@ -87,33 +89,92 @@ class Loop:
                 "job.batches() has all epochs of --epochs: leave loop.epochs out of this block, and "
                 "give --epochs"
             )
-        course, state, workers = self._course, self._state, self._session.workers
+        self._read_from(rows)
+        if self.skipped:
+            return
+        self._left_early = True
+        for _, part, batch, following in self._laid_out(layout):
+            self._state.announce(following)
+            yield from self._stepped_by(batch, part.rows)
+        self._left_early = False
+
+    def train(self, rows: RunInput, layout: Callable[[Batch], Any], step: Callable[[Any], Any]) -> None:
+        """Call `step` with this worker's part, in its `layout`, of each batch of the rows that is left.
+
+        After the loss of a server, all workers go back to a checkpoint, in place; those of PyTorch, which may
+        wait for each other's gradients, by new processes.
+        """
+        course, session = self._course, self._session
+        if not session.ranks.in_place:
+            for batch in self.read(rows, layout):
+                self.step(step(batch), None)
+            self.end()
+            return
+        self._read_from(rows)
+        recovery = session.recovery()
+        session.goes_back = True
+        course.summed(self._state.gradients())
+        self._state.begin_window()
+        while True:
+            try:
+                with course.sharing_losses():
+                    if not self.skipped:
+                        self._take_steps(layout, step)
+                    self.end()
+                break
+            except ServerLost as error:
+                course.position = recovery.recover(error, course)
+                if self.skipped and course.reopen_part(0):  # its end is lost
+                    self._open()
+        session.goes_back = False
+
+    def _take_steps(self, layout: Callable[[Batch], Any], step: Callable[[Any], Any]) -> None:
+        course, state = self._course, self._state
+
+        def run(batch: Any, following: list[Any]) -> Any:
+            state.announce(following)
+            return step(batch)
+
+        with closing(self._laid_out(layout)) as batches:
+            for size, part, batch, following in batches:
+                loss = course.compute(partial(run, batch, following), size)
+                course.by_metrics = loss is None
+                if loss is not None:
+                    self._note(loss, part.rows)
+                course.count(size)
+
+    def _read_from(self, rows: RunInput) -> None:
+        """Let the rows be the course's, from its position on."""
+        course = self._course
         if course.input is None:
             self._session.say_input()
         course.input = rows
-        course.keep_settings(rows.fixed())
+        course.keep_settings(self._session.row_settings(rows))
         if self.skipped and course.reopen_reading_part():
             self._open()
-        if self.skipped:
-            return
-        self._session.screen.total(course.steps(), course.position.step)
+        if not self.skipped:
+            self._session.screen.total(course.steps(), course.position.step)
+
+    def _laid_out(
+        self, layout: Callable[[Batch], Any]
+    ) -> Generator[tuple[int, Batch, Any, list[Any]], None, None]:
+        """Yield the batches that are left: rows, this worker's part, layouts of it and of the next ones."""
+        course, state = self._course, self._state
         if course.goes_on():
             state.skipped()
-        self._left_early = True
         known: list[tuple[Batch, Any]] = []
 
         def laid_out(batch: Batch) -> Any:
-            return next((data for one, data in known if one is batch), None) or layout(batch)
+            for one, data in known:
+                if one is batch:
+                    return data
+            return layout(batch)
 
         with closing(course.batches(state.batches_ahead)) as batches:
             for size, part, following in batches:
-                if size < workers:
-                    continue
                 batch = laid_out(part)
                 known = [(one, laid_out(one)) for one in following]
-                state.announce([data for _, data in known])
-                yield from self._stepped_by(batch, part.rows)
-        self._left_early = False
+                yield size, part, batch, [data for _, data in known]
 
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
@@ -121,9 +182,13 @@ class Loop:
         if rows is None:
             rows = _rows(self._batch) if self._batch_rows is None else self._batch_rows
         self._stepped = True
+        self._note(loss, rows)
+        self._course.own_step(rows)
+
+    def _note(self, loss: Any, rows: int) -> None:
+        """Add a step's mean loss over its rows."""
         self._sum += float(loss.item() if hasattr(loss, "item") else loss) * rows
         self._rows += rows
-        self._course.own_step(rows)
 
     def measure(self) -> tuple[float, int]:
         """Return the sum of losses times rows, and the rows, since the last call."""

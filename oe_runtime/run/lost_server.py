@@ -73,6 +73,7 @@ class ServerRecovery:
             with deferring_losses(self._ranks):
                 self._client.reconnect()
             self._ranks.barrier()  # all are connected
+            self._client.fixed = ""  # until the next step
             with self._stop.without_time_limit():
                 return self._checkpoints.roll_back()
 

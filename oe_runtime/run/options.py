@@ -110,6 +110,7 @@ class RunOptions:
     upload_bandwidth: int
     resume: bool
     log_every: int
+    timeline: int
     stats_seconds: float
     exit_with_parent: bool
 
@@ -160,7 +161,6 @@ class Options(RunOptions, ModelOptions):
     inter_threads: int
     intra_threads: int
     export: Path | None
-    timeline: int
 
     @property
     def streams(self) -> bool:

@@ -43,6 +43,7 @@ class Ranks:
 
     rank = 0
     count = 1
+    in_place = True  # each worker of a step that cannot be done comes to the next agreement
     wants_checkpoint = False  # of worker 0, whose clock counts; set before a step
     checkpoint_due = False  # in all workers: what worker 0 wanted when they last agreed on stop requests
 

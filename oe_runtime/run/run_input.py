@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from oe_runtime.data import Batch, Source, Stream, holdout_batches, make_split, training_batches
-from oe_runtime.run.options import RunOptions
+from oe_runtime.run.options import RunOptions, ScriptOptions
 from oe_runtime.run.position import Position
 from oe_runtime.run.ranks import Ranks
 from oe_runtime.run.run_directory import RunError
+from oe_runtime.run.shared_input import SharedInput
 
 _BEGIN = Position()
 
@@ -24,8 +25,11 @@ class RunInput:
 
     def __init__(self, options: RunOptions, source: Source) -> None:
         self.source = source
-        self._split = make_split(source, options.holdout)
+        self.split = make_split(source, options.holdout)
+        self.shared: SharedInput | None = None  # the work queue of asynchronous workers
         self._options = options
+        # Rows without which a batch is left out: a program's step has some in each worker.
+        self._least = options.size if isinstance(options, ScriptOptions) else 1
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings of the rows that a resumed run must share with the run it goes on from."""
@@ -55,25 +59,35 @@ class RunInput:
 
     def read_epoch(self, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch from batch `start` on."""
-        return training_batches(self.source, self._split, self.batch_size, start)
+        batches = training_batches(self.source, self.split, self.batch_size, start)
+        return (batch for batch in batches if batch.rows >= self._least)
 
     def read_held_out(self, ranks: Ranks) -> Iterator[Batch]:
         """Yield this worker's part, which may be empty, of each batch to evaluate on."""
-        for batch in holdout_batches(self.source, self._split, self.batch_size):
+        if self.shared is not None:  # of which worker 0 evaluates alone
+            yield from self.shared.read_held_out()
+            return
+        for batch in holdout_batches(self.source, self.split, self.batch_size):
             yield batch.part(ranks.rank, ranks.count)
 
-    def steps(self, at: Position = _BEGIN, least: int = 1) -> int | None:
+    @property
+    def held_out(self) -> str:
+        """The rows to evaluate on, in words."""
+        apart = self.source.evaluation()
+        return apart.describe() if apart else "the held-out rows"
+
+    def steps(self, at: Position = _BEGIN) -> int | None:
         """Return the run's steps as far as known; estimated from bytes while a file is read.
 
-        The epochs of these rows are counted from `at`; batches of fewer than `least` rows are no step.
+        The epochs of these rows are counted from `at`.
         """
         limits = [] if self._options.steps is None else [self._options.steps]
         rows = self.source.total_rows()
         if self._options.epochs is not None:
             if rows is None:
                 return None
-            whole, rest = divmod(self._split.training_rows(rows), self.batch_size)
-            per_epoch = whole + (rest >= least)
+            whole, rest = divmod(self.split.training_rows(rows), self.batch_size)
+            per_epoch = whole + (rest >= self._least)
             limits.append(at.step - at.batch + per_epoch * (self._options.epochs - at.epoch))
         return min(limits, default=None)
 

@@ -80,7 +80,7 @@ class _Run:
         session = self._session
         session.prepare(anew=_LOSS in os.environ)
         session.open_directory()
-        session.say_start()
+        session.say_start(self._options.script.name)
         self._note_loss()
         self._stop.at_signal = self._at_signal
         session.screen.say(f"{self._options.script.name}, run directory {self._options.run_dir}")
@@ -183,7 +183,7 @@ class _Run:
         session, options = self._session, self._options
         client, directory, began = session.connected, session.directory, time.monotonic()
         saved = None if session.course is None else session.course.saved
-        known = saved is not None or options.rank > 0
+        known = (saved is not None or options.rank > 0) and not session.goes_back  # which has failed
         if client is None or directory is None or not options.server_wait or not known or not _is_program():
             raise lost
         step = -1 if saved is None else saved.position.step

@@ -20,7 +20,7 @@ from oe_runtime.run.checkpoints import Checkpoints, check_settings
 from oe_runtime.run.course import Course
 from oe_runtime.run.evaluation import Prediction
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.run.options import RunOptions
+from oe_runtime.run.options import RunOptions, ScriptOptions
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, refuse_together
@@ -41,27 +41,26 @@ _LEAST_STEPS = 2  # before losses are compared
 class ScriptCourse(Course):
     """The steps of one model. A part is a call of `fit`, or a block of `job.training`."""
 
-    _rate = "learning rate"
-
     def __init__(
         self,
         options: RunOptions,
         ranks: Ranks,
-        client: Client,
+        client: Client | None,
         directory: RunDirectory | FollowingDirectory,
         view: View,
         stop: StopRequest,
         state: ScriptState,
+        checkpoints: Checkpoints | FollowingCheckpoints | None = None,
     ) -> None:
-        checkpoints: Checkpoints | FollowingCheckpoints
-        if options.rank:
+        if checkpoints is None and options.rank and client is not None:
             checkpoints = FollowingCheckpoints(state, client, ranks)
-        else:
+        elif checkpoints is None:
             checkpoints = Checkpoints(options, state, client, ranks)
         figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
         super().__init__(options, ranks, checkpoints, directory, view, stop, figures)
         self.state = state
         self._client = client
+        self._rate = "learning rate" if isinstance(options, ScriptOptions) else "--learning-rate"
         self.training = False  # in a part
         self.total: int | None = None  # steps to the end of the part, where it has an end of its own
         self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
@@ -69,11 +68,13 @@ class ScriptCourse(Course):
         self._predict: Callable[[], Iterable[Any]] | None = None  # of the present part
         self._source = ""  # where its labels and probabilities are from, for errors
         self._parts = 0  # begun
-        self._compiled = False
+        self.by_metrics = False  # loss and AUC are those of the model's metrics
+        self._sizes: set[int] = set()  # of batches, for which the model has compiled
         self._warned = False  # looked whether workers train on the same batches
         self._checked = False  # the weights after the first step
         self._began = time.perf_counter()
         self._start = 0
+        self._restored = 0  # the step that the model and its loop went back to
         self._resumed: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint, and its settings
 
     def is_of(self, state: ScriptState) -> bool:
@@ -86,24 +87,32 @@ class ScriptCourse(Course):
         `settings` are those of `keep_settings` that the program has used so far.
         """
         self._agree()
-        if self._run.resume and isinstance(self._checkpoints, Checkpoints):
+        if self._run.resume and isinstance(self.checkpoints, Checkpoints):
             found = checkpoint.latest(self._run.run_dir / "checkpoints")
             if found is not None:
                 self._resumed = found.path, found.manifest["training"].get("settings", {})
         self.keep_settings(settings)
-        if self._run.resume:
-            with self._stop.without_time_limit():
-                saved, lost = self._checkpoints.roll_back()
-                self.state.share_extra(self._ranks, saved.path)
+        if (began := self.go_to_start()) is not None:
+            saved, lost = began
             self.saved, self.position = saved, saved.position
             if lost:
                 self._view.say(lost)
-            self._directory.event("resume", step=saved.position.step, path=str(saved.path))
-            self._view.say(f"going on from step {saved.position.step}, {saved.path}")
-        if uploads is not None and isinstance(self._checkpoints, Checkpoints):
-            self._checkpoints.upload_to(uploads, self.saved)
-        self._start = self.position.step
+        if self._run.resume and self.saved is not None:
+            self._directory.event("resume", step=self.position.step, path=str(self.saved.path))
+            self._view.say(f"going on from step {self.position.step}, {self.saved.path}")
+        if uploads is not None and isinstance(self.checkpoints, Checkpoints):
+            self.checkpoints.upload_to(uploads, self.saved)
+        self._start = self._restored = self.position.step
         self._ranks.barrier()  # before the first push
+
+    def go_to_start(self) -> tuple[RunCheckpoint, str] | None:
+        """Go to the checkpoint that the run begins at; return it with a message. None: there is none."""
+        if not self._run.resume:
+            return None
+        with self._stop.without_time_limit():
+            saved, lost = self.checkpoints.roll_back()
+            self.state.share_extra(self._ranks, saved.path)
+        return saved, lost
 
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
         """Write these settings into the checkpoints from now on. All workers call it together.
@@ -112,8 +121,8 @@ class ScriptCourse(Course):
         not use the rows yet have none.
         """
         problem = ""
-        if isinstance(self._checkpoints, Checkpoints):
-            self._checkpoints.settings |= settings
+        if isinstance(self.checkpoints, Checkpoints):
+            self.checkpoints.settings |= settings
             if self._resumed is not None and settings.keys() <= self._resumed[1].keys():
                 try:
                     check_settings(*self._resumed, settings)
@@ -127,7 +136,10 @@ class ScriptCourse(Course):
             self._ranks.gradients = gradients
 
     def evaluate_by(
-        self, predict: Callable[[], Iterable[Any]] | None, instead: str, source: str = "evaluate"
+        self,
+        predict: Callable[[], Iterable[Any]] | None,
+        instead: str,
+        source: str = "evaluate",
     ) -> None:
         """Before a part: evaluate by what `predict` yields, labels and probabilities of this worker's rows.
 
@@ -155,7 +167,8 @@ class ScriptCourse(Course):
         """Evaluate after the last step of a part, unless the program has nothing to evaluate with."""
         if self._predict is None or not self._run.eval:
             return
-        self._view.say("evaluating")
+        known = self.input is not None and not isinstance(self._run, ScriptOptions)
+        self._view.say(f"evaluating on {self.input.held_out}" if self.input and known else "evaluating")
         step = self.position.step
         auc = self.evaluate(step)
         if auc.rows:
@@ -168,7 +181,7 @@ class ScriptCourse(Course):
     def goes_on(self) -> bool:
         """Return whether the next step is the first after the checkpoint, in the middle of its part."""
         at = self.position
-        return at.step == self._start and bool(at.batch or at.epoch)
+        return at.step == self._restored and bool(at.batch or at.epoch)
 
     def skip_part(self) -> None:
         """Pass over the part that `begin_part` has found done; the last one is evaluated anew."""
@@ -217,12 +230,18 @@ class ScriptCourse(Course):
         self.position = replace(self.position, batch=batch, ended=epochs, left_early=left_early)
         self.state.gather(self._ranks)
         self._finish(self.position)
+        self.say_trained()
+        self.evaluate_at_end()
+        self.training = False
+        if self._client is not None:
+            self._client.fixed = ""
+
+    def say_trained(self) -> None:
+        """Write that the steps are done, before the evaluation."""
         self._directory.event("trained", step=self.position.step)
         seconds, speed = self.speed()
         rate = f", {speed:,.0f} samples/s" if speed else ""
         self._view.say(f"trained {self.position.step - self._start} steps in {duration(seconds)}{rate}")
-        self.evaluate_at_end()
-        self.training, self._client.fixed = False, ""
 
     def begin_epoch(self, epoch: int) -> None:
         """Note the begin of an epoch; of one that the checkpoint is in, its batches are kept."""
@@ -274,16 +293,33 @@ class ScriptCourse(Course):
         self.total = at.step - at.batch + steps * (epochs - at.epoch)
         self._view.total(self.total, at.step)
 
-    def compute(self, run: Callable[[], Any]) -> Any:
-        """Run a step with the other workers; what it raises, it raises in all of them."""
-        result = self._compute(run, compiles=not self._compiled)
-        self._compiled = True
+    def compute(self, run: Callable[[], Any], size: int = 0) -> Any:
+        """Run a step with the other workers; what it raises, it raises in all of them.
+
+        `size`: the rows of the batch, for each number of which the model compiles anew.
+        """
+        result = self._compute(run, compiles=size not in self._sizes)
+        self._sizes.add(size)
         return result
 
     def stepped(self, rows: int) -> None:
         """Count the step that `compute` has run over this worker's `rows`."""
-        self._client.fixed = _FIXED  # models may make their tables in the first step
-        self._count_step(rows * self._ranks.count)
+        self.count(rows * self._ranks.count)
+
+    def count(self, rows: int) -> None:
+        """Count the step that `compute` has run over the `rows` of all workers."""
+        if self._client is not None:
+            self._client.fixed = _FIXED  # models may make their tables in the first step
+        self._count_step(rows)
+
+    def rolled_back(self, saved: RunCheckpoint, seconds: float) -> None:
+        """See Course."""
+        super().rolled_back(saved, seconds)
+        self.state.share_extra(self._ranks, saved.path)
+        self.state.begin_window()
+        self.measure()
+        self._restored = saved.position.step
+        self._sizes.clear()  # before the next step some workers skip more input than others
 
     def own_step(self, rows: int) -> None:
         """Count a step that the script has computed by itself."""
@@ -321,17 +357,19 @@ class ScriptCourse(Course):
         if self._clock.pending:
             self._log(self.position)
         if self.saved is None or self.saved.position != self.position:
-            self._take(self._checkpoints.take_now, self.position)
+            self._take(self.checkpoints.take_now, self.position)
         raise self.interrupted()
 
     def steps(self) -> int | None:
         """See Course."""
         if self.total is not None or self.input is None:
             return self.total
-        return self.input.steps(self.position, self._ranks.count)
+        return self.input.steps(self.position)
 
     def window(self) -> tuple[float, float | None]:
         """See Course."""
+        if self.by_metrics:
+            return self.state.window(self._ranks)
         own = np.zeros((self._ranks.count, 2), np.float64)
         own[self._ranks.rank] = self.measure()
         each = self._ranks.sum(own)
@@ -365,11 +403,11 @@ class ScriptCourse(Course):
 
     def _agree(self) -> None:
         """Refuse workers whose models differ."""
+        if self._ranks.count == 1:
+            return
         mine = {name: [*value.shape, str(value.dtype)] for name, value in self.state.values().items()}
         mine = {name: shape for name, shape in mine.items() if not name.startswith("script/")}
         mine |= {f"table {name}": [spec.dim] for name, spec in self.state.tables.items()}
-        if self._ranks.count == 1:
-            return
         mine = dict(sorted(mine.items())) | dict(self.state.settings())  # shapes explain most differences
         mine = json.loads(json.dumps(mine))
         theirs = json.loads(self._ranks.share(json.dumps(mine).encode()))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.ranks import Ranks
+from oe_runtime.run.run_directory import RunError
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
 
@@ -64,6 +65,24 @@ class ScriptState:
         A worker that the checkpoint has none of takes worker 0's.
         """
         return self.loaded.get(f"{name}/{self._rank}", self.loaded.get(name))
+
+    def gradients(self) -> int:
+        """Return how many values of dense gradients the workers sum in each step; for subclasses."""
+        return 0
+
+    def bind(self, workers: Any) -> None:
+        """Let the dense weights be those of asynchronous workers. Raises RunError; for subclasses."""
+        raise RunError("--workqueue: asynchronous workers train Keras models; leave it out for this one")
+
+    def begin_window(self) -> None:
+        """Forget the steps so far, for `window`; for subclasses."""
+
+    def window(self, ranks: Ranks) -> tuple[float, float | None]:
+        """Return the mean loss and AUC of all workers' steps since the last call, by the model's metrics.
+
+        Raises RunError for a model without; for subclasses.
+        """
+        raise RunError("a step returns no loss: return the mean loss of its rows")
 
     @property
     def batches_ahead(self) -> int:

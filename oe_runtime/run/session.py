@@ -20,16 +20,19 @@ from oe_runtime.data.stream import STDIN
 from oe_runtime.errors import OeError
 from oe_runtime.run import uploads
 from oe_runtime.run.checkpoints import check_resume
-from oe_runtime.run.connection import connect, refuse_trained
+from oe_runtime.run.connection import connect, connect_values, refuse_trained
 from oe_runtime.run.followers import FollowingDirectory
+from oe_runtime.run.lost_server import ServerRecovery
 from oe_runtime.run.options import RunOptions, ScriptOptions, outside
 from oe_runtime.run.outcome import STOP_SECONDS, end_at_limit
 from oe_runtime.run.progress import View
+from oe_runtime.run.queue_course import QueueCourse
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, check_input, join_workers
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.run_input import RunInput, columns_fixed
 from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
+from oe_runtime.run.shared_input import HoldingClient, SharedInput
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.run.worker_input import WorkerInput
 from oe_runtime.support import horovod, job_hooks
@@ -74,6 +77,8 @@ class Session:
         self.course: ScriptCourse | None = None
         self.loop: Any = None  # of the present block of job.training
         self._input: RunInput | None = None
+        self._input_agreed = False  # compared with the other workers'
+        self.goes_back = False  # after the loss of a server, in place
         self._reads_eval_data = False  # the program has asked for its name or its rows
         self._uses_schema = False  # the program reads rows of these columns, by job.batches or by itself
         self.uploads: uploads.Uploads | None = None  # of worker 0
@@ -239,7 +244,7 @@ class Session:
         """Wait for the other workers, before TensorFlow's first operation."""
         if self._ranks is not None:
             return
-        if self.workers == 1:
+        if self.workers == 1 or self.options.workqueue:  # which agree by the queue
             self._ranks = Ranks()
             return
         _refuse_strategy()
@@ -271,6 +276,11 @@ class Session:
     def together(self) -> Any:
         """See oe_runtime.job.together."""
         self.join()
+        if self._workers is None and self.options.workqueue and self._client is not None:
+            from oe_runtime.run.server_workers import ServerWorkers
+
+            # A single worker acts as one of two, the other without work.
+            self._workers = ServerWorkers(self._client, self.rank, max(2, self.workers))
         return self._workers
 
     @property
@@ -286,14 +296,20 @@ class Session:
         if self.course is None:
             if self.directory is None:
                 self.open_directory()
-                self.say_start()
+                assert isinstance(self.options, ScriptOptions)  # noqa: S101 - built-in models open theirs
+                self.say_start(self.options.script.name)
             assert self.directory is not None  # noqa: S101 - open
             _ = self.resume_step  # before there are newer checkpoints
-            course = ScriptCourse(
-                self.options, self.ranks, self.client(), self.directory, self.screen, self.stop, state
-            )
+            client = None if self.options.stock else self.client()
+            if isinstance(client, HoldingClient):
+                course: ScriptCourse = self._queue_course(client, state)
+            else:
+                course = ScriptCourse(
+                    self.options, self.ranks, client, self.directory, self.screen, self.stop, state
+                )
             course.begin(self.uploads, columns_fixed(self.options) if self._uses_schema else {})
-            self.client().restores, self.client().fit_alone = False, ""
+            if client is not None:
+                client.restores, client.fit_alone = False, ""
             self.course = course
         elif not self.course.is_of(state):
             raise JobError(
@@ -301,6 +317,26 @@ class Session:
                 "join both in one model, or train the other by a job of its own"
             )
         return self.course
+
+    def _queue_course(self, client: HoldingClient, state: ScriptState) -> ScriptCourse:
+        """Return the course of one of asynchronous workers, with its end of their work queue."""
+        options, rows = self.options, self.open_input()
+        assert self.directory is not None  # noqa: S101 - begin
+        client.values = connect_values(options)
+        mine = WorkerInput.of(self.rank, rows.source) if self.workers > 1 else None
+        shared = SharedInput(options, rows.source, rows.split, self.stop, client.values, client, mine)
+        rows.shared = shared
+        return QueueCourse(
+            options,
+            client,
+            self.directory,
+            self.screen,
+            self.stop,
+            state,
+            rows=rows,
+            shared=shared,
+            dense=self.together(),
+        )
 
     def open_directory(self) -> None:
         """Make the run directory. Raises RunError for one that cannot be used."""
@@ -313,26 +349,39 @@ class Session:
         if options.upload_to and isinstance(self.directory, RunDirectory):
             self.uploads = uploads.Uploads(options, self.directory, self.screen.say)
 
-    def say_start(self) -> None:
-        """Write the first event of a script's run."""
+    def say_start(self, model: str, **facts: Any) -> None:
+        """Write the first event of the run, with what is known of its size."""
         options = self.options
-        assert self.directory is not None and isinstance(options, ScriptOptions)  # noqa: S101, PT018 - its run
-        self.directory.event(
-            "start",
-            pid=os.getpid(),
-            model=options.script.name,
-            data=options.data or None,
-            embeddings="in this process" if options.in_process else "on " + ", ".join(options.servers),
-            rows=None,
-            steps=None,
-            batch_size=None,
-            dim=None,
-        )
+        assert self.directory is not None  # noqa: S101 - its run
+        known = {
+            "data": options.data or None,
+            "embeddings": "in this process" if options.in_process else "on " + ", ".join(options.servers),
+            **dict.fromkeys(("rows", "steps", "batch_size", "dim")),
+        }
+        self.directory.event("start", pid=os.getpid(), model=model, **known | facts)
 
     def say_input(self) -> None:
         """Write that the program reads the rows of --data, so the flags say how long it trains."""
         assert self.directory is not None  # noqa: S101 - its run
-        self.directory.event("input", data=self.options.data, batch_size=self.options.batch_size)
+        if isinstance(self.options, ScriptOptions):  # of built-in models everybody knows it
+            self.directory.event("input", data=self.options.data, batch_size=self.options.batch_size)
+
+    def row_settings(self, rows: RunInput) -> dict[str, Any]:
+        """Return what checkpoints hold of the rows; those of built-in models have it from the start."""
+        return rows.fixed() if isinstance(self.options, ScriptOptions) else {}
+
+    def recovery(self) -> ServerRecovery:
+        """Return what takes the course back, in place, after the loss of a server."""
+        assert self.course is not None and self.directory is not None  # noqa: S101, PT018 - begin
+        return ServerRecovery(
+            self.options,
+            self._client,
+            self.course.checkpoints,
+            self.directory,
+            self.screen,
+            self.stop,
+            self.ranks,
+        )
 
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
@@ -372,30 +421,37 @@ class Session:
 
         Raises DataError for data that do not fit, and RunError for workers with different ones.
         """
+        rows = self.open_rows()
+        if self.workers > 1 and not self._input_agreed and not self.options.workqueue:
+            check_input(WorkerInput.of(self.rank, rows.source), self.ranks)
+            self._input_agreed = True
+        return rows
+
+    def open_rows(self) -> RunInput:
+        """Return the rows of --data, as this worker has them. Raises DataError and JobError."""
         options = self.options
-        if self._input is None:
-            if options.data in ("", STDIN):
-                found = "is standard input, which cannot be read again" if options.data else "is not given"
-                raise JobError(
-                    f"job.batches() reads --data, which {found}: name files, or a directory with --follow"
-                )
-            if options.batch_size < self.workers:
-                raise JobError(
-                    f"--batch-size is {options.batch_size}, expected at least a row for each of "
-                    f"{self.workers} workers"
-                )
-            source = open_source(
-                options.data,
-                options.max_cardinality,
-                options.max_bad_rows,
-                options.schema,
-                options.eval_data,
-                follow=options.follow,
+        if self._input is not None:
+            return self._input
+        if isinstance(options, ScriptOptions) and options.data in ("", STDIN):
+            found = "is standard input, which cannot be read again" if options.data else "is not given"
+            raise JobError(
+                f"job.batches() reads --data, which {found}: name files, or a directory with --follow"
             )
-            source.check()
-            if self.workers > 1:
-                check_input(WorkerInput.of(self.rank, source), self.ranks)
-            self._input = RunInput(options, source)
+        if isinstance(options, ScriptOptions) and options.batch_size < self.workers:
+            raise JobError(
+                f"--batch-size is {options.batch_size}, expected at least a row for each of "
+                f"{self.workers} workers"
+            )
+        source = open_source(
+            options.data,
+            options.max_cardinality,
+            options.max_bad_rows,
+            options.schema,
+            options.eval_data,
+            follow=options.follow,
+        )
+        source.check()
+        self._input = RunInput(options, source)
         return self._input
 
     def refuse_input_flags(self) -> None:

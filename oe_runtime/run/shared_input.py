@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from oe_runtime.data.batches import with_following
 from oe_runtime.data.shared_queue import NAME, QueueRestored, SharedWorkQueue
 from oe_runtime.data.work_queue import Work, WorkQueue
 from oe_runtime.errors import OeError, ServerLost, TornError, WorkerLost
-from oe_runtime.run.options import Options
+from oe_runtime.run.options import RunOptions
 from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.run.worker_input import WorkerInput
@@ -73,7 +73,7 @@ class SharedInput:
 
     def __init__(
         self,
-        options: Options,
+        options: RunOptions,
         source: Source,
         split: Split,
         stop: StopRequest,
@@ -208,7 +208,7 @@ class SharedInput:
             self._values.change(NAME, lambda found: found.update(problem=problem))
             raise RunError(problem)
 
-    def work(self, ahead: int) -> Iterator[tuple[Work, Batch, int, list[Batch]]]:
+    def work(self, ahead: int) -> Generator[tuple[Work, Batch, int, list[Batch]], None, None]:
         """Yield this worker's batches: range, batch, rows of the range that are done with it, next batches.
 
         The next ones are of the same range, at most `ahead`. The batches end with the queue, after a stop

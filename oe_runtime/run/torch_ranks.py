@@ -27,6 +27,8 @@ _EXEC_SECONDS = 5.0  # that worker 0 may take to begin anew
 class TorchRanks(SeveralRanks):
     """Several workers, each with torch.distributed's default group initialised by its script."""
 
+    in_place = False
+
     def __init__(self, options: RunOptions, stop: StopRequest) -> None:
         """Raises ValueError where the script has not initialised its group, or another one."""
         if not distributed.is_initialized():

@@ -140,10 +140,11 @@ def test_a_share_is_no_name_of_rows(given: str | None, name: str | None) -> None
 
 def test_batches_that_are_left_out_are_no_steps() -> None:
     options = outside(Path("train.py"), data="generate:101", batch_size=10, epochs=3, holdout=0)
-    rows = RunInput(options, open_source(options.data))
-    assert rows.steps() == 33
-    assert rows.steps(least=2) == 30
-    assert rows.steps(Position(step=17, epoch=1, batch=4), 2) == 33
+    assert RunInput(options, open_source(options.data)).steps() == 33
+    rows = RunInput(replace(options, size=2), open_source(options.data))
+    assert rows.steps() == 30
+    assert [batch.rows for batch in rows.read_epoch(0)] == 10 * [10]
+    assert rows.steps(Position(step=17, epoch=1, batch=4)) == 33
 
 
 def test_a_run_that_stops_in_the_middle_has_the_losses_of_one_that_does_not(

@@ -13,13 +13,17 @@ from training_runs import SMALL, ServerProcess
 
 from oe_runtime.data import Batch, make_split, open_source
 from oe_runtime.errors import ServerLost
-from oe_runtime.programs.loop import Loop
-from oe_runtime.programs.queue_loop import QueueLoop
 from oe_runtime.run.course import Interrupted
+from oe_runtime.run.loops import Loop
 from oe_runtime.run.lost_server import ServerRecovery
 from oe_runtime.run.options import Options, parse
 from oe_runtime.run.position import Position, RunCheckpoint
+from oe_runtime.run.queue_course import QueueCourse
 from oe_runtime.run.ranks import CollectiveRanks, Ranks
+from oe_runtime.run.run_input import RunInput
+from oe_runtime.run.script_course import ScriptCourse
+from oe_runtime.run.script_state import ScriptState
+from oe_runtime.run.session import Session
 from oe_runtime.run.shared_input import SharedInput
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.shared_values import SharedValues
@@ -75,7 +79,7 @@ def test_a_sum_of_all_workers_is_a_wait(stop: StopRequest) -> None:
 
 
 class Quiet:
-    """A trainee, a run directory, a view, checkpoints and a client that do nothing."""
+    """A model's state, a run directory, a view, checkpoints and a client that do nothing."""
 
     def __init__(self, **given: Any) -> None:
         self.__dict__.update(given)
@@ -88,11 +92,35 @@ def saved(position: Position) -> RunCheckpoint:
     return RunCheckpoint(Path("checkpoint"), position, None)
 
 
-def parts(stop: StopRequest, options: Options, train: Callable[..., None], source: Any = None) -> list[Any]:
+class State(ScriptState):
+    """That of a model without weights and tables."""
+
+    batches_ahead = 2
+
+    def __init__(self) -> None:
+        super().__init__(None, Quiet(tables={}, values=dict))  # type: ignore[arg-type]
+
+    def bind(self, workers: Any) -> None:
+        pass
+
+    def window(self, ranks: Ranks) -> tuple[float, float | None]:
+        return 0.5, 0.5
+
+
+def train_in(course: ScriptCourse, stop: StopRequest, options: Options, train: Callable[..., None]) -> None:
+    """Train on the options' rows, as job.train does."""
     quiet: Any = Quiet()
-    trainee = Quiet(ranks=Ranks(), train=train, window=lambda: (0.5, 0.5), batches_ahead=2)
-    source = source or open_source(options.data)
-    return [options, source, trainee, Quiet(take_now=saved), Quiet(), quiet, stop, quiet]
+    session = Session(options, stop, quiet, launched=True)
+    session.directory, session.course, session._ranks = quiet, course, Ranks()
+    course.begin_part()
+    loop = Loop(session, course, course.state, done=False)
+    loop.train(RunInput(options, open_source(options.data)), lambda batch: batch, train)
+
+
+def in_step(kind: type[ScriptCourse], stop: StopRequest, options: Options) -> ScriptCourse:
+    quiet: Any = Quiet()
+    checkpoints: Any = Quiet(take_now=saved)
+    return kind(options, Ranks(), None, quiet, quiet, stop, State(), checkpoints)
 
 
 def options(tmp_path: Path, *flags: str) -> Options:
@@ -104,7 +132,7 @@ def test_a_busy_worker_ends_its_step_with_a_checkpoint(tmp_path: Path, stop: Sto
     slow = {"first step": 1, "input": 3, "smaller batch": 4}[where]
     steps = 0
 
-    class Slow(Loop):
+    class Slow(ScriptCourse):
         def batches(self, ahead: int) -> Generator[tuple[int, Batch, list[Batch]], None, None]:
             for part in super().batches(ahead):
                 if where == "input" and steps == slow - 1:
@@ -121,7 +149,7 @@ def test_a_busy_worker_ends_its_step_with_a_checkpoint(tmp_path: Path, stop: Sto
 
     given = options(tmp_path, "--stock", "--batch-size", "300", "--holdout", "0", "--epochs", "2")
     with pytest.raises(Interrupted) as caught:
-        Slow(*parts(stop, given, train)).train(Position())
+        train_in(in_step(Slow, stop, given), stop, given, train)
     assert not ended(stop)
     assert (caught.value.position.step, caught.value.path) == (slow, Path("checkpoint"))
     # A slow input is what the others wait for in their step, now and the next time.
@@ -140,7 +168,7 @@ def test_a_worker_that_waits_in_a_step_is_ended(tmp_path: Path, stop: StopReques
 
     given = options(tmp_path, "--stock", "--batch-size", "100", "--holdout", "0")
     with pytest.raises(Interrupted):
-        Loop(*parts(stop, given, train)).train(Position())
+        train_in(in_step(ScriptCourse, stop, given), stop, given, train)
     assert steps == 3
 
 
@@ -169,7 +197,10 @@ def queue(tmp_path: Path, stop: StopRequest) -> Iterator[Queue]:
     ends: list[SharedValues] = []
 
     def begin(*flags: str) -> tuple[Options, SharedInput, SharedValues]:
-        given = options(tmp_path, "--servers", "a:1", "--workqueue", "--batch-size", "100", *flags)
+        given = options(
+            *(tmp_path, "--servers", "a:1", "--workqueue", "--batch-size", "100"),
+            *("--checkpoint-rows", "files", *flags),
+        )
         source = open_source(given.data)
         ends.extend(SharedValues([server.endpoint]) for _ in range(2))
         shared = SharedInput(given, source, make_split(source, given.holdout), stop, ends[0])
@@ -201,9 +232,12 @@ def test_worker_0_of_a_queue_takes_its_checkpoint_however_slow_the_steps(
         threading.Timer(LONG, other.close).start()
         shared.hold()
 
-    loop = QueueLoop(*parts(stop, given, train), shared=shared, dense=Quiet())
+    quiet: Any = Quiet(stats=lambda: {"servers": []})
+    rows = RunInput(given, open_source(given.data))
+    course = QueueCourse(given, quiet, quiet, quiet, stop, State(), rows=rows, shared=shared, dense=quiet)
+    course.checkpoints, course.saved = Quiet(take_now=saved), saved(Position())  # type: ignore[assignment]
     with pytest.raises(Interrupted) as caught:
-        loop.train(Position())
+        train_in(course, stop, given, train)
     assert not ended(stop)
     assert caught.value.path == Path("checkpoint")
 

@@ -1,0 +1,91 @@
+"""Scripts that train by job.train, as built-in models do: losses, resumes, going back after a lost server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from job_scripts import losses, run, start, write
+from test_job_batches import SCRIPT, flags
+from training_runs import ServerProcess, events, wait_for
+
+LOOP = SCRIPT[: SCRIPT.index("with job.training")]
+BY_METRICS = (
+    LOOP
+    + """
+def step(batch):
+    x, y, weights = batch
+    model.train_on_batch(x, y, weights)
+    done = int(model.optimizer.iterations)
+    if done in stops and done > job.resume_step:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+job.train(step, model, evaluate=evaluate)
+"""
+)
+BY_LOSS = (
+    LOOP
+    + """
+def step(batch):
+    x, y, weights = batch
+    model.reset_metrics()
+    return model.train_on_batch(x, y, weights)[0]
+
+
+job.train(step, model, evaluate=evaluate)
+"""
+)
+
+
+def test_it_trains_as_a_loop_of_ones_own_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+    words = [*flags(tmp_path), "--batch-size", "50", "--epochs", "3", "--eval-every", "10"]
+    own, mine, stopped = tmp_path / "own", tmp_path / "mine", tmp_path / "stopped"
+    assert run(write(tmp_path, SCRIPT), own, *words) == 0
+    assert run(write(tmp_path, BY_LOSS), mine, *words) == 0
+    script = write(tmp_path, BY_METRICS)
+    stops = ("5", "13")
+    codes = [run(script, stopped, *words, arguments=stops)]
+    codes += [run(script, stopped, *words, "--resume", arguments=stops) for _ in range(2)]
+    assert codes == [130, 130, 0]
+    figures = [losses(one) for one in (own, mine, stopped)]
+    of_each = [{step: loss for step, (loss, _) in one.items()} for one in figures]
+    assert of_each[0] == of_each[1] == of_each[2]
+    assert None not in [auc for _, auc in figures[2].values()], "of the compiled metric"
+    evaluated = [[(e["step"], e["loss"]) for e in events(one, "eval")] for one in (own, mine, stopped)]
+    assert evaluated[0] == evaluated[1] == evaluated[2]
+    assert run(script, stopped, *words, "--epochs", "4", "--resume", arguments=stops) == 0
+    assert max(losses(stopped)) == 32
+
+
+def test_steps_without_a_loss_need_the_model_s_metrics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = write(tmp_path, LOOP + "\njob.train(lambda batch: None, model)\n")
+    assert run(script, tmp_path / "run", *flags(tmp_path), "--batch-size", "50") == 1
+    assert "return the mean loss of its rows" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_a_lost_server_takes_it_back_without_a_new_process(tmp_path: Path) -> None:
+    script, run_dir = write(tmp_path, BY_METRICS), tmp_path / "run"
+    words = [*flags(tmp_path), "--batch-size", "50", "--epochs", "60", "--checkpoint-steps", "15"]
+    server = ServerProcess(tmp_path / "server")
+    process = start(script, run_dir, "--servers", server.endpoint, *words)
+    try:
+        for times in (1, 2):
+            after = max(losses(run_dir), default=0) + 20
+            wait_for(lambda: max(losses(run_dir), default=0) > after, process)  # noqa: B023
+            server.kill()
+            server.start_again()
+            wait_for(lambda: len(events(run_dir, "server_back")) == times, process)  # noqa: B023
+        said, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+        assert "is back after" in said
+    finally:
+        process.kill()
+        process.communicate()
+        server.stop()
+    assert len(events(run_dir, "start")) == 1
+    assert run(script, tmp_path / "whole", *words) == 0
+    assert losses(run_dir) == losses(tmp_path / "whole")
