@@ -161,12 +161,12 @@ def train(
 
         def step(batch):
             features, labels = batch
-            model.train_on_batch(features, labels)
+            return model.train_on_batch(features, labels, return_dict=True)
 
         job.train(step, model)
 
-    `step` returns the mean loss of its rows, or None: then loss and AUC are those of the metrics that a Keras
-    model was compiled with, over all workers' rows since the last line of progress. After the loss of a
+    `step` returns the mean loss of its rows, or the metrics of a Keras model as above: then loss and AUC are
+    those metrics' over all workers' rows since the last line of progress. After the loss of a
     server, all go back to the newest checkpoint and on from there, where a loop of one's own has to start its
     program anew. `layout` is that of `batches`; for the others see `training`.
     """

@@ -19,6 +19,7 @@ class Trainee:
         self.batches_ahead = self.state.batches_ahead
         self._layout, self._ranks = Layout(options.schema), Ranks()
         self._known: list[tuple[Any, Any]] = []
+        self._metrics: dict[str, float] = {}
 
     def train(self, batch: Any, *following: Any) -> None:
         """Run one step; the rows of the next batches (`batches_ahead`) are prefetched."""
@@ -27,11 +28,11 @@ class Trainee:
         data = self._data(batch)
         self._known = [(one, self._data(one)) for one in following[: self.batches_ahead]]
         self.state.announce([one for _, one in self._known])
-        train_step(self.model, data)
+        self._metrics = train_step(self.model, data)
 
     def window(self) -> tuple[float, float | None]:
         """Return mean loss and AUC of the steps since the last call."""
-        return self.state.window(self._ranks)
+        return self.state.window(self._ranks, self._metrics)
 
     def _data(self, batch: Any) -> Any:
         return next((data for one, data in self._known if one is batch), None) or self._layout.data(batch)

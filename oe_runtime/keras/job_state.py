@@ -119,20 +119,19 @@ class KerasScriptState(ScriptState):
         if self._windows:
             self.model.reset_metrics()
 
-    def window(self, ranks: Ranks) -> tuple[float, float | None]:
+    def window(self, ranks: Ranks, metrics: Mapping[str, Any]) -> tuple[float, float | None]:
         """See ScriptState; AUC is Keras's, over thresholds, of a metric of that name."""
-        variables = self._metrics()
         if ranks.count > 1:
+            variables = self._metrics()
             sums = ranks.sum(np.concatenate([np.ravel(v) for v in variables]))
             for variable in variables:
                 size = int(np.prod(variable.shape))
                 variable.assign(np.reshape(sums[:size], variable.shape))
                 sums = sums[size:]
-        if not any(np.any(np.asarray(variable)) for variable in variables):
-            return super().window(ranks)  # the steps do not train by train_on_batch
-        found = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+            metrics = self.model.get_metrics_result()
         self.begin_window()
-        return found["loss"], next((value for name, value in found.items() if name.lower() == "auc"), None)
+        found = {name.lower(): float(value) for name, value in metrics.items()}
+        return found["loss"], found.get("auc")
 
     def load_extra(self, directory: Path) -> None:
         """See ScriptState."""

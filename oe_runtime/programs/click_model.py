@@ -137,15 +137,19 @@ def make_optimizer(name: str, learning_rate: float) -> Any:
     return {kind.__name__.lower(): kind for kind in CLASSES}[name](learning_rate)
 
 
-def train_step(model: Any, batch: tuple[Any, Any, Any]) -> None:
-    """Train on the inputs, labels and weights of a worker's part of a batch, which may have no rows."""
+def train_step(model: Any, batch: tuple[Any, Any, Any]) -> dict[str, float]:
+    """Train on the inputs, labels and weights of a worker's part of a batch, which may have no rows.
+
+    Returns the model's metrics.
+    """
     x, y, weights = batch
     before = []
     if not len(y):  # the mean over no rows is not a number
         before = [(v, np.asarray(v)) for metric in model.metrics for v in metric.variables]
-    model.train_on_batch(x, y, sample_weight=weights)
+    found: dict[str, float] = model.train_on_batch(x, y, sample_weight=weights, return_dict=True)
     for variable, value in before:
         variable.assign(value)
+    return found
 
 
 class Layout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -138,8 +138,13 @@ class Loop:
         with closing(self._laid_out(layout)) as batches:
             for size, part, batch, following in batches:
                 loss = course.compute(partial(run, batch, following), size)
-                course.by_metrics = loss is None
-                if loss is not None:
+                if loss is None or (isinstance(loss, Mapping) and "loss" not in loss):
+                    raise JobError(
+                        "step returns no loss: return the mean loss of its rows, or what Keras's "
+                        "train_on_batch(…, return_dict=True) returns"
+                    )
+                course.metrics = loss if isinstance(loss, Mapping) else None
+                if course.metrics is None:
                     self._note(loss, part.rows)
                 course.count(size)
 

@@ -68,7 +68,7 @@ class ScriptCourse(Course):
         self._predict: Callable[[], Iterable[Any]] | None = None  # of the present part
         self._source = ""  # where its labels and probabilities are from, for errors
         self._parts = 0  # begun
-        self.by_metrics = False  # loss and AUC are those of the model's metrics
+        self.metrics: Mapping[str, Any] | None = None  # the model's, after a step that returns no mean loss
         self._sizes: set[int] = set()  # of batches, for which the model has compiled
         self._warned = False  # looked whether workers train on the same batches
         self._checked = False  # the weights after the first step
@@ -368,8 +368,8 @@ class ScriptCourse(Course):
 
     def window(self) -> tuple[float, float | None]:
         """See Course."""
-        if self.by_metrics:
-            return self.state.window(self._ranks)
+        if self.metrics is not None:
+            return self.state.window(self._ranks, self.metrics)
         own = np.zeros((self._ranks.count, 2), np.float64)
         own[self._ranks.rank] = self.measure()
         each = self._ranks.sum(own)

@@ -77,12 +77,12 @@ class ScriptState:
     def begin_window(self) -> None:
         """Forget the steps so far, for `window`; for subclasses."""
 
-    def window(self, ranks: Ranks) -> tuple[float, float | None]:
+    def window(self, ranks: Ranks, metrics: Mapping[str, Any]) -> tuple[float, float | None]:
         """Return the mean loss and AUC of all workers' steps since the last call, by the model's metrics.
 
-        Raises RunError for a model without; for subclasses.
+        `metrics` are this worker's. Raises RunError for a model without; for subclasses.
         """
-        raise RunError("a step returns no loss: return the mean loss of its rows")
+        raise RunError("only Keras models have metrics of their own: return the mean loss of the step's rows")
 
     @property
     def batches_ahead(self) -> int:

@@ -15,10 +15,10 @@ BY_METRICS = (
     + """
 def step(batch):
     x, y, weights = batch
-    model.train_on_batch(x, y, weights)
-    done = int(model.optimizer.iterations)
+    done = int(model.optimizer.iterations) + 1
     if done in stops and done > job.resume_step:
         os.kill(os.getpid(), signal.SIGTERM)
+    return model.train_on_batch(x, y, weights, return_dict=True)
 
 
 job.train(step, model, evaluate=evaluate)
@@ -58,12 +58,11 @@ def test_it_trains_as_a_loop_of_ones_own_and_goes_on_after_a_stop(tmp_path: Path
     assert max(losses(stopped)) == 32
 
 
-def test_steps_without_a_loss_need_the_model_s_metrics(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = write(tmp_path, LOOP + "\njob.train(lambda batch: None, model)\n")
+@pytest.mark.parametrize("returned", ["None", "{'auc': 0.5}"])
+def test_a_step_says_its_loss(returned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = write(tmp_path, LOOP + f"\njob.train(lambda batch: {returned}, model)\n")
     assert run(script, tmp_path / "run", *flags(tmp_path), "--batch-size", "50") == 1
-    assert "return the mean loss of its rows" in capsys.readouterr().err
+    assert "step returns no loss: return the mean loss of its rows" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,23 @@ class State(ScriptState):
     def bind(self, workers: Any) -> None:
         pass
 
-    def window(self, ranks: Ranks) -> tuple[float, float | None]:
+    def window(self, ranks: Ranks, metrics: Mapping[str, Any]) -> tuple[float, float | None]:
         return 0.5, 0.5
 
 
 def train_in(course: ScriptCourse, stop: StopRequest, options: Options, train: Callable[..., None]) -> None:
     """Train on the options' rows, as job.train does."""
+
+    def step(batch: Batch) -> dict[str, float]:
+        train(batch)
+        return {"loss": 0.5}
+
     quiet: Any = Quiet()
     session = Session(options, stop, quiet, launched=True)
     session.directory, session.course, session._ranks = quiet, course, Ranks()
     course.begin_part()
     loop = Loop(session, course, course.state, done=False)
-    loop.train(RunInput(options, open_source(options.data)), lambda batch: batch, train)
+    loop.train(RunInput(options, open_source(options.data)), lambda batch: batch, step)
 
 
 def in_step(kind: type[ScriptCourse], stop: StopRequest, options: Options) -> ScriptCourse:
