@@ -360,6 +360,9 @@ class Embedding(TableLayer):
     existing table, for example of a Keras model (`saved_tables`). The table has the layer's `name`, or its
     path in the model, "tower.users". `frozen = True` keeps the rows unchanged.
 
+    `state_dict()` has the rows as `weight`, those of any id with `ids`, and `load_state_dict` sets them.
+    `weight` is a tensor of all rows (`oe_runtime.torch.Rows`) of a layer with a `num_embeddings`.
+
     ids: int64 or int32 of any shape. Output: ids.shape + (embedding_dim,), of `dtype`: float32, float64,
     bfloat16 or float16, the last two with float32 gradients and optimizer's state.
     """

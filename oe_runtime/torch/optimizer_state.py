@@ -16,10 +16,16 @@ from oe_runtime.spec import counts_pushes
 from oe_runtime.torch.rows import Rows
 from oe_runtime.torch.state import Listing, RowState, TableValues, parts
 
+# Loading makes at most this many steps without rows, for rules that depend on their number. Bias corrections
+# are 1 in float32 long before.
+MOST_STEPS = 20_000
+
 # In a state that is loaded: the state of rows comes by other means, such as a checkpoint.
 WITHOUT_ROWS = "oe_runtime.without_rows"
 
 _IDS, _PUSHES = "ids", "pushes"
+
+_BIAS_CORRECTED = ("adam", "adamw", "adamax", "radam")  # which depend on the steps in no other way
 
 _LAYERS: WeakKeyDictionary[Any, dict[int, RowState]] = WeakKeyDictionary()  # of optimizers, by anchor
 
@@ -64,6 +70,7 @@ def _load(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
             _check(layer, entry)
         for layer, entry in entries:
             _assign(layer, entry)
+        _count_steps(entries)
     return {**state_dict, "state": state}
 
 
@@ -94,13 +101,44 @@ def _check(layer: RowState, entry: Mapping[str, Any] | None) -> None:
     for name, size in sizes.items():
         if tuple(entry[name].shape) != (count, size):
             raise ValueError(f"{what}: {name} has shape {tuple(entry[name].shape)}; expected {(count, size)}")
-    if counts_pushes(table.spec.optimizer) and (now := _pushes(layer)) != entry[_PUSHES]:
+    missing = _missing_steps(layer, entry)
+    if missing < 0 or (missing > MOST_STEPS and not _has_converged(table.spec.optimizer)):
         warnings.warn(
             f"{what}: optimizer {table.spec.optimizer['name']} depends on the number of pushes, which was "
-            f"{entry[_PUSHES]} when the state was saved and is {now} in this table: its next updates differ "
-            "from those of continued training; client.save and jobs keep the number",
+            f"{entry[_PUSHES]} when the state was saved and is {entry[_PUSHES] - missing} in this table: its "
+            "next updates differ from those of continued training; client.save and jobs keep the number",
             stacklevel=5,
         )
+
+
+def _missing_steps(layer: RowState, entry: Mapping[str, Any]) -> int:
+    """Return how many more pushes the saved table had; 0 where its rule does not depend on them."""
+    return int(entry[_PUSHES]) - _pushes(layer) if counts_pushes(layer.bound().spec.optimizer) else 0
+
+
+def _has_converged(rule: Mapping[str, Any]) -> bool:
+    """Whether steps after MOST_STEPS do not change the factors of a rule."""
+    betas = [float(value) for name, value in rule.items() if name.startswith("beta_")]
+    return (
+        rule["name"] in _BIAS_CORRECTED
+        and not rule.get("learning_rate_decay")
+        and all(beta**MOST_STEPS < 1e-8 for beta in betas)
+    )
+
+
+def _count_steps(entries: list[tuple[RowState, Mapping[str, Any]]]) -> None:
+    """Let tables count the pushes that the saved ones had, by pushes without rows, all tables together."""
+    missing: dict[Any, dict[int, int]] = {}
+    for layer, entry in entries:
+        steps = min(_missing_steps(layer, entry), MOST_STEPS)
+        if steps > 0:
+            missing.setdefault(layer.bound().client, {})[layer.bound().number] = steps
+    for client, tables in missing.items():
+        done = 0
+        while behind := [(number, 0) for number, steps in tables.items() if steps > done]:
+            nothing = client.plan([np.empty(0, np.int64)], behind)
+            client.push(nothing, [np.zeros_like(group.rows) for group in nothing.groups], 0.0, summed=True)
+            done += 1
 
 
 def _assign(layer: RowState, entry: Mapping[str, Any]) -> None:
