@@ -158,7 +158,8 @@ def step_costs(options: argparse.Namespace, one: Server) -> dict[str, float]:
         steps = (after["pulls"]["requests"] - before["pulls"]["requests"]) or 1
         keys = after["pulls"]["keys"] - before["pulls"]["keys"]
         moved = {way: after["traffic"][way] - before["traffic"][way] for way in ("bytes_in", "bytes_out")}
-        dense = sum(v.shape.num_elements() for v in trained.trainee.model.trainable_variables)
+        trained_here = [v for v in trained.trainee.model.weights if v.trainable]
+        dense = sum(v.shape.num_elements() for v in trained_here)
     return {
         "compute_s": (found["input"] + found["compute"] + found["other"]) / 1000,
         "pull_push_s": (found["pull"] + found["push"]) / 1000,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
+
+from oe_runtime.keras.table_variable import listing_tables
 
 
 @contextlib.contextmanager
@@ -40,7 +42,31 @@ def keeping_best_rows(callbacks: Any, *, workers: int, library: Any = keras) -> 
         return
     with tempfile.TemporaryDirectory(prefix="oe-best-rows-") as directory:
         kind = type("BestRows", (_BestRows, library.callbacks.Callback), {})
-        yield [*found, *(kind(one, Path(directory)) for one in restoring)]
+        for one in restoring:
+            _keep_dense_weights(one)
+        try:
+            yield [*found, *(kind(one, Path(directory)) for one in restoring)]
+        finally:
+            for one in restoring:
+                for name in _METHODS:
+                    vars(one).pop(name)
+
+
+_METHODS = ("on_train_begin", "on_epoch_end", "on_train_end")  # in which EarlyStopping uses the weights
+
+
+def _keep_dense_weights(stopping: Any) -> None:
+    """Let the callback get and set the dense weights only, meanwhile: the rows are those in a directory."""
+
+    def with_dense_weights(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with listing_tables(False):
+                return method(*args, **kwargs)
+
+        return call
+
+    for name in _METHODS:
+        vars(stopping)[name] = with_dense_weights(getattr(stopping, name))
 
 
 class _BestRows:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oe_runtime.errors import CheckpointError
+from oe_runtime.keras.table_variable import without_tables
 from oe_runtime.support import dense_file
 from oe_runtime.support.dense_file import FILE, write
 
@@ -73,6 +74,11 @@ def build_optimizer(model: Any) -> None:
     """Make the optimizer's variables unless they exist. (tf-keras's optimizers do not say.)"""
     if not getattr(model.optimizer, "built", False):
         model.optimizer.build(model.trainable_variables)
+
+
+def trainable(model: Any) -> list[Any]:
+    """Return the trainable variables in the worker's memory, also of a stock model."""
+    return without_tables(model.trainable_variables)
 
 
 def _path(variable: Any) -> str:

@@ -12,6 +12,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope  # it has 
 from oe_runtime.keras import feed, matrices
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.served import Table
+from oe_runtime.keras.table_variable import are_listed, table_variable, trained, without_tables
 from oe_runtime.keras.translate import check_constraint, check_regularizer, table_initializer
 from oe_runtime.spec import DTYPES, TableSpec
 
@@ -166,15 +167,38 @@ class TableLayer(_Layer):  # type: ignore[misc]
         self.table = None  # one from before compile has other rows
 
     def get_weights(self) -> list[Any]:
-        """Return [matrix] of all rows of a table with an input_dim, pulled from the servers."""
-        if self.input_dim == -1:
-            raise ValueError(
-                f"layer '{self.name}' takes any id, so that no matrix has all of its rows: "
-                "model.client.export_rows(layer.table.number) returns keys and rows"
-            )
+        """Return [matrix] of all rows of a table with an input_dim, pulled from the servers.
+
+        Raises ValueError for a table of any id, and for a matrix that exceeds the memory.
+        """
+        matrices.check_readable([self])
         if self.table is None and self.first_rows is not None:
             return [keras.ops.convert_to_numpy(self.first_rows)]
         return [self.bound().rows(np.arange(self.input_dim))]
+
+    @property
+    def weights(self) -> list[Any]:
+        """The variables of the layer in the worker, none; with its table inside of `listing_tables`."""
+        return self._with_table(super().weights)
+
+    @property
+    def variables(self) -> list[Any]:
+        """See `weights`."""
+        return self._with_table(super().variables)
+
+    def _with_table(self, variables: Sequence[Any]) -> list[Any]:
+        tables = [table_variable(self)] if are_listed() else []
+        return [*without_tables(variables), *tables]
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """The layer's table, as the matrix of a stock layer; [] where only `fit` trains rows."""
+        return [*without_tables(super().trainable_weights), *trained(self)]
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """See `trainable_weights`."""
+        return [*without_tables(super().trainable_variables), *trained(self)]
 
     def count_params(self) -> int:
         """Return the parameters on the servers: input_dim × output_dim, 0 for a table of any id."""

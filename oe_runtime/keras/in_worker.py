@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from oe_runtime.keras.table_variable import without_tables
 from oe_runtime.model_tables import is_large
 
 
@@ -61,7 +62,7 @@ def warn_of_weights(model: Any, library: Any, names: Sequence[str]) -> None:
         inner = {id(weight) for one in layer._flatten_layers(include_self=False) for weight in one.variables}
         shapes = [
             f"{weight.name} {tuple(weight.shape)}"
-            for weight in layer.variables
+            for weight in without_tables(layer.variables)
             if id(weight) not in inner and is_large(weight.shape, _item_bytes(weight.dtype))
         ]
         if shapes:

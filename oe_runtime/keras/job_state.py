@@ -105,13 +105,13 @@ class KerasScriptState(ScriptState):
 
     def gradients(self) -> int:
         """See ScriptState."""
-        return sum(math.prod(v.shape) for v in self.model.trainable_variables)
+        return sum(math.prod(v.shape) for v in dense.trainable(self.model))
 
     def bind(self, workers: Any) -> None:
         """See ScriptState."""
         optimizer = self.model.optimizer
         workers.bind(
-            self.model.trainable_variables, table_optimizer(optimizer), lambda: float(optimizer.learning_rate)
+            dense.trainable(self.model), table_optimizer(optimizer), lambda: float(optimizer.learning_rate)
         )
 
     def begin_window(self) -> None:

@@ -5,7 +5,10 @@ A layer holds such a matrix until it has a table, which then gets it piece by pi
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -54,6 +57,34 @@ def one_matrix(weights: Any, layer: Any) -> Any:
     if found != shape:
         raise ValueError(f"layer '{layer.name}': the matrix has shape {found}, but the rows are {shape}")
     return matrix
+
+
+def check_readable(layers: Iterable[Any]) -> None:
+    """Raise ValueError naming the layer unless all rows of all layers fit into the memory as matrices."""
+    size = 0
+    for layer in layers:
+        if layer.input_dim == -1:
+            raise ValueError(
+                f"layer '{layer.name}' takes any id, so that no matrix has all of its rows: "
+                "model.client.export_rows(layer.table.number) returns keys and rows, and "
+                "model.save_weights(directory) and load_weights keep a whole model"
+            )
+        size += layer.input_dim * layer.output_dim * np.dtype(layer.rows_dtype).itemsize
+        if size > (available := _available_bytes()):
+            raise ValueError(
+                f"the rows up to layer '{layer.name}' take {size / 2**30:,.1f} GiB as matrices, but the "
+                f"worker has {available / 2**30:,.1f} GiB: use model.save_weights(directory) and load_weights"
+            )
+
+
+def _available_bytes() -> int:
+    """Return the memory that programs can still take, as Linux estimates it."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return sys.maxsize
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else sys.maxsize
 
 
 def written_rows(layer: Any) -> Any:

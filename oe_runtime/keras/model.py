@@ -11,7 +11,7 @@ import keras
 from oe_runtime.keras import backends
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.served import Served
-from oe_runtime.keras.translate import table_optimizer
+from oe_runtime.keras.translate import distributed_optimizer, table_optimizer
 from oe_runtime.keras.with_tables import WithTables
 
 
@@ -60,7 +60,7 @@ class Distributed(WithTables):
             raise ValueError("mixed_float16 scales the loss, which tables do not support; use mixed_bfloat16")
         served = self.served
         for_keras = backend.check_compile(served, jit_compile=jit_compile)
-        optimizer = keras.optimizers.get(optimizer)
+        optimizer = distributed_optimizer(optimizer)
         tables = self._make_tables(optimizer, table_optimizer)
         served.xla = jit_compile is True and not run_eagerly
         super().compile(optimizer, *args, jit_compile=for_keras, run_eagerly=run_eagerly, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from oe_runtime.keras.dense import trainable
 from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.gradients import RowGroup, clip, each_row_once, regularization
 from oe_runtime.keras.micro_batches import Gradients, accumulated
@@ -39,7 +40,7 @@ def _gradients(
         total = tf.math.multiply_no_nan(tf.cast(loss, tf.float64), examples)  # 0 for the mean over none
         served.losses.assign_add([total, examples])
     # Lookups are gathered before the tape, so `rows` gets gradients only from regularizers and `by_row`.
-    sources = [served.model.trainable_variables, rows, lookups, together]
+    sources = [trainable(served.model), rows, lookups, together]
     return Gradients(y_pred, *tape.gradient(loss, sources, output_gradients=share))
 
 
@@ -54,7 +55,7 @@ def _train(served: Served, supply: Supply, groups: list[RowGroup], data: tuple[A
     y_pred, dense, direct_gradients, of_lookups, of_together = backward(served, supply, groups, data)
     dense = [each_row_once(gradient) for gradient in dense]
     rows = [group.rows for group in groups]
-    variables = model.trainable_variables
+    variables = trainable(model)
     optimizer = model.optimizer
     of_ids = [
         group.join_lookups(parts, next(iter(whole), None))

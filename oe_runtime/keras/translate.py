@@ -16,6 +16,8 @@ from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.keras2 import refuse_legacy
 from oe_runtime.spec import OPTIMIZERS
 
+STOCK_CLASS = "_stock_class"  # the attribute of a class that `row_updates` has made
+
 _NO_EQUIVALENT = "embedding tables on the parameter servers do not support it"
 
 # Each optimizer of tables by the Keras class of that name: Keras's own, or one of this package.
@@ -57,7 +59,17 @@ def distributed_optimizer(optimizer: Any, explicit: bool = True) -> Any:
     refuse_legacy(optimizer)
     optimizer = keras.optimizers.get(optimizer)
     table_optimizer(optimizer)
+    if keras.backend.backend() == "tensorflow":
+        from oe_runtime.keras.row_updates import update_rows
+
+        update_rows(optimizer)
     return optimizer
+
+
+def stock_class(optimizer: Any) -> type:
+    """Return the class of an optimizer as its library has it."""
+    kind: type = getattr(type(optimizer), STOCK_CLASS, type(optimizer))
+    return kind
 
 
 def table_optimizer(optimizer: Any) -> dict[str, Any]:
@@ -65,7 +77,7 @@ def table_optimizer(optimizer: Any) -> dict[str, Any]:
 
     Raises ValueError naming the optimizer or the option that tables do not support.
     """
-    kind = type(optimizer)  # exactly: a subclass may update differently
+    kind = stock_class(optimizer)  # exactly: a subclass may update differently
     if kind.__module__.startswith("keras.src.backend.torch.optimizers."):
         # Keras's own, whose updates are written in PyTorch.
         kind = next((base for base in kind.__mro__ if base in CLASSES), kind)

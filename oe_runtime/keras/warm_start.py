@@ -22,6 +22,7 @@ from oe_runtime.errors import CheckpointError
 from oe_runtime.keras import dense
 from oe_runtime.keras.matrices import snapshot
 from oe_runtime.keras.served import Served
+from oe_runtime.keras.table_variable import listing_tables
 from oe_runtime.model_tables import rows_on_servers
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import job_hooks
@@ -132,7 +133,7 @@ def load(served: Served, path: Path, read: Callable[[str], Any]) -> None:
     before = [(variable, snapshot(variable)) for variable in variables]
     by_key: dict[Any, tuple[Any, Any]] = {}
     try:
-        with _stock_variables(served) as matrices:
+        with listing_tables(False), _stock_variables(served) as matrices:
             wanted = [v for v in model.weights if "float" in keras.backend.standardize_dtype(v.dtype)]
             for variable in wanted:  # NaN stays where nothing is loaded
                 dtype = keras.backend.standardize_dtype(variable.dtype)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,9 @@ from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.backends import backend
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.job_fit import JobFit, fit_arguments
+from oe_runtime.keras.matrices import check_readable
 from oe_runtime.keras.served import Served, Settings, Table
+from oe_runtime.keras.table_variable import are_listed, listing_tables, without_tables
 from oe_runtime.keras.translate import needs_sums
 from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
@@ -96,6 +99,71 @@ class WithTables(_Model):  # type: ignore[misc]
                 "this model has no parameter servers: make it with distributed_model(model, client)"
             )
         return self._served
+
+    @property
+    def weights(self) -> list[Any]:
+        """Keras's Model.weights: those in the worker's memory, without the rows."""
+        return self._without_tables(super().weights)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Keras's Model.variables: those in the worker's memory, without the rows."""
+        return self._without_tables(super().variables)
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """Those of Keras's Model, and a TableVariable for each table, in stock Keras's order.
+
+        An `embed.GradientTape` and the optimizer of `compile` take them, on TensorFlow. On other backends of
+        Keras, tables have no variable, because only `fit` trains them.
+        """
+        with self._listing_tables():
+            found: list[Any] = super().trainable_weights
+        return found
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """See `trainable_weights`."""
+        with self._listing_tables():
+            found: list[Any] = super().trainable_variables
+        return found
+
+    def _without_tables(self, variables: list[Any]) -> list[Any]:
+        return variables if are_listed() else without_tables(variables)
+
+    def _listing_tables(self) -> AbstractContextManager[None]:
+        if backends.NAME == "tensorflow" and are_listed() is None:
+            return listing_tables()
+        return nullcontext()
+
+    def get_weights(self) -> list[Any]:
+        """Return Model.get_weights with a matrix of all rows of each table, as a stock model has them.
+
+        Raises ValueError naming the layer for a table of any id, and for matrices that exceed the memory.
+        """
+        weights: list[Any]
+        if are_listed() is False or self._served is None:
+            weights = super().get_weights()
+            return weights
+        layers = self._served.layers.values()
+        check_readable(layers)
+        if not self.compiled and any(layer.table is None for layer in layers):
+            self._before_compile()
+        with listing_tables():
+            weights = super().get_weights()
+        return weights
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set what `get_weights` has returned, rows included. The optimizers' state stays, as in Keras.
+
+        Several workers make this call all. Raises ValueError as `get_weights` does, and for other shapes.
+        """
+        if are_listed() is False or self._served is None:
+            super().set_weights(weights)
+            return
+        check_readable(self._served.layers.values())
+        with listing_tables():
+            super().set_weights(weights)
 
     @property
     def client(self) -> Client:
@@ -413,7 +481,8 @@ class WithTables(_Model):  # type: ignore[misc]
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Print Model.summary, and after it the parameters on the servers, which its totals leave out."""
-        super().summary(*args, **kwargs)
+        with listing_tables(False):
+            super().summary(*args, **kwargs)
         say = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None) or print
         layers = self._served.layers if self._served is not None else {}
         say(f" Params on the servers: {sum(layer.count_params() for layer in layers.values()):,}")

@@ -14,7 +14,7 @@ import tf_keras
 from oe_runtime.keras.backends import tensorflow
 from oe_runtime.keras.served import Served
 from oe_runtime.keras.with_tables import WithTables
-from oe_runtime.tf_keras.translate import distributed_optimizer, table_optimizer
+from oe_runtime.tf_keras.translate import distributed_optimizer, learning_rate, table_optimizer
 
 
 def _call(call: Any, args: Any, kwargs: Any) -> Any:
@@ -62,10 +62,7 @@ class _Served(Served):
 
     def learning_rate(self) -> Any:
         """In a step, before the optimizer's update: the learning rate of this step."""
-        optimizer = self.model.optimizer
-        if isinstance(optimizer._learning_rate, tf_keras.optimizers.schedules.LearningRateSchedule):
-            return optimizer._learning_rate(optimizer.iterations)
-        return tf.convert_to_tensor(optimizer._learning_rate)
+        return learning_rate(self.model.optimizer)
 
 
 class _Steps(tensorflow.Steps):

@@ -13,6 +13,7 @@ from tensorflow.python.eager import record  # whether a tape records has no publ
 
 from oe_runtime.keras import by_row, step, step_bodies
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
+from oe_runtime.keras.matrices import check_readable
 from oe_runtime.keras.pipeline import Pipeline
 from oe_runtime.keras.served import Served
 
@@ -123,6 +124,20 @@ def pull(layer: Any, ids: Any) -> Any:
     if layer.trainable and not tf.executing_eagerly():
         return _refuse_gradients(layer.name, rows)
     return rows
+
+
+def all_rows(layer: Any) -> Any:
+    """Pull all rows of a layer with an input_dim. Raises RuntimeError inside a tape, which trains no rows."""
+    if layer.trainable and record.could_possibly_record():
+        raise RuntimeError(
+            f"the rows of '{layer.name}' are read under a GradientTape, which would train no rows by that: "
+            "compute such a loss from the embeddings that the model looks up, or give the layer an "
+            "embeddings_regularizer and train with fit"
+        )
+    check_readable([layer])
+    if not tf.executing_eagerly():
+        return rows_of(layer.bound(), tf.range(layer.input_dim, dtype=tf.int64), layer.rows_dtype)
+    return to_tensor(layer.get_weights()[0])
 
 
 def _refuse_gradients(layer: str, rows: Any) -> Any:

@@ -170,7 +170,7 @@ def test_subclassed_with_a_dataset():
     assert losses[-1] < losses[0]
     assert int(model.optimizer.iterations) == 16
     assert list(model.tables) == ["table", "other"]
-    assert len(model.trainable_variables) == 2
+    assert len(model.weights) == 2
     assert model.predict(data, steps=3, verbose=0).shape == (48, 1)
     with pytest.raises(ValueError, match="Subclassed has no graph"):
         model.save_as_original_model("nowhere")
