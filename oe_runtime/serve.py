@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ from oe_runtime.support.token_file import read_token
 
 if TYPE_CHECKING:
     from oe_runtime.serving.model import Model
+
+_FILES = 4096  # that may be open: a connection is one, and shells allow 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,6 +102,12 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds that a request waits for --servers before it is refused (default: %(default)s)",
     )
     parser.add_argument(
+        "--drain-seconds",
+        type=number(least=0),
+        default=25.0,
+        help="seconds after SIGTERM for requests that were sent already (default: %(default)s)",
+    )
+    parser.add_argument(
         "--max-body-bytes",
         type=size(1),
         default=MAX_BODY_BYTES,
@@ -125,15 +135,19 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
     if remote_files.is_remote(options.model) or Path(options.model).is_dir():
         with without_noise():
             import tensorflow  # noqa: F401
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     storage = StorageSpec(options.storage, options.storage_path, cache_bytes=options.storage_cache)
     with Model.load(
         options.model, options.rows, client=client, storage=storage, seconds=options.request_seconds
     ) as model:
         address = (options.name, model, options.host)
-        most = options.max_body_bytes
-        servers: list[RestServer | GrpcServer] = [RestServer(*address, options.port, max_body_bytes=most)]
+        body = options.max_body_bytes
+        servers: list[RestServer | GrpcServer] = [RestServer(*address, options.port, max_body_bytes=body)]
         if options.grpc_port is not None:
-            servers.append(GrpcServer(*address, options.grpc_port, max_body_bytes=most))
+            servers.append(GrpcServer(*address, options.grpc_port, max_body_bytes=body))
         for server in servers:
             server.start()
         if options.refresh_seconds > 0 or client is not None:
@@ -150,8 +164,9 @@ def _answer(options: argparse.Namespace, client: Client | None, ended: threading
         if model.sources:
             print(model.sources, flush=True)
         _wait(model, ended)
-        for server in servers:
-            server.stop()
+        model.is_ending = True
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda server: server.stop(options.drain_seconds), servers))
     return 0
 
 

@@ -90,9 +90,9 @@ class GrpcServer:
         """Start answering requests."""
         self._server.start()
 
-    def stop(self) -> None:
-        """Stop accepting requests; those in progress have one second."""
-        self._server.stop(1).wait()
+    def stop(self, seconds: float = 0) -> None:
+        """Stop accepting requests; those in progress have `seconds`."""
+        self._server.stop(seconds).wait()
 
 
 class _Service:

@@ -120,6 +120,7 @@ class Model:
         self._refreshing = threading.Lock()
         self._watcher: tuple[threading.Thread, threading.Event] | None = None
         self.problem = ""  # why the last refresh of `watch` failed
+        self.is_ending = False  # whether the server of its requests only answers the last ones
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -168,7 +169,9 @@ class Model:
 
     @property
     def unavailable(self) -> str:
-        """Why requests cannot be answered now; "" if they can."""
+        """Why no requests should be sent now; "" if they may."""
+        if self.is_ending:
+            return "the server is ending"
         if self._servers is not None:
             return self._servers.problem
         return _GONE if self._rows is not None and self._rows.client is None else ""

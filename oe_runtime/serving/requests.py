@@ -197,7 +197,7 @@ def status(model: Model) -> dict[str, Any]:
         "model_version_status": [
             {
                 "version": str(model.version),
-                "state": "LOADING" if problem else "AVAILABLE",
+                "state": "UNLOADING" if model.is_ending else "LOADING" if problem else "AVAILABLE",
                 "status": {
                     "error_code": "UNAVAILABLE" if problem else "OK",
                     "error_message": problem or model.sources,

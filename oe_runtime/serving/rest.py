@@ -34,6 +34,7 @@ _PATH = re.compile(
 MAX_BODY_BYTES = 16 << 20
 _LONGEST_NUMBER = 19  # digits of a version or a length
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_GRACE = 1.0  # seconds that an ending server accepts connections, unless none is open
 _IDLE = 60.0  # seconds between requests of a connection
 _HEAD = 10.0  # seconds for the headers of a request; for its body, in addition to size / _SLOWEST
 _SLOWEST = 1 << 20  # bytes per second of a body
@@ -45,7 +46,7 @@ _LINGER = 5.0  # seconds for a client with an unread body to receive an error
 class RestServer(BoundedHttpServer):
     """A model's server; of connections over the limit, the one that has waited longest is closed."""
 
-    request_queue_size = 128
+    request_queue_size = 1024
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class RestServer(BoundedHttpServer):
         port: int,
         *,
         max_body_bytes: int = MAX_BODY_BYTES,
-        max_connections: int = 256,
+        max_connections: int = 1024,
     ) -> None:
         """Raises ServingError for an unavailable address.
 
@@ -67,6 +68,7 @@ class RestServer(BoundedHttpServer):
         self.max_body_bytes = max_body_bytes
         self._lock = threading.Lock()
         self._waiting: dict[_Handler, tuple[float, float]] = {}  # (deadline, start) of waits for clients
+        self.is_ending = False
         self._body_bytes = 0
         self._body_is_done = threading.Condition()
         try:
@@ -77,6 +79,24 @@ class RestServer(BoundedHttpServer):
     def start(self, name: str = "oe-serving-rest") -> None:
         """Start answering requests, in a thread."""
         super().start(name)
+
+    def stop(self, seconds: float = 0) -> None:
+        """End in order: answer requests that were sent, for at most `seconds`, and end their connections.
+
+        Others are accepted for a moment, because clients learn the end from the last answer.
+        """
+        self.is_ending = True
+        if seconds:
+            self.wait_until_closed(min(seconds, _GRACE))
+        super().stop()
+        if not seconds:
+            return
+        with self._lock:
+            idle = [handler for handler in self._waiting if handler.is_idle]
+        for handler in idle:  # what has arrived is read still
+            with suppress(OSError):
+                handler.connection.shutdown(socket.SHUT_RD)
+        self.wait_until_closed(seconds)
 
     def refuse(self, request: Any) -> None:
         """Answer a connection for which there is no room."""
@@ -162,12 +182,15 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE
     disable_nagle_algorithm = True  # head and body are two writes
     _body_is_unread = False
+    is_idle = False  # whether no request has begun
 
     def handle_one_request(self) -> None:
+        self.is_idle = True
         with self.server.waiting(self, _IDLE):
             super().handle_one_request()
 
     def parse_request(self) -> bool:
+        self.is_idle = False
         with self.server.waiting(self, _HEAD):
             return super().parse_request()
 
@@ -212,6 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
                 pass
 
     def _reply(self, status: int, reply: Any) -> None:
+        self.close_connection |= self.server.is_ending
         body = json.dumps(reply, allow_nan=False).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
