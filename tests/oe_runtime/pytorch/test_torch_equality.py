@@ -182,6 +182,37 @@ def test_every_optimizer_of_torch_is_compared():
     assert {kind for kind, _ in EXACT} == set(_OPTIMIZERS)
 
 
+@pytest.mark.parametrize("eps", [1e-8, 1e-3])
+@pytest.mark.parametrize("dim", [4, 16, 64])
+def test_rowwise_adagrad_is_fbgemms(dim, eps):
+    """EXACT_ROWWISE_ADAGRAD of FBGEMM itself; without weight_decay, which its kernel for CPUs ignores."""
+    pytest.importorskip("fbgemm_gpu")
+    from fbgemm_gpu import split_table_batched_embeddings_ops_training as tbe
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+
+    theirs = tbe.SplitTableBatchedEmbeddingBagsCodegen(
+        [(ROWS, dim, EmbeddingLocation.HOST, tbe.ComputeDevice.CPU)],
+        optimizer=tbe.OptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.05,
+        eps=eps,
+    )
+    ours = embed.Embedding(ROWS, dim)
+    rng = np.random.default_rng(8)
+    first = torch.from_numpy(rng.normal(size=(ROWS, dim)).astype(np.float32))
+    theirs.split_embedding_weights()[0].data.copy_(first)
+    ours.set_rows(first)
+    embed.distributed_model(ours, Client.in_process(servers=2))
+    optimizer = embed.distributed_optimizer(embed.RowWiseAdagrad(ours.parameters(), 0.05, eps=eps), ours)
+    for _ in range(50):
+        ids = torch.from_numpy(np.unique(rng.integers(0, ROWS, 50)))
+        gradient = torch.from_numpy(rng.normal(size=(len(ids), dim)).astype(np.float32))
+        theirs(ids, torch.arange(len(ids) + 1)).backward(gradient)
+        optimizer.zero_grad()
+        ours(ids).backward(gradient)
+        optimizer.step()
+    np.testing.assert_allclose(rows_of(ours), theirs.split_embedding_weights()[0].numpy(), rtol=0, atol=1e-6)
+
+
 def test_rowwise_adagrad_of_dense_weights():
     """A matrix has an accumulator per row, a vector one per weight."""
     matrix, vector = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))
