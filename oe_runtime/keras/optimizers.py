@@ -197,6 +197,7 @@ class RowWiseAdagrad(_Configured, keras.optimizers.Optimizer):  # type: ignore[m
         """Update one variable."""
         slot = self._accumulators[self._get_variable_index(variable)]
         gradient = ops.cast(ops.convert_to_tensor(gradient, sparse=False), variable.dtype)
+        gradient = ops.reshape(gradient, variable.shape)  # TensorFlow does not know it of an embedding's
         squares = ops.square(gradient)
         axes = list(range(1, len(variable.shape)))
         self.assign_add(slot, ops.mean(squares, axes, keepdims=True) if axes else squares)

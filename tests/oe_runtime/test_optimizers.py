@@ -201,6 +201,12 @@ def test_rowwise_adagrad_of_dense_variables():
     root = np.sqrt([[12.5], [2.0]])
     np.testing.assert_allclose(np.asarray(matrix), -0.5 * gradients[0] / root, rtol=1e-6)
     np.testing.assert_allclose(np.asarray(vector), [-0.5, -0.5], rtol=1e-6)
+    # An embedding that stays, whose gradient has the rows of a batch only: equal ids count together.
+    layer = keras.layers.Embedding(4, 2, embeddings_initializer="ones")
+    model = keras.Sequential([layer, keras.layers.Flatten()])
+    model.compile(RowWiseAdagrad(0.5), keras.losses.MeanAbsoluteError(reduction="sum"))
+    model.fit(np.array([[1], [1], [3]]), np.zeros((3, 2), np.float32), batch_size=3, verbose=0)
+    np.testing.assert_allclose(np.asarray(layer.embeddings)[:, 0], [1, 0.5, 1, 0.5], rtol=1e-6)
 
 
 def test_specifications_name_an_option_only_where_it_is_set():
