@@ -1,55 +1,22 @@
-"""The embedding layers, and the lookups of a forward pass for the optimizer's step."""
+"""The embedding layers, and the pull of rows for a forward pass."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from torch.nn import functional
 
 from oe_runtime.client import Client, Pulled
 from oe_runtime.model_tables import make_tables, rows_on_servers
 from oe_runtime.spec import TableSpec
+from oe_runtime.torch.gradients import Lookup, Pull, RowsParameter, Table, track
 from oe_runtime.torch.state import TORCH_DTYPES, RowState, refuse_tracing
-
-
-@dataclass
-class Table:
-    """A layer's table on the servers behind `client`, with the lookups since the last step."""
-
-    client: Client
-    number: int
-    spec: TableSpec
-    lookups: list[Lookup] = field(default_factory=list)
-
-
-@dataclass
-class Lookup:
-    """A table's part of a pull; its rows are a leaf of autograd's graph."""
-
-    table: Table
-    asked: Any  # the tensor of ids
-    ids: NDArray[np.int64]  # without padding
-    padding: Any  # where the flat tensor has padding; None without any
-    pull: Pull
-    group: int  # of the pull
-    places: slice | NDArray[np.int64]  # of `rows` in the group
-    rows: Any  # (unique ids, dim)
-    numbers: NDArray[np.int64]  # of each id, its place in `rows`
-
-
-@dataclass
-class Pull:
-    """One request for the rows of one or more lookups."""
-
-    pulled: Pulled
-    lookups: list[Lookup] = field(default_factory=list)
 
 
 def pull(ids: Mapping[Any, Any]) -> None:
@@ -66,8 +33,8 @@ def pull(ids: Mapping[Any, Any]) -> None:
     for layer in ids:
         layer.ahead.clear()
     for asked in requests:
-        for (layer, _), lookup in zip(asked, _pull(asked), strict=True):
-            layer.ahead.append(lookup)
+        for (layer, _), found in zip(asked, _pull(asked), strict=True):
+            layer.ahead.append(found)
 
 
 def read_ahead(ids: Mapping[Any, Any]) -> None:
@@ -125,27 +92,30 @@ def _lookups(asked: _Asked) -> list[tuple[int, int]]:
     return [(layer.bound().number, i) for i, (layer, _) in enumerate(asked)]
 
 
-def _pull(asked: _Asked) -> list[Lookup]:
-    """Pull the rows of the ids of layers of one client, in one request."""
+def _pull(asked: _Asked) -> list[tuple[Lookup, Any]]:
+    """Pull the rows of the ids of layers of one client, in one request.
+
+    Returns of each lookup its rows, (unique ids, dim), functions of the layer's parameter if that trains.
+    """
     keys, paddings = _keys(asked)
     tables = [layer.bound() for layer, _ in asked]
     pulled = tables[0].client.pull(keys, _lookups(asked))
-    whole = Pull(pulled)
-    found: dict[int, Lookup] = {}
+    whole = Pull(pulled, len(asked))
+    found: dict[int, tuple[Lookup, Any]] = {}
     for number, group in enumerate(pulled.groups):
         begin = 0
         for i, size in zip(group.lookups, group.sizes, strict=True):
-            layer, ids = asked[i]
+            ids = asked[i][1]
             inverse = group.inverse[begin : begin + size]
             begin += size
             places, numbers = _places(inverse)
-            rows = torch.from_numpy(group.rows[places]).to(ids.device)
-            found[i] = Lookup(tables[i], ids, keys[i], paddings[i], whole, number, places, rows, numbers)
-            if layer.trains():
-                rows.requires_grad_()
-                tables[i].lookups.append(found[i])
-    whole.lookups = [found[i] for i in range(len(asked))]
-    return whole.lookups
+            rows = group.rows[places]
+            lookup = Lookup(tables[i], ids, keys[i], paddings[i], whole, number, places, numbers, len(rows))
+            found[i] = lookup, torch.from_numpy(rows).to(ids.device)
+    lookups, every = zip(*(found[i] for i in range(len(asked))), strict=True)
+    if asked[0][0].trains():  # as all others of the request
+        every = track(lookups, every, [layer.anchor for layer, _ in asked])
+    return list(zip(lookups, every, strict=True))
 
 
 def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
@@ -225,16 +195,24 @@ class TableLayer(RowState):
         self.first_rows = None
         self.are_first_rows_given = self.is_table_private = False
         self.bringing_rows = False  # whether an assignment of these was interrupted
-        self.frozen = False
         self.client: Client | None = None  # set by distributed_model, as the next three
         self.default_name = ""
         self.seed = 0
         self.fresh: bool | None = None
         self.table: Table | None = None  # set by distributed_optimizer
-        self.ahead: list[Lookup] = []  # the lookups of `pull`
+        self.ahead: list[tuple[Lookup, Any]] = []  # the lookups of `pull`, and their rows
         self._padding: tuple[Any, Any] | None = None  # its row, after what it depends on
-        # Empty: an optimizer needs a parameter, and the parameter's group has the rows' learning rate.
-        self.anchor = nn.Parameter(torch.empty(0), requires_grad=False)
+        # Empty: it has the rows' gradients, and its group of the optimizer their learning rate.
+        self.anchor = RowsParameter()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the rows stay unchanged: `requires_grad_(False)` of the layer or its parameter."""
+        return not self.anchor.requires_grad
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        self.anchor.requires_grad_(not frozen)
 
     def table_spec(self, optimizer: Mapping[str, Any]) -> TableSpec:
         """Return the table of this layer, or its `spec` if it was made with one."""
@@ -307,16 +285,16 @@ class TableLayer(RowState):
 
     def trains(self) -> bool:
         """Whether gradients of the next lookup are wanted."""
-        return bool(self.training and torch.is_grad_enabled())
+        return bool(torch.is_grad_enabled()) and not self.frozen
 
     def _rows(self, ids: Any) -> tuple[Any, Any]:
-        """Return the distinct rows of `ids` (a leaf), and for each id the number of its row.
+        """Return the distinct rows of `ids`, and for each id the number of its row.
 
         Padding has the number of an additional last row, which is not trained.
         """
         refuse_tracing(self, ids)
-        lookup = self._announced(ids) or _pull([(self, ids)])[0]
-        rows, numbers = lookup.rows, torch.from_numpy(lookup.numbers)
+        lookup, rows = self._announced(ids) or _pull([(self, ids)])[0]
+        numbers = torch.from_numpy(lookup.numbers)
         if lookup.padding is not None:
             every = torch.full((len(lookup.padding),), len(rows))
             every[~lookup.padding] = numbers
@@ -335,11 +313,11 @@ class TableLayer(RowState):
             self._padding = (now, torch.from_numpy(row))
         return self._padding[1]
 
-    def _announced(self, ids: Any) -> Lookup | None:
+    def _announced(self, ids: Any) -> tuple[Lookup, Any] | None:
         """Return the lookup of `pull` for these ids and the same purpose, if there is one."""
-        for i, lookup in enumerate(self.ahead):
+        for i, (lookup, rows) in enumerate(self.ahead):
             same = lookup.asked.dtype == ids.dtype and torch.equal(lookup.asked, ids)
-            if same and lookup.rows.requires_grad == self.trains():
+            if same and rows.requires_grad == self.trains():
                 return self.ahead.pop(i)
         return None
 

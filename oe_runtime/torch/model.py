@@ -81,7 +81,22 @@ def distributed_model(
         layer.default_name = name_prefix + (name or "embedding")
         layer.seed = seed
         layer.fresh = fresh
+        layer.anchor.label = f"layer '{layer.default_name}'"
+    _leave_out_of_ddp(model)
     return model
+
+
+def _leave_out_of_ddp(model: Any) -> None:
+    """Keep the parameters of rows out of a DistributedDataParallel of `model`: the servers sum gradients.
+
+    One of a module around it takes them as parameters that are empty, which costs little.
+    """
+    names = {f"{name}.anchor" for name, layer in model.named_modules() if isinstance(layer, TableLayer)}
+    names |= {name.removeprefix(".") for name in names}
+    before = getattr(model, "_ddp_params_and_buffers_to_ignore", [])
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+        model, [*before, *sorted(names - set(before))]
+    )
 
 
 def _has_embeddings(model: Any) -> bool:

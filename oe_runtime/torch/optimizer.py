@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oe_runtime.client import Client
 from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
 from oe_runtime.torch import optimizer_state
-from oe_runtime.torch.embedding import Lookup, Table, TableLayer, process
+from oe_runtime.torch.embedding import TableLayer, process
+from oe_runtime.torch.gradients import Exchange, Part, RowsParameter, Table
 from oe_runtime.torch.model import table_layers
 from oe_runtime.torch.translate import table_optimizer
 
@@ -88,19 +89,69 @@ class _Rows:
         if process()[1] > 1:
             torch.distributed.barrier()  # no pull before the first process has assigned all rows
         optimizer_state.register(self._optimizer, [layer for layer, *_ in self._specs])
-        self._optimizer.register_step_post_hook(self._push)
-        forget = self._optimizer.zero_grad
+        self._share_gradients()
+        for before in _BOUND.setdefault(self._optimizer, []):  # a second call is in place of the first
+            before.forget([layer for layer, *_ in self._specs])
+        _BOUND[self._optimizer].append(self)
+        self._optimizer.register_step_pre_hook(self._hide)
+        self._optimizer.register_step_post_hook(self._step)
 
-        def zero_grad(set_to_none: bool = True) -> None:
-            forget(set_to_none)
-            for layer, *_ in self._specs:
-                layer.bound().lookups.clear()
+    def forget(self, layers: Sequence[TableLayer]) -> None:
+        """Leave these layers to another object."""
+        self._specs = [spec for spec in self._specs if all(spec[0] is not layer for layer in layers)]
 
-        self._optimizer.zero_grad = zero_grad
-
-    def _push(self, *_: Any) -> None:
+    def _share_gradients(self) -> None:
+        """Let reads of the rows' gradients exchange them between several workers."""
+        parameters = [layer.anchor for layer, *_ in self._specs]
         workers = self._workers or process()[1]
-        by_client: dict[int, list[tuple[Table, float, bool]]] = {}
+        exchange = Exchange(parameters, workers) if workers > 1 else None
+        for layer, _, spec in self._specs:
+            layer.anchor.exchange, layer.anchor.label = exchange, f"table '{spec.name}'"
+        if exchange is not None:
+            # All workers must know that there was a backward pass, also one whose own had no rows.
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.requires_grad and not isinstance(parameter, RowsParameter):
+                        parameter.register_post_accumulate_grad_hook(exchange.mark)
+
+    def _hide_gradients(self, hidden: bool) -> None:
+        for spec in self._specs:
+            spec[0].anchor.hidden = hidden
+
+    def _hide(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before a step: hide the rows' gradients from PyTorch's own, but not from its closure."""
+
+        self._hide_gradients(True)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return None
+
+        def closure_with_rows() -> Any:
+            self._hide_gradients(False)
+            loss = closure()
+            self._hide_gradients(True)
+            return loss
+
+        return (args[0], closure_with_rows), {}
+
+    def _step(self, *_: Any) -> None:
+        """After a step: push the gradients as they are now."""
+        try:
+            # GradScaler leaves these two to fused optimizers.
+            found_inf = getattr(self._optimizer, "found_inf", None)
+            if found_inf is None or not found_inf.item():
+                self._push(getattr(self._optimizer, "grad_scale", None))
+        finally:
+            self._hide_gradients(False)
+        for spec in self._specs:
+            spec[0].anchor.end_step()
+        for spec in self._specs:
+            if (exchange := spec[0].anchor.exchange) is not None:
+                exchange.pending = False
+
+    def _push(self, scale: Any) -> None:
+        workers = self._workers or process()[1]
+        by_client: dict[int, list[tuple[Table, float, list[Part]]]] = {}
         groups = _groups(self._optimizer)  # load_state_dict makes new ones
         for layer, rule, _ in self._specs:
             group = groups[id(layer.anchor)]
@@ -109,10 +160,18 @@ class _Rows:
                     f"the optimizer's settings for table '{layer.bound().spec.name}' have changed from "
                     f"{rule}; only the learning rate of a table may change"
                 )
-            table = layer.bound()
-            by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), layer.frozen))
+            table, parts = layer.bound(), layer.anchor.parts
+            if scale is not None:
+                for _, gradient in parts:
+                    gradient /= scale
+            # Other workers wait for this one's part of each table.
+            if parts or (workers > 1 and not layer.frozen):
+                by_client.setdefault(id(table.client), []).append((table, float(group["lr"]), parts))
         for tables in by_client.values():
             _push_tables(tables, workers)
+
+
+_BOUND: WeakKeyDictionary[Any, list[_Rows]] = WeakKeyDictionary()  # by optimizer
 
 
 def _groups(optimizer: Any) -> dict[int, dict[str, Any]]:
@@ -120,61 +179,60 @@ def _groups(optimizer: Any) -> dict[int, dict[str, Any]]:
     return {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _push_tables(tables: Sequence[tuple[Table, float, bool]], workers: int) -> None:
-    """Push the gradients of the tables' lookups, each table once, and forget the lookups."""
-    work = []
-    for table, rate, frozen in tables:
-        lookups = [] if frozen else [lookup for lookup in table.lookups if lookup.rows.grad is not None]
-        table.lookups.clear()
-        if lookups or (workers > 1 and not frozen):  # other workers wait for this one's part of each table
-            work.append((table, rate, lookups))
-    if not work:
+def _push_tables(tables: Sequence[tuple[Table, float, list[Part]]], workers: int) -> None:
+    """Push the gradients of the tables of one client, each table once."""
+    every = [part for *_, parts in tables for part in parts]
+    if workers == 1 and len({rate for _, rate, _ in tables}) == 1 and _is_one_pull(every):
+        _push_pull(every, tables[0][1])
         return
-    every = [lookup for _, _, lookups in work for lookup in lookups]
-    if workers == 1 and len({rate for _, rate, _ in work}) == 1 and _is_one_pull(every):
-        _push_pull(every, work[0][1])
-        return
-    for table, rate, lookups in work:
-        if len(lookups) == 1 and len(lookups[0].pull.lookups) == 1:
-            pulled, gradients = lookups[0].pull.pulled, [_gradient(lookups[0].rows.grad, workers)]
+    for table, rate, parts in tables:
+        if len(parts) == 1 and _is_one_pull(parts):
+            pulled, gradients = parts[0][0].lookups[0].pull.pulled, [_gradient(parts[0], workers)]
         else:
-            pulled, gradients = _together(table.client, table, lookups, workers)
+            pulled, gradients = _together(table, parts, workers)
         table.client.push(pulled, gradients, rate, summed=True)
 
 
-def _is_one_pull(lookups: Sequence[Lookup]) -> bool:
+def _is_one_pull(parts: Sequence[Part]) -> bool:
     """Whether these are all lookups of one request, and no others."""
-    whole = lookups[0].pull
-    return all(lookup.pull is whole for lookup in lookups) and len(lookups) == len(whole.lookups)
+    if any(rows.union is not None for rows, _ in parts):
+        return False
+    whole = parts[0][0].lookups[0].pull
+    return len(parts) == whole.size and all(rows.lookups[0].pull is whole for rows, _ in parts)
 
 
-def _push_pull(lookups: Sequence[Lookup], rate: float) -> None:
+def _push_pull(parts: Sequence[Part], rate: float) -> None:
     """Push all rows of one request, in one message per server."""
+    lookups = [rows.lookups[0] for rows, _ in parts]
     pulled = lookups[0].pull.pulled
     sums = [np.zeros_like(group.rows) for group in pulled.groups]
-    for lookup in lookups:
-        sums[lookup.group][lookup.places] += _gradient(lookup.rows.grad, 1)
+    for lookup, part in zip(lookups, parts, strict=True):
+        sums[lookup.group][lookup.places] += _gradient(part, 1)
     lookups[0].table.client.push(pulled, sums, rate, summed=True)
 
 
-def _together(client: Client, table: Table, lookups: Sequence[Lookup], workers: int) -> tuple[Any, list[Any]]:
-    """Join a table's lookups into one batch, with the gradients of a row summed over them."""
-    keys = np.concatenate([lookup.ids for lookup in lookups]) if lookups else np.empty(0, np.int64)
-    pulled = client.pull([keys], [(table.number, 0)])
+def _together(table: Table, parts: Sequence[Part], workers: int) -> tuple[Any, list[Any]]:
+    """Join a table's lookups into one batch, with the gradients of a row summed over the parts."""
+    lookups = list(dict.fromkeys(lookup for rows, _ in parts for lookup in rows.lookups))
+    ids = np.concatenate([lookup.ids for lookup in lookups]) if lookups else np.empty(0, np.int64)
+    pulled = table.client.plan([ids], [(table.number, 0)])
     group = pulled.groups[0]
     sums = np.zeros_like(group.rows)
-    begin = 0
-    for lookup in lookups:
-        end = begin + len(lookup.ids)
-        # Where each of the lookup's rows is among those of all.
-        places = np.empty(len(lookup.rows), np.int64)
-        places[lookup.numbers] = group.inverse[begin:end]
-        sums[places] += _gradient(lookup.rows.grad, workers)
-        begin = end
+    keys = np.empty(len(sums), np.int64)
+    keys[group.inverse] = ids
+    order = np.argsort(keys)
+    for part in parts:
+        gradient, of_gradient = _gradient(part, workers), part[0].keys
+        if part[0].mine is not None:
+            gradient, of_gradient = gradient[part[0].mine], of_gradient[part[0].mine]
+        sums[order[np.searchsorted(keys, of_gradient, sorter=order)]] += gradient
     return pulled, [sums]
 
 
-def _gradient(gradient: Any, workers: int) -> NDArray[Any]:
+def _gradient(part: Part, workers: int) -> NDArray[Any]:
+    """Return the gradient as an array, divided by the workers unless it is their mean already."""
+    rows, gradient = part
     gradient = gradient.detach().to("cpu")
-    array: NDArray[Any] = (gradient / workers if workers > 1 else gradient).contiguous().numpy()
+    divided = gradient / workers if workers > 1 and rows.mine is None else gradient
+    array: NDArray[Any] = divided.contiguous().numpy()
     return array

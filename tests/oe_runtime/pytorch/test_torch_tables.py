@@ -39,12 +39,23 @@ def test_any_id_and_every_dtype():
 
 
 def test_frozen_rows_stay():
+    stock = torch.nn.Embedding(9, 2).requires_grad_(False)
     layer, optimizer = bound(embed.Embedding(9, 2))
     layer.frozen = True
     before = layer(torch.arange(9))
-    before.sum().backward()
+    factor = torch.ones(1, requires_grad=True)
+    (before.sum() * factor).backward()
     optimizer.step()
     torch.testing.assert_close(layer(torch.arange(9)), before)
+    for one in (stock, layer):  # nothing here requires gradients
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            one(torch.arange(9)).sum().backward()
+    assert not any(parameter.requires_grad for parameter in layer.parameters())
+    layer.requires_grad_(True)
+    assert not layer.frozen
+    layer(torch.arange(9)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(layer(torch.arange(9)), before - 0.1)
 
 
 class Fields(torch.nn.Module):
