@@ -287,6 +287,8 @@ class TableLayer(RowState):
         """Whether gradients of the next lookup are wanted."""
         return bool(torch.is_grad_enabled()) and not self.frozen
 
+    # torch.compile breaks its graph here. torch.compiler.disable would import its compiler at once.
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _rows(self, ids: Any) -> tuple[Any, Any]:
         """Return the distinct rows of `ids`, and for each id the number of its row.
 

@@ -464,7 +464,7 @@ REFUSED = {
     "jit.script": (lambda m: torch.jit.script(m), r"torch\.jit\.script cannot take"),
     "jit.trace": (lambda m: torch.jit.trace(m, IDS[:, None]), r"torch\.jit\.trace cannot take"),
     "fx": (lambda m: torch.fx.symbolic_trace(m), r"torch\.fx\.symbolic_trace cannot take"),
-    "export": (lambda m: torch.export.export(m, (IDS[:, None],)), r"torch\.export cannot take"),
+    "export": (lambda m: torch.export.export(m, (IDS[:, None],)), r"torch\.export cannot take|cannot use"),
     "weight_norm": (lambda m: torch.nn.utils.weight_norm(m[0]), "is no parameter, so parametrizations"),
     "spectral_norm": (lambda m: torch.nn.utils.spectral_norm(m[0]), "is no parameter, so parametrizations"),
     "new weight_norm": (lambda m: parametrizations.weight_norm(m[0]), "does not have a parameter"),
