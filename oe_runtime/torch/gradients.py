@@ -140,7 +140,7 @@ class _OnServers(torch.Tensor):  # type: ignore[misc]
             raise RuntimeError(  # a TypeError would become Python's of operands
                 f"torch's {name} cannot use the parameter of {label}, whose rows are on parameter servers: "
                 "for L2 set the optimizer's weight_decay or regularize the layer's output, train it by an "
-                "optimizer from distributed_optimizer, and leave it out of other mathematics"
+                "optimizer from distributed_optimizer, and take the rows' values from layer.weight"
             )
         with _plain():
             found = func(*args, **kwargs)

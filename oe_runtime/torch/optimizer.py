@@ -31,10 +31,11 @@ def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = N
     rows stay, and `weight_decay` shrinks a row only in its own steps. A layer made with a `spec` keeps its
     table's optimizer; only the learning rate is this one's.
 
-    Several backward passes before a step count as one batch, as in PyTorch, and `zero_grad` discards unpushed
-    gradients. With several `workers` (by default torch.distributed's number of processes, if initialised),
-    each with a client of its own rank (`oe_runtime.Worker`), gradients are divided by their number, as
-    DistributedDataParallel does with dense ones.
+    A step pushes the rows' gradients as they are then, so what changes `grad` of the layers' parameters after
+    the backward pass acts on rows: clip_grad_norm_, GradScaler, zero_grad. With several `workers` (by default
+    torch.distributed's number of processes, if initialised), each with a client of its own rank
+    (`oe_runtime.Worker`), gradients are divided by their number, as DistributedDataParallel does with dense
+    ones; a read of `grad` exchanges them.
 
     Raises ValueError naming the optimizer or the option that tables do not support, and SpecMismatch when the
     servers have a table of the name with another description.

@@ -185,7 +185,10 @@ class Rows(torch.Tensor):  # type: ignore[misc]
     @property
     def grad(self) -> Any:
         """Raise RuntimeError: there is no dense gradient."""
-        raise RuntimeError(f"{self.source.what} have no dense gradient: it goes to the servers by row")
+        raise RuntimeError(
+            f"{self.source.what} have no dense gradient: that of the rows in use is the grad of the layer's "
+            "parameter, next(layer.parameters()).grad"
+        )
 
     def is_pinned(self, *_: Any) -> bool:
         """Return False: there is no memory."""
