@@ -262,8 +262,8 @@ class TableLayer(RowState):
         self.bring_rows()
 
     def bring_rows(self) -> None:
-        """Assign the first rows to the table, which exists now; only the first process does so."""
-        if self.first_rows is not None and process()[0] == 0:
+        """Assign the first rows to the table, which exists now; on servers only the first process does so."""
+        if self.first_rows is not None and (self.is_table_private or process()[0] == 0):
             table = self.bound()
             # Existing rows are of an earlier run, which this one continues (`fresh`), or of an interrupted
             # assignment.

@@ -51,6 +51,8 @@ class _Parameters(dict[str, Any]):
 class RowState(nn.Module):  # type: ignore[misc]
     """The part of a layer that holds its rows as state; `oe_runtime.torch.embedding` has the rest."""
 
+    name: str
+    default_name: str
     num_embeddings: int
     embedding_dim: int
     padding_idx: int | None
@@ -359,7 +361,11 @@ class TableValues(Source):
     """Values of a layer's table."""
 
     def __init__(self, layer: RowState, what: str, shape: tuple[int, ...], dtype: Any) -> None:
-        name = layer.table.spec.name if layer.table is not None else str(layer)
+        name = (
+            layer.table.spec.name
+            if layer.table is not None
+            else layer.name or layer.default_name or str(layer)
+        )
         super().__init__(f"{what} of table '{name}'", shape, dtype, _ADVICE)
         self._layer = layer
 

@@ -584,6 +584,20 @@ def test_reset_parameters_sets_rows_and_optimizer_state_to_initial_ones():
     assert len(model.state_dict()["items.ids"]) == 0
 
 
+def test_every_process_looks_up_its_rows_without_an_optimizer(monkeypatch):
+    stock, _ = pair()
+    ours = embed.distributed_model(copy.deepcopy(stock))
+    monkeypatch.setattr("oe_runtime.torch.embedding.process", lambda: (1, 2))
+    torch.testing.assert_close(outputs(ours), outputs(stock))
+
+
+def test_an_average_of_a_model_without_a_table_has_no_rows_in_secret():
+    ours = embed.distributed_model(torch.nn.Sequential(torch.nn.Embedding(ROWS, 4)))
+    average = torch.optim.swa_utils.AveragedModel(ours)
+    with pytest.raises(RuntimeError, match="has no table yet: give its model to distributed_model"):
+        outputs(average)
+
+
 def test_rows_of_servers_are_looked_up_without_an_optimizer():
     client = Client.in_process()
     model, _ = connected(client=client)
