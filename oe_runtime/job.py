@@ -165,6 +165,8 @@ def train(
 
         job.train(step, model)
 
+    It also reads `--data -`, and with `--workqueue` takes ranges of the data from the workers' queue.
+
     `step` returns the mean loss of its rows, or the metrics of a Keras model as above: then loss and AUC are
     those metrics' over all workers' rows since the last line of progress. After the loss of a
     server, all go back to the newest checkpoint and on from there, where a loop of one's own has to start its
@@ -173,7 +175,7 @@ def train(
     from oe_runtime.run.loops import begin
 
     session = current()
-    loop = begin(session, _state(model, optimizer, others, windows=True), evaluate)
+    loop = begin(session, _state(model, optimizer, others, windows=True), evaluate, by_train=True)
     loop.train(session.open_input(), layout or session.columns, step)
 
 
@@ -195,6 +197,8 @@ def _state(model: Any, optimizer: Any, others: Mapping[str, Any], *, windows: bo
             raise JobError(
                 "--no-pipeline, --staleness and --micro-batch are of Keras models: leave them out for PyTorch"
             )
+        if current().options.timeline:
+            raise JobError("--timeline traces by TensorFlow's profiler: leave it out for PyTorch")
         return TorchScriptState(model, optimizer, others)
     known = hasattr(model, "served") or current().options.stock
     if not known or optimizer is not None or others:

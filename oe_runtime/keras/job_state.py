@@ -109,6 +109,8 @@ class KerasScriptState(ScriptState):
 
     def bind(self, workers: Any) -> None:
         """See ScriptState."""
+        if hasattr(self.model, "served") and self.model.served.library.__name__ != "keras":
+            super().bind(workers)
         optimizer = self.model.optimizer
         workers.bind(
             dense.trainable(self.model), table_optimizer(optimizer), lambda: float(optimizer.learning_rate)

@@ -173,17 +173,17 @@ class Course:
         result = None
         with self._stop.without_time_limit() if compiles else self._stop.waiting():
             if not self._ranks.lost:
-                with deferring_losses(self._ranks), self._tracing():
+                with deferring_losses(self._ranks), self.tracing():
                     result = run()
             self._asked = self._ranks.any_stop_request(self._stop)
         if not compiles and self._ended is not None:  # including its input, for which the others wait
             self._stop.raise_limit(2 * (time.monotonic() - self._ended))
         return result
 
-    def _tracing(self) -> AbstractContextManager[None]:
-        """Trace the present step, if it is one of --timeline."""
-        every = self._run.timeline
-        return self._directory.traced() if every and self.step % every == 0 else nullcontext()
+    def tracing(self) -> AbstractContextManager[None]:
+        """Trace the block, which is the next step, if that is one of --timeline."""
+        every, step = self._run.timeline, self.position.step + 1
+        return self._directory.traced() if every and step % every == 0 else nullcontext()
 
     def _count_step(self, rows: int) -> None:
         """Count a step over `rows` rows of all workers, and do what is due after it."""

@@ -75,7 +75,8 @@ class Loop:
     def _stepped_by(self, batch: Any, rows: int | None) -> Iterator[Any]:
         """Yield a batch, of `rows` rows; refuse a loop that takes the next one without a step."""
         self._batch, self._batch_rows, self._stepped = batch, rows, False
-        yield batch
+        with self._course.tracing():
+            yield batch
         if not self._stepped:
             raise JobError("the loop has taken the next batch without job.step(loss=…): call it in each step")
 
@@ -212,9 +213,15 @@ class Loop:
             self._course.skip_part()
 
 
-def begin(session: Session, state: ScriptState, evaluate: Callable[[], Iterable[Any]] | None) -> Loop:
-    """See oe_runtime.job.training; `state` is of what is trained."""
-    course = session.begin(state)
+def begin(
+    session: Session,
+    state: ScriptState,
+    evaluate: Callable[[], Iterable[Any]] | None,
+    *,
+    by_train: bool = False,
+) -> Loop:
+    """See oe_runtime.job.training, and `by_train` oe_runtime.job.train; `state` is of what is trained."""
+    course = session.begin(state, by_train=by_train)
 
     def predict() -> Iterator[Any]:
         for pair in evaluate() if evaluate is not None else ():

@@ -400,7 +400,7 @@ def _add_run(r: argparse._ArgumentGroup) -> None:
 # Options that a script decides by itself: they do not go with --script.
 _MODEL_OPTIONS = {
     *scoped("model"),
-    *("stock", "export", "device", "deterministic", "inter_threads", "intra_threads", "on_worker_lost"),
+    *("stock", "export", "device", "deterministic", "inter_threads", "intra_threads"),
 }
 # Options of the rows, for scripts that read by job.batches.
 ROW_OPTIONS = scoped("rows")
@@ -454,7 +454,7 @@ def _parse_script(
     if not path.is_file():
         p.error(f"--script {a.script}: {'not a file' if path.exists() else 'there is no such file'}")
     values = _settle(p, a, path.stem)
-    if a.follow:
+    if a.follow or a.data == STDIN:
         _settle_stream(p, a, given, values)
     return ScriptOptions(
         **{name: values[name] for name in (f.name for f in fields(RunOptions)) if name != "run_dir"}
@@ -491,7 +491,7 @@ def outside(
             words += [flag, str(value)]
     a = p.parse_args(words)
     values = _settle(p, a, script.stem)
-    if a.follow:
+    if a.follow or a.data == STDIN:
         _settle_stream(p, a, {*more}, values)
     flags = _input_flags({*more}, values)
     names = {f.name for f in fields(RunOptions)}

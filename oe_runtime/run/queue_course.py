@@ -97,7 +97,7 @@ class QueueCourse(ScriptCourse):
         started = time.monotonic()
         # With --staleness, pulls wait for workers that are too far behind.
         waits = self._run.staleness is not None and size in self._sizes
-        with self._stop.waiting() if waits else nullcontext(), self._tracing():
+        with self._stop.waiting() if waits else nullcontext(), self.tracing():
             self._dense.pull()
             result = run()  # its push holds the lock
             self._dense.push()

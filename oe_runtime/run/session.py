@@ -39,6 +39,8 @@ from oe_runtime.support import horovod, job_hooks
 
 _COLUMN_FLAGS = ("--schema", "--label", "--categories", "--numbers", "--max-cardinality")
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
+_KERAS_ALONE = "--workqueue: asynchronous workers train models of Keras 3; leave the flag out for this one"
+_STDIN = "standard input, which cannot be read again"
 _FIT_ALONE = (
     "fit is no part of the job without its callback, and would have no progress, checkpoints or stop: give "
     "it callbacks=[embed.JobCallback(job)]"
@@ -228,7 +230,7 @@ class Session:
             self._meet()
             client = self.connect()
             assert client is not None  # noqa: S101 - only stock models have none
-            client.restores, client.workers = self.options.resume, self._workers
+            client.restores, client.workers = self.options.resume, self.together()
             client.saved_optimizers = self.saved_optimizers
             client.steps = self.options.steps_of_models()
             client.fit_alone = _FIT_ALONE if self.launched else ""
@@ -277,6 +279,8 @@ class Session:
         """See oe_runtime.job.together."""
         self.join()
         if self._workers is None and self.options.workqueue and self._client is not None:
+            if "torch" in sys.modules and "oe_runtime.keras" not in sys.modules:
+                raise JobError(_KERAS_ALONE)
             from oe_runtime.run.server_workers import ServerWorkers
 
             # A single worker acts as one of two, the other without work.
@@ -290,9 +294,17 @@ class Session:
         assert self._ranks is not None  # noqa: S101 - join
         return self._ranks
 
-    def begin(self, state: ScriptState) -> ScriptCourse:
-        """Return the course of the run that trains `state`; at its begin, go back to the checkpoint."""
+    def begin(self, state: ScriptState, *, by_train: bool = False) -> ScriptCourse:
+        """Return the course of the run that trains `state`; at its begin, go back to the checkpoint.
+
+        `by_train`: the job itself takes the batches, by job.train.
+        """
         self._refuse_child("training")
+        if self.options.workqueue and not by_train:
+            raise JobError(
+                "--workqueue: asynchronous workers take ranges of --data from a queue: train by "
+                "job.train(step, model), or leave the flag out"
+            )
         if self.course is None:
             if self.directory is None:
                 self.open_directory()
@@ -393,6 +405,11 @@ class Session:
         """See oe_runtime.job.batches."""
         if self.loop is None:
             raise JobError("job.batches() belongs into a block of `with job.training(model, …)`")
+        if self.options.data == STDIN:
+            raise JobError(
+                f"job.batches() reads --data, which is {_STDIN}: name files, or train by job.train(step, "
+                "model), which needs no new process after the loss of a server"
+            )
         found: Iterator[Any] = self.loop.read(self.open_input(), layout or self.columns)
         return found
 
@@ -432,10 +449,9 @@ class Session:
         options = self.options
         if self._input is not None:
             return self._input
-        if isinstance(options, ScriptOptions) and options.data in ("", STDIN):
-            found = "is standard input, which cannot be read again" if options.data else "is not given"
+        if not options.data:
             raise JobError(
-                f"job.batches() reads --data, which {found}: name files, or a directory with --follow"
+                "job.batches() reads --data, which is not given: name files, or a directory with --follow"
             )
         if isinstance(options, ScriptOptions) and options.batch_size < self.workers:
             raise JobError(

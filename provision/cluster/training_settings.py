@@ -167,7 +167,7 @@ class TrainingSettings(Settings):
         default=None,
         description="Pull the rows of the next batch while one computes. Results are the same to the bit.",
     )
-    workqueue: Annotated[bool | None, Flag(), _MODEL] = Field(
+    workqueue: Annotated[bool | None, Flag()] = Field(
         default=None,
         description="Train asynchronously: workers take ranges of the files from a queue and wait for no "
         "other. Each row is trained once per epoch. The queue is on the first server.",
@@ -277,7 +277,7 @@ class TrainingSettings(Settings):
         description="How often to restart the workers from the last checkpoint. When one of several was "
         "killed, or a lost server did not come back in time.",
     )
-    timeline: Annotated[int | None, _MODEL] = Field(
+    timeline: int | None = Field(
         default=None,
         ge=0,
         description="Trace every Nth step with TensorFlow's profiler, for TensorBoard. 0: none.",

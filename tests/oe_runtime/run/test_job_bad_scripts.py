@@ -177,7 +177,8 @@ def test_unequally_many_epochs() -> None:
     [
         (["--dim", "8"], "--dim does not go with --script: train.py decides that (give it after --)"),
         (["--seed", "1"], "--seed does not go with --script"),
-        (["--workqueue", "--servers", "a:1"], "--workqueue does not go with --script"),
+        (["--workqueue"], "--workqueue goes with --servers"),
+        (["--data", "-", "--holdout", "0.5"], "--data - holds out no rows"),
         (["--stock"], "--stock does not go with --script"),
         (["--jit"], "--jit does not go with --script"),
         (["--data", "x", "--follow", "--epochs", "1"], "--epochs does not go with --follow"),

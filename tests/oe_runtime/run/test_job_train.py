@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
+import job_scripts
 import pytest
 from job_scripts import losses, run, start, write
 from test_job_batches import SCRIPT, flags
 from training_runs import ServerProcess, events, wait_for
+
+from provision.jobs.worker_group import free_endpoints
 
 LOOP = SCRIPT[: SCRIPT.index("with job.training")]
 BY_METRICS = (
@@ -88,3 +92,88 @@ def test_a_lost_server_takes_it_back_without_a_new_process(tmp_path: Path) -> No
     assert len(events(run_dir, "start")) == 1
     assert run(script, tmp_path / "whole", *words) == 0
     assert losses(run_dir) == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("text", [SCRIPT, BY_METRICS])
+def test_a_timeline_is_of_every_nth_step(text: str, tmp_path: Path) -> None:
+    script, run_dir = write(tmp_path, text), tmp_path / "run"
+    words = ["--batch-size", "50", "--steps", "5", "--timeline", "3", "--no-eval"]
+    assert run(script, run_dir, *flags(tmp_path), *words) == 0
+    assert len(list(run_dir.glob("tensorboard/plugins/profile/*/*.xplane.pb"))) == 1
+
+
+@pytest.mark.process
+def test_standard_input_has_the_losses_of_its_file(tmp_path: Path) -> None:
+    script = write(tmp_path, BY_METRICS)
+    named, path, *schema = flags(tmp_path)
+    words = [*schema, "--batch-size", "50", "--log-every", "1"]
+    assert run(script, tmp_path / "file", named, path, *words, "--holdout", "0") == 0
+    run_dir = tmp_path / "run"
+    for more, stops, code in (([], ("3",), 130), (["--resume"], (), 0)):
+        process = start(script, run_dir, named, "-", *words, *more, arguments=stops, stdin=subprocess.PIPE)
+        try:
+            _, error = process.communicate(Path(path).read_text(), timeout=120)
+        finally:
+            process.kill()
+        assert process.returncode == code, error
+    assert losses(run_dir) == losses(tmp_path / "file")
+
+
+@pytest.mark.process
+def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
+    """With one worker and one file the steps are the same; its dense weights are on the server."""
+    script, run_dir = write(tmp_path, BY_METRICS), tmp_path / "run"
+    words = [*flags(tmp_path), "--batch-size", "50", "--epochs", "2"]
+    assert run(script, tmp_path / "one", *words) == 0
+    for name, more, stops, code in (("first", [], ("5",), 130), ("fresh", ["--resume"], (), 0)):
+        server = ServerProcess(tmp_path / name)
+        queue = ("--servers", server.endpoint, "--workqueue", *more)
+        process = start(script, run_dir, *words, *queue, arguments=stops)
+        try:
+            _, error = process.communicate(timeout=120)
+        finally:
+            process.kill()
+            server.stop()
+        assert process.returncode == code, error
+    found, expected = losses(run_dir), losses(tmp_path / "one")
+    assert found.keys() == expected.keys()
+    assert [loss for loss, _ in found.values()] == pytest.approx(
+        [loss for loss, _ in expected.values()], 1e-4
+    )
+    of_both = [events(one, "eval")[-1]["loss"] for one in (run_dir, tmp_path / "one")]
+    assert of_both[0] == pytest.approx(of_both[1], 1e-4)
+
+
+@pytest.mark.process
+def test_asynchronous_workers_share_the_rows_and_outlive_a_server(tmp_path: Path) -> None:
+    script, run_dir = write(tmp_path, BY_METRICS), tmp_path / "run"
+    words = [*flags(tmp_path), "--batch-size", "50", "--epochs", "40", "--checkpoint-steps", "10"]
+    server, workers = ServerProcess(tmp_path / "server"), free_endpoints(2)
+    where = ("--servers", server.endpoint, "--workqueue", "--workers", workers)
+    processes = [start(script, run_dir, *words, *where, "--rank", str(rank)) for rank in range(2)]
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 20, processes[0])
+        server.kill()
+        server.start_again()
+        said = [process.communicate(timeout=200) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], said
+    finally:
+        for process in processes:
+            process.kill()
+        server.stop()
+    assert events(run_dir, "server_back")
+    assert (events(run_dir, "end")[-1]["steps"], len(events(run_dir, "start"))) == (320, 1)
+    assert events(run_dir, "eval")[-1]["rows"] == 40
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("text", [SCRIPT, job_scripts.ARRAYS, job_scripts.TAPE])
+def test_a_work_queue_is_for_job_train(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = ServerProcess(tmp_path / "server")
+    try:
+        queue = ("--servers", server.endpoint, "--workqueue")
+        words = flags(tmp_path) if text == SCRIPT else []
+        assert run(write(tmp_path, text), tmp_path / "run", *words, *queue) == 1
+    finally:
+        server.stop()
+    assert "train by job.train(step, model), or leave the flag out" in capsys.readouterr().err

@@ -52,7 +52,8 @@ class TestSettings:
             "script", "script_arguments", "data", "device", "tls", "checkpoint_steps", "checkpoint_minutes",
             "keep_checkpoints", "checkpoint_rows", "export_checkpoints", "checkpoint_increments",
             "server_wait", "worker_wait", "on_worker_lost", "restarts", "upload_to", "upload_bandwidth",
-            "pipeline", "staleness", "micro_batch", "eval_data", "eval_every", *ROW_SETTINGS,
+            "pipeline", "staleness", "micro_batch", "workqueue", "timeline", "eval_data", "eval_every",
+            *ROW_SETTINGS,
         }  # fmt: skip
         assert set(MODEL_SETTINGS) < set(TrainingSettings.model_fields)
 
@@ -86,6 +87,15 @@ class TestSettings:
                 inventory(state_dir),
                 LaunchOptions({"follow": True, "epochs": 2}, script=str(program), data="/inbox"),
             )
+
+    def test_how_it_is_trained_reaches_it(self, state_dir: Path, program: Path) -> None:
+        options = LaunchOptions(
+            {"workqueue": True, "workers": 2, "on_worker_lost": "continue"}, script=str(program), data="/rows"
+        )
+        argv = worker(job_of(state_dir, options, "training_timeline: 9")[1]).argv
+        assert "--workqueue" in argv
+        found = {argv[at]: argv[at + 1] for at in range(len(argv) - 1) if argv[at].startswith("--")}
+        assert (found["--on-worker-lost"], found["--timeline"]) == ("continue", "9")
 
     def test_arguments_need_a_script(self, state_dir: Path) -> None:
         with pytest.raises(TrainingError, match=r"arguments after --: found --epochs 3; .* add --script"):
