@@ -200,6 +200,18 @@ class TableLayer(_Layer):  # type: ignore[misc]
         """See `trainable_weights`."""
         return [*without_tables(super().trainable_variables), *trained(self)]
 
+    def save_own_variables(self, _store: Any) -> None:
+        """Raise ValueError: files of Keras would not have the rows."""
+        raise ValueError(
+            f"the rows of '{self.name}' are on parameter servers, and files of Keras and TensorFlow would "
+            "not have them: use model.save_weights(directory) and load_weights, or, to serve the model, "
+            "save_as_original_model(path)"
+        )
+
+    def _serialize_to_tensors(self) -> Any:
+        """Raise ValueError when TensorFlow writes a checkpoint or a SavedModel of the layer."""
+        return self.save_own_variables(None)
+
     def count_params(self) -> int:
         """Return the parameters on the servers: input_dim × output_dim, 0 for a table of any id."""
         return max(self.input_dim, 0) * self.output_dim

@@ -142,10 +142,10 @@ class WithTables(_Model):  # type: ignore[misc]
         Raises ValueError naming the layer for a table of any id, and for matrices that exceed the memory.
         """
         weights: list[Any]
-        if are_listed() is False or self._served is None:
+        layers = self.served.layers.values()
+        if are_listed() is False:
             weights = super().get_weights()
             return weights
-        layers = self._served.layers.values()
         check_readable(layers)
         if not self.compiled and any(layer.table is None for layer in layers):
             self._before_compile()
@@ -158,12 +158,25 @@ class WithTables(_Model):  # type: ignore[misc]
 
         Several workers make this call all. Raises ValueError as `get_weights` does, and for other shapes.
         """
-        if are_listed() is False or self._served is None:
+        layers = self.served.layers.values()
+        if are_listed() is False:
             super().set_weights(weights)
             return
-        check_readable(self._served.layers.values())
+        check_readable(layers)
         with listing_tables():
             super().set_weights(weights)
+
+    def __reduce__(self) -> Any:
+        """Raise TypeError: pickle and copy.deepcopy would leave the rows out."""
+        raise TypeError(
+            f"model '{self.name}' has rows on parameter servers, which copy.deepcopy and pickle would leave "
+            "out: make a second model by distributed_model and give it set_weights(model.get_weights()), or "
+            "save_weights(directory) and load_weights"
+        )
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        """Raise TypeError: see `__reduce__`."""
+        return self.__reduce__()
 
     @property
     def client(self) -> Client:
