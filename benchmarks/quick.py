@@ -148,7 +148,7 @@ QUICK = {
     ),
     "training/torch": Quick(
         f"training torch --layers EmbeddingBag {TRAINING}",
-        ("torch.nn, sparse=True", "in process", "served"),
+        ("torch.nn, sparse=True", "in process", "served", "collection", "collection, served"),
         ("torch",),
     ),
     "training/schemas": Quick(

@@ -45,12 +45,13 @@ def main() -> int:
         if (top / name).is_file():
             texts[name] = (top / name).read_text(encoding="utf-8", errors="replace")
     allowed = dict(re.findall(r"^([^#\s]\S*) +(.+)$", EXCEPTIONS.read_text(encoding="utf-8"), re.MULTILINE))
-    code = 0
+    code, used = 0, set()
     for key, wrong in findings(texts):
-        if allowed.pop(key, None) is None:
+        used.add(key)
+        if key not in allowed:
             print(wrong)
             code = 1
-    for key in allowed:
+    for key in allowed.keys() - used:
         print(f"{EXCEPTIONS.name}: {key} is not needed any more; remove the line")
         code = 1
     return code

@@ -1,4 +1,4 @@
-"""PyTorch's sparse layers beside the same ones with their rows on a server or in tables of the process.
+"""PyTorch's sparse layers beside the same ones, and a collection, with rows on a server or in the process.
 
 26 layers of as many ids each under a small dense part, one step of Adagrad after the other on the same
 generated batches, from memory, for some seconds. A cell is a worker process; all kinds of a table take turns.
@@ -11,9 +11,11 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from reporting import RESULTS, append, gib, header, lines_of, measured, table, w
 from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, samples_per_second, speed
 
 STOCK = "torch.nn, sparse=True"
-KINDS = (STOCK, "in process", "served")
+DENSE = "the dense part alone"  # what no embedding can be faster than
+KINDS = (STOCK, "in process", "served", "collection", "collection, served", DENSE)
 LAYERS = {"Embedding": 1, "EmbeddingBag": 3}  # ids of a field in an example
 PARTS = RESULTS / "training_torch.jsonl"
 
@@ -61,6 +64,8 @@ def measure(options: argparse.Namespace, setup: dict[str, Any]) -> None:
     for _, kind in itertools.product(range(options.rounds), options.kinds):
         cell, found = cells[kind], turn(setup, kind, options.seconds)
         cell["speeds"] += found.pop("speeds", [])
+        if "cpu_per_sample" in found:
+            cell["cpu_per_sample"] = min(found.pop("cpu_per_sample"), cell.get("cpu_per_sample", math.inf))
         if "problem" in found:
             cell["problem"] = found.pop("problem")
         cell.update({name: max(cell[name], value) for name, value in found.items()})
@@ -78,7 +83,7 @@ def turn(setup: dict[str, Any], kind: str, seconds: float) -> dict[str, Any]:
         return {"problem": f"does not fit: {gib(needed)} GiB needed, {gib(there)} free"}
     program = [sys.executable, str(Path(__file__).parent), "torch", "--worker"]
     arguments = {**setup, "kind": kind, "seconds": seconds, "endpoint": ""}
-    if kind != "served":
+    if not kind.endswith("served"):
         return result(run([*program, json.dumps(arguments)]))
     with tempfile.TemporaryDirectory() as directory:
         with server("dram", Path(directory)) as one:
@@ -102,9 +107,13 @@ def worker(layer: str, dim: int, rows: int, batch_size: int, kind: str, seconds:
 
         def __init__(self) -> None:
             super().__init__()
+            made: list[Any] = []
             if kind == STOCK:
                 made = [getattr(nn, layer)(rows, dim, sparse=True, **mode) for _ in range(FIELDS)]
-            else:
+            elif kind.startswith("collection"):
+                tables = [embed.EmbeddingBagConfig(rows, dim, name) for name in names]
+                self.collection = embed.EmbeddingBagCollection(tables)
+            elif kind != DENSE:
                 made = [getattr(embed, layer)(rows, dim, **mode) for _ in range(FIELDS)]
             self.fields = nn.ModuleList(made)
             sizes = [FIELDS * dim + INTEGERS, 256, 128]
@@ -113,34 +122,54 @@ def worker(layer: str, dim: int, rows: int, batch_size: int, kind: str, seconds:
 
         def forward(self, integers: Any, ids: Any) -> Any:
             """(B, 1)."""
+            if kind == DENSE:
+                return self.deep(torch.cat([zeros, integers], 1))
+            if kind.startswith("collection"):
+                return self.deep(torch.cat([self.collection(ids).values(), integers], 1))
             if kind != STOCK:
                 embed.pull(dict(zip(self.fields, ids, strict=True)))
             found = [field(one).reshape(len(one), dim) for field, one in zip(self.fields, ids, strict=True)]
             return self.deep(torch.cat([*found, integers], 1))
 
     mode = {"mode": "sum"} if layer == "EmbeddingBag" else {}
+    names = [f"field{number}" for number in range(FIELDS)]
+    zeros = torch.zeros(batch_size, FIELDS * dim)
     model: Any = Clicks()
     client = None
-    if kind != STOCK:
+    ours = kind not in (STOCK, DENSE)
+    if ours:
         client = Client([endpoint]) if endpoint else Client.in_process()
         model = embed.distributed_model(model, client)
     optimizer = torch.optim.Adagrad(model.parameters(), 0.01)
-    if kind != STOCK:
+    if ours:
         optimizer = embed.distributed_optimizer(optimizer, model)
     data = []
     for x, y in batches([rows] * FIELDS, batch_size * LAYERS[layer]):
         ids = np.stack(x[1:]).reshape(FIELDS, batch_size, LAYERS[layer])
-        data.append([torch.from_numpy(part) for part in (x[0][:batch_size], ids, y[:batch_size])])
+        integers, values, labels = (
+            torch.from_numpy(part) for part in (x[0][:batch_size], ids, y[:batch_size])
+        )
+        if kind.startswith("collection"):
+            lengths = torch.full((FIELDS * batch_size,), LAYERS[layer])
+            values = embed.KeyedJaggedTensor(names, values.reshape(-1), lengths=lengths)
+        data.append((integers, values, labels))
     steps = itertools.cycle(data)
 
+    used = [0.0, 0.0]  # seconds of processor time before the first measured step, and steps
+
     def step() -> int:
+        used[1] += 1
+        if used[1] == 4:  # after the warm-up of samples_per_second
+            used[0] = time.process_time()
         integers, ids, labels = next(steps)
         optimizer.zero_grad()
         nn.functional.binary_cross_entropy_with_logits(model(integers, ids), labels).backward()
         optimizer.step()
         return batch_size
 
-    print(json.dumps({"samples_per_s": samples_per_second(step, seconds)}))
+    found = {"samples_per_s": samples_per_second(step, seconds)}
+    found["cpu_per_sample"] = (time.process_time() - used[0]) / (used[1] - 3) / batch_size
+    print(json.dumps(found))
     if client is not None:
         client.close()
     return 0
@@ -156,9 +185,12 @@ def report(parts: Path) -> int:
             stock[(*setup, one["day"])] = one
     lines = []
     for (*setup, number), cell in sorted(cells.items()):
-        base = speed(stock.get((*setup, cell["day"]), {}))  # of the same turns
+        peer = stock.get((*setup, cell["day"]), {})  # of the same turns
+        base = speed(peer)
         shown = [f"{speed(cell):,.0f}" if cell["speeds"] else cell["problem"]]
         shown.append(f"{speed(cell) / base:.2f}" if base and cell["speeds"] else "-")
+        known = peer.get("cpu_per_sample") and cell.get("cpu_per_sample")
+        shown.append(f"{peer['cpu_per_sample'] / cell['cpu_per_sample']:.2f}" if known else "-")
         shown += [gib(cell[what]) if cell[what] else "-" for what in ("worker", "server")]
         name = f"{cell['layer']}, dim {cell['dim']}, {cell['rows']:,} a field, {KINDS[number]}"
         lines.append([name, *shown, when(cell)])
@@ -168,11 +200,15 @@ def report(parts: Path) -> int:
 {FIELDS} layers under a dense part of 256 and 128, batch {batch}, Adagrad, ids by Zipf's law: one a field for
 Embedding, {LAYERS["EmbeddingBag"]} for EmbeddingBag (sum). torch.nn's with sparse gradients; ours with one
 embed.pull in forward, "in process" in tables of the worker, "served" by a process over loopback on the same
-cores. The median of rounds in turns; × torch where both ran in turns. Memory is a process's peak resident
+cores. A "collection" is one EmbeddingBagCollection of all fields; the dense part alone bounds all of them.
+The median of rounds in turns; × torch where both ran in turns, by samples per second and by the worker's
+processor time per sample (the least of the rounds). Memory is a process's peak resident
 size.
 
 """
-    text += table(["layer", "samples/s", "× torch", "worker GiB", "server GiB", "measured"], lines)
+    text += table(
+        ["layer", "samples/s", "× torch", "by processor time", "worker GiB", "server GiB", "measured"], lines
+    )
     parts.with_suffix(".md").write_text(text)
     print(text)
     return 0

@@ -143,7 +143,8 @@ def result(ended: Ended) -> dict[str, Any]:
     """Of a worker: what it says last, and its peak memory."""
     if ended.status:
         return {"problem": f"ended with status {ended.status}"}
-    return {"speeds": [json.loads(ended.output.splitlines()[-1])["samples_per_s"]], "worker": ended.peak}
+    said = json.loads(ended.output.splitlines()[-1])
+    return {"speeds": [said.pop("samples_per_s")], "worker": ended.peak, **said}
 
 
 def stock_bytes(setup: dict[str, Any]) -> int:

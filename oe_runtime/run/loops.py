@@ -240,5 +240,7 @@ def _rows(batch: Any) -> int:
     """Return the number of examples in a batch: the length of its first array."""
     while isinstance(batch, (tuple, list, dict)) and batch:
         batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    if hasattr(batch, "stride_per_key"):  # a KeyedJaggedTensor
+        return int(batch.stride())
     shape = getattr(batch, "shape", None)
     return int(shape[0]) if shape else 1

@@ -29,12 +29,11 @@ def pull(ids: Mapping[Any, Any]) -> None:
     it can: with one process, one learning rate, and one such pull since the last step. Ids that were not
     announced, or differ when they come, take a request of their own.
     """
-    requests = _requests("pull", ids)
+    asked_of = requests("pull", ids)
     for layer in ids:
         layer.ahead.clear()
-    for asked in requests:
-        for (layer, _), found in zip(asked, _pull(asked), strict=True):
-            layer.ahead.append(found)
+    for asked in asked_of:
+        supply(asked, _pulled(asked))
 
 
 def read_ahead(ids: Mapping[Any, Any]) -> None:
@@ -50,11 +49,10 @@ def read_ahead(ids: Mapping[Any, Any]) -> None:
     then it raises as the pull of these ids would.
     """
     planned: dict[Client, list[Pulled]] = {}
-    for asked in _requests("read_ahead", ids):
+    for asked in requests("read_ahead", ids):
         client = asked[0][0].bound().client
         if client.reads_ahead:
-            keys, _ = _keys(asked)
-            planned.setdefault(client, []).append(client.plan(keys, _lookups(asked)))
+            planned.setdefault(client, []).append(plan(asked))
     for client, pulls in planned.items():
         client.read_ahead(*pulls)
 
@@ -62,7 +60,7 @@ def read_ahead(ids: Mapping[Any, Any]) -> None:
 _Asked: TypeAlias = list[tuple["TableLayer", Any]]  # layers, and the tensors of ids of their next calls
 
 
-def _requests(function: str, ids: Mapping[Any, Any]) -> list[_Asked]:
+def requests(function: str, ids: Mapping[Any, Any]) -> list[_Asked]:
     """Group the ids of layers by the request that pulls them; `function` was given them."""
     by_request: dict[tuple[int, bool], _Asked] = {}
     for layer, tensors in ids.items():
@@ -88,18 +86,32 @@ def _keys(asked: _Asked) -> tuple[list[NDArray[np.int64]], list[Any]]:
     return keys, paddings
 
 
-def _lookups(asked: _Asked) -> list[tuple[int, int]]:
-    return [(layer.bound().number, i) for i, (layer, _) in enumerate(asked)]
+def plan(asked: _Asked) -> Pulled:
+    """Plan the request for the rows of the ids of layers of one client; it has no rows before a refresh."""
+    lookups = [(layer.bound().number, i) for i, (layer, _) in enumerate(asked)]
+    return asked[0][0].bound().client.plan(_keys(asked)[0], lookups)
 
 
-def _pull(asked: _Asked) -> list[tuple[Lookup, Any]]:
-    """Pull the rows of the ids of layers of one client, in one request.
+def supply(asked: _Asked, pulled: Pulled) -> None:
+    """Let the layers answer their next calls with these rows."""
+    for (layer, _), found in zip(asked, _split(asked, pulled), strict=True):
+        layer.ahead.append(found)
 
-    Returns of each lookup its rows, (unique ids, dim), functions of the layer's parameter if that trains.
+
+def _pulled(asked: _Asked) -> Pulled:
+    client, pulled = asked[0][0].bound().client, plan(asked)
+    client.settle()
+    client.refresh(pulled)
+    return pulled
+
+
+def _split(asked: _Asked, pulled: Pulled) -> list[tuple[Lookup, Any]]:
+    """Return of each layer its lookup in a request, and its rows.
+
+    Rows are (unique ids, dim), functions of the layer's parameter if that trains.
     """
     keys, paddings = _keys(asked)
     tables = [layer.bound() for layer, _ in asked]
-    pulled = tables[0].client.pull(keys, _lookups(asked))
     whole = Pull(pulled, len(asked))
     found: dict[int, tuple[Lookup, Any]] = {}
     for number, group in enumerate(pulled.groups):
@@ -295,7 +307,7 @@ class TableLayer(RowState):
         Padding has the number of an additional last row, which is not trained.
         """
         refuse_tracing(self, ids)
-        lookup, rows = self._announced(ids) or _pull([(self, ids)])[0]
+        lookup, rows = self._announced(ids) or _split([(self, ids)], _pulled([(self, ids)]))[0]
         numbers = torch.from_numpy(lookup.numbers)
         if lookup.padding is not None:
             every = torch.full((len(lookup.padding),), len(rows))

@@ -17,6 +17,7 @@ from oe_runtime.client import Client
 from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import job_hooks
+from oe_runtime.torch import collections
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 
 
@@ -33,7 +34,8 @@ def distributed_model(
     """Replace the large embeddings of `model` by tables on parameter servers, in place; return `model`.
 
     Replaces every `nn.Embedding` and `nn.EmbeddingBag` with num_embeddings ≥ `sparse_as_dense_size` by this
-    package's layer. Connects this package's layers to `client`, by default the job's, or to tables in this
+    package's layer, and every collection of TorchRec with such a table by this package's. Connects this
+    package's layers to `client`, by default the job's, or to tables in this
     process. A table has the
     name `name_prefix` + the layer's path in the model. Its rows start with the weights of the replaced layer,
     trained or not, which `distributed_optimizer` sends to the servers; with several processes of
@@ -64,7 +66,10 @@ def distributed_model(
             continue
         if isinstance(layer, TableLayer):
             _refuse_tied(model, name, layer)
-        if type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.num_embeddings >= sparse_as_dense_size:
+        if (collection := collections.replacement(layer, sparse_as_dense_size)) is not None:
+            replaced[id(layer)] = collection
+            kept |= {id(inner) for inner in layer.modules()}
+        elif type(layer) in (nn.Embedding, nn.EmbeddingBag) and layer.num_embeddings >= sparse_as_dense_size:
             _refuse_shared(model, name, layer)
             replaced[id(layer)] = _replacement(name, layer)
     if id(model) in replaced:

@@ -204,12 +204,31 @@ def _is_one_pull(parts: Sequence[Part]) -> bool:
 
 def _push_pull(parts: Sequence[Part], rate: float) -> None:
     """Push all rows of one request, in one message per server."""
-    lookups = [rows.lookups[0] for rows, _ in parts]
-    pulled = lookups[0].pull.pulled
-    sums = [np.zeros_like(group.rows) for group in pulled.groups]
-    for lookup, part in zip(lookups, parts, strict=True):
-        sums[lookup.group][lookup.places] += _gradient(part, 1)
-    lookups[0].table.client.push(pulled, sums, rate, summed=True)
+    of_groups: dict[int, list[Part]] = {}
+    for part in parts:
+        of_groups.setdefault(part[0].lookups[0].group, []).append(part)
+    first = parts[0][0].lookups[0]
+    groups = first.pull.pulled.groups
+    sums = [_sums(group.rows, of_groups.get(i, [])) for i, group in enumerate(groups)]
+    first.table.client.push(first.pull.pulled, sums, rate, summed=True)
+
+
+def _sums(rows: NDArray[Any], parts: Sequence[Part]) -> NDArray[Any]:
+    """Return the gradients of all rows of a group. If the parts are all of one array, it is not copied."""
+    whole = parts[0][1]._base if parts else None
+    if whole is not None and whole.shape == rows.shape and len(rows) == sum(len(part) for _, part in parts):
+        places = [of_rows.lookups[0].places for of_rows, _ in parts]
+        if all(
+            part._base is whole
+            and isinstance(place, slice)
+            and part.storage_offset() == place.start * rows.shape[1]
+            for place, (_, part) in zip(places, parts, strict=True)
+        ):
+            return _gradient((parts[0][0], whole), 1)
+    sums = np.zeros_like(rows)
+    for of_rows, part in parts:
+        sums[of_rows.lookups[0].places] += _gradient((of_rows, part), 1)
+    return sums
 
 
 def _together(table: Table, parts: Sequence[Part], workers: int) -> tuple[Any, list[Any]]:

@@ -1,6 +1,6 @@
 """Values on servers as a tensor that reads them when it is used, for `state_dict` and `layer.weight`.
 
-Which values these are is up to a `Source`; `oe_runtime.torch.state` has those of tables.
+Which values these are is up to a `RowSource`; `oe_runtime.torch.state` has those of tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from oe_runtime.errors import SpecError
 
 
-class Source:
+class RowSource:
     """Values that lie elsewhere."""
 
     trains = False  # whether gradients reach them
@@ -58,11 +58,11 @@ class Rows(torch.Tensor):  # type: ignore[misc]
     the first dimension read only theirs. Raises SpecError where they do not fit.
     """
 
-    source: Source
+    source: RowSource
     attached: bool  # to the layer; detached rows have no gradients
 
     @staticmethod
-    def __new__(cls, source: Source, *, attached: bool = False) -> Rows:
+    def __new__(cls, source: RowSource, *, attached: bool = False) -> Rows:
         """Make a tensor of the source's shape, without reading."""
         self: Rows = torch.Tensor._make_wrapper_subclass(  # there is no public name
             cls, source.shape, strides=source.strides, dtype=source.dtype, device="cpu"
@@ -71,7 +71,7 @@ class Rows(torch.Tensor):  # type: ignore[misc]
         self.attached = attached
         return self
 
-    def __init__(self, source: Source, *, attached: bool = False) -> None:
+    def __init__(self, source: RowSource, *, attached: bool = False) -> None:
         pass  # torch.Tensor takes no arguments
 
     def read(self) -> Any:
@@ -179,7 +179,7 @@ class Rows(torch.Tensor):  # type: ignore[misc]
         if self.attached:
             self.source.train(requires_grad)
         else:
-            Source.train(self.source, requires_grad)
+            RowSource.train(self.source, requires_grad)
         return self
 
     @property
@@ -211,10 +211,12 @@ class Rows(torch.Tensor):  # type: ignore[misc]
         raise TypeError(f"{self.source.what} have no memory in this process; use a clone() of this tensor")
 
 
-class _View(Source):
+class _View(RowSource):
     """A view of rows, such as a slice or the transposed matrix: `output` of the outputs of `func`, or all."""
 
-    def __init__(self, base: Source, func: Any, output: int | None, example: Any, part: slice | None) -> None:
+    def __init__(
+        self, base: RowSource, func: Any, output: int | None, example: Any, part: slice | None
+    ) -> None:
         super().__init__(base.what, tuple(example.shape), example.dtype, base.advice)
         self.strides = example.stride()
         self._base, self._func, self._output = base, func, output

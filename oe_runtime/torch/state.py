@@ -21,7 +21,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import OeError, ServerLost
 from oe_runtime.model_tables import assign_all, rows_on_servers
 from oe_runtime.spec import DTYPES
-from oe_runtime.torch.rows import Rows, Source
+from oe_runtime.torch.rows import Rows, RowSource
 
 if TYPE_CHECKING:
     from oe_runtime.spec import TableSpec
@@ -357,7 +357,7 @@ def refuse_tracing(layer: Any, ids: Any) -> None:
         refuse_program(layer, "torch.export")
 
 
-class TableValues(Source):
+class TableValues(RowSource):
     """Values of a layer's table."""
 
     def __init__(self, layer: RowState, what: str, shape: tuple[int, ...], dtype: Any) -> None:
@@ -422,7 +422,7 @@ class Listing:
         name = self.layer.table.spec.name
         return rows_on_servers(self.layer.table.client, [name])[name]
 
-    def values(self) -> Source:
+    def values(self) -> RowSource:
         """Return the ids as values for `Rows`."""
         return _Ids(self)
 
@@ -470,7 +470,7 @@ class _RowsOfIds(TableValues):
         )
 
 
-def _refuse_write(source: Source) -> NoReturn:
+def _refuse_write(source: RowSource) -> NoReturn:
     raise TypeError(
         f"{source.what} cannot be changed in place, because the table has any id: load into tensors of the "
         "file's sizes and then load_state_dict, or use layer.set_rows(rows, ids)"

@@ -16,7 +16,7 @@ constexpr size_t kAhead = 8;  // ids between a row's fetch into the caches and i
 
 // Some bags of one lookup.
 template <typename T>
-struct Piece {
+struct BagRange {
   const int32_t* inverse;  // of the lookup
   size_t ids;              // of the lookup
   const Bags* bags;
@@ -30,7 +30,7 @@ T ScaleOf(const Bags& bags, size_t ids) {
 }
 
 template <typename T, size_t kDim>
-void PoolPiece(const Piece<T>& piece, const T* rows) {
+void PoolPiece(const BagRange<T>& piece, const T* rows) {
   const size_t dim = kDim == 0 ? piece.dim : kDim;
   const Bags& bags = *piece.bags;
   const auto* weights = static_cast<const T*>(bags.weights);
@@ -57,7 +57,7 @@ void PoolPiece(const Piece<T>& piece, const T* rows) {
 }
 
 template <typename T, size_t kDim>
-void SumPiece(const Piece<T>& piece, T* sums) {
+void SumPiece(const BagRange<T>& piece, T* sums) {
   const size_t dim = kDim == 0 ? piece.dim : kDim;
   const Bags& bags = *piece.bags;
   const auto* weights = static_cast<const T*>(bags.weights);
@@ -101,7 +101,7 @@ size_t MostBags(const std::vector<Bags>& bags) {
 }
 
 template <typename T>
-Piece<T> PieceOf(const PlannedGroup& group, const std::vector<Bags>& bags, size_t lookup, size_t begin) {
+BagRange<T> RangeOf(const PlannedGroup& group, const std::vector<Bags>& bags, size_t lookup, size_t begin) {
   const PlannedLookup& of = group.lookups[lookup];
   return {group.inverse.data() + of.offset,
           of.size,
@@ -119,7 +119,7 @@ void PoolRows(const PlannedGroup& group, const T* rows, const std::vector<Bags>&
   pool->ParallelFor(pieces, [&](size_t piece) {
     for (size_t block = blocks * piece / pieces; block < blocks * (piece + 1) / pieces; ++block) {
       for (size_t l = 0; l < bags.size(); ++l) {
-        const Piece<T> part = PieceOf<T>(group, bags, l, block * kBlock);
+        const BagRange<T> part = RangeOf<T>(group, bags, l, block * kBlock);
         WithDim(group.dim, [&](auto dim) { PoolPiece<T, decltype(dim)::value>(part, rows); });
       }
     }
@@ -139,7 +139,7 @@ void SumRows(const PlannedGroup& group, const std::vector<Bags>& bags, T* sums, 
     for (size_t block = 0; block < blocks; ++block) {
       for (size_t l = 0; l < bags.size(); ++l) {
         if (group.lookups[l].table < first || group.lookups[l].table >= last) continue;
-        const Piece<T> part = PieceOf<T>(group, bags, l, block * kBlock);
+        const BagRange<T> part = RangeOf<T>(group, bags, l, block * kBlock);
         WithDim(group.dim, [&](auto dim) { SumPiece<T, decltype(dim)::value>(part, sums); });
       }
     }

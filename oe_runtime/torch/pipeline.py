@@ -1,0 +1,226 @@
+"""Training steps whose rows are pulled while the batch before computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from oe_runtime.client import Client, Pulled
+from oe_runtime.torch.collections import Collection
+from oe_runtime.torch.embedding import TableLayer, plan, requests, supply
+
+_Path: TypeAlias = tuple[tuple[str, Any], ...]  # how to get from a batch to a part of it
+
+
+@dataclass
+class _Request:
+    """A request for rows of a batch, and what lets its layers answer from them."""
+
+    client: Client
+    pulled: Pulled
+    layers: list[Any]
+    supply: Callable[[], None]
+
+
+@dataclass
+class _ReadBatch:
+    """A batch that was read, and the requests for its rows."""
+
+    data: Any
+    error: Exception | None = None  # of reading it, also StopIteration
+    requests: list[_Request] = field(default_factory=list)
+
+
+class TrainPipeline:
+    """Runs training steps, and pulls the rows of the next batch while a batch computes.
+
+        pipeline = embed.TrainPipeline(model, optimizer)
+        with contextlib.suppress(StopIteration):
+            batches = iter(loader)
+            while True:
+                output = pipeline.progress(batches)
+
+    `model(batch)` returns a loss, or a loss and something else, as for TorchRec's pipelines; `optimizer` is
+    one of `distributed_optimizer`. A second thread reads the next batch and pulls its rows; rows that the
+    step changes are pulled again after it, so results are, bit for bit, those of steps one after the other.
+    With `staleness` 1 they are not pulled again: rows then lack the step before, and no other.
+
+    What the layers are called with is learned from each step: a tensor or KeyedJaggedTensor somewhere in the
+    batch (in lists, tuples, dicts and attributes). A layer whose ids are not there, but computed from it,
+    pulls its rows when it is called; a warning names it. Batches are in this process's memory (`device`).
+    """
+
+    def __init__(self, model: Any, optimizer: Any, device: Any = None, *, staleness: int = 0) -> None:
+        """Raises ValueError for a model without tables, and for another staleness."""
+        if staleness not in (0, 1):
+            raise ValueError(f"staleness must be 0 or 1, not {staleness!r}")
+        if device is not None and torch.device(device).type != "cpu":
+            raise ValueError(
+                f"TrainPipeline is for batches in memory, not on {device}: train in a plain loop"
+            )
+        self._model, self._optimizer, self._staleness = model, optimizer, staleness
+        self._modules = _modules(model)
+        if not self._modules:
+            raise ValueError("the model has no tables: give it to distributed_model first")
+        self._called: list[tuple[Any, Any]] = []  # in this step: modules, and with what
+        note = _Note(self._called)  # which does not keep the pipeline, and its thread, alive
+        for module in self._modules:
+            module.register_forward_pre_hook(note, with_kwargs=True)
+        self._paths: dict[Any, list[_Path]] | None = None
+        self._thread: ThreadPoolExecutor | None = None  # while there is a next batch
+        self._next: tuple[Any, Future[_ReadBatch]] | None = None  # and the iterator that it is of
+        self._warned: set[str] = set()
+
+    def progress(self, batches: Iterator[Any]) -> Any:
+        """Train on the next batch; return what `model(batch)` returned beside the loss, or the loss.
+
+        Raises StopIteration at the end, and an error of `batches` at the batch that it is of.
+        """
+        waiting, self._next = self._next, None
+        if waiting is not None and waiting[0] is batches:
+            batch = waiting[1].result()
+        else:
+            batch = _read(batches, [], None)
+        if batch.error is not None:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+            raise batch.error
+        for request in batch.requests:
+            if not self._staleness:
+                request.client.refresh(request.pulled)
+            request.supply()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "oe-pull-ahead")
+        self._next = (
+            batches,
+            self._thread.submit(_read, batches, batch.requests if not self._staleness else [], self._paths),
+        )
+        self._called.clear()
+        self._optimizer.zero_grad()
+        try:
+            result = self._model(batch.data)
+        finally:
+            unused = [module for module in self._modules if module.ahead]
+            for module in unused:
+                module.ahead.clear()
+        if self._paths is None or unused:
+            self._learn(batch.data)
+        losses, output = result if isinstance(result, tuple) else (result, result)
+        losses.sum().backward()
+        if self._staleness:
+            self._next[1].result()  # the next rows lack this step, however fast it was
+        self._optimizer.step()
+        return output
+
+    def _learn(self, data: Any) -> None:
+        """Find out where in a batch the arguments of this step's calls are."""
+        places = {id(part): path for path, part in _parts(data)}
+        self._paths = {}
+        unknown = set()
+        for module, argument in self._called:
+            if id(argument) in places:
+                self._paths.setdefault(module, []).append(places[id(argument)])
+            else:
+                unknown.add(module)
+        for module in unknown:
+            self._paths.pop(module, None)
+            name = next(name for name, one in self._model.named_modules() if one is module)
+            if name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(
+                    f"layer '{name}': its rows are pulled when it is called, not ahead, because what it is "
+                    "called with is not in the batch; let the batch have its ids as the layer takes them",
+                    stacklevel=4,
+                )
+
+
+@dataclass
+class _Note:
+    """Called before a layer; notes it and what it is called with."""
+
+    called: list[tuple[Any, Any]]
+
+    def __call__(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.called.append((module, arguments[0] if arguments else next(iter(named.values()), None)))
+
+
+def _modules(model: Any) -> list[Any]:
+    """Return the collections of a model, and the layers with tables outside of them."""
+    collections = [one for one in model.modules() if isinstance(one, Collection)]
+    inner = {id(layer) for one in collections for layer in one.layers}
+    return collections + [
+        one for one in model.modules() if isinstance(one, TableLayer) and id(one) not in inner
+    ]
+
+
+def _read(
+    batches: Iterator[Any], pushed_next: Sequence[_Request], paths: Mapping[Any, Sequence[_Path]] | None
+) -> _ReadBatch:
+    """Read a batch and pull its rows; `pushed_next` are requests whose push changes some of them."""
+    try:
+        batch = _ReadBatch(next(batches))
+    except Exception as error:  # it is raised in its turn
+        return _ReadBatch(None, error)
+    if not paths:
+        return batch
+    with suppress(Exception):  # the batch's own step tries again, and raises it
+        calls = {module: [_get(batch.data, path) for path in of_one] for module, of_one in paths.items()}
+        batch.requests = _planned(calls)
+        for request in batch.requests:
+            if (pushed := _same(request, pushed_next)) is not None:
+                request.client.follow(request.pulled, pushed)
+            request.client.refresh(request.pulled)
+    return batch
+
+
+def _planned(calls: Mapping[Any, Sequence[Any]]) -> list[_Request]:
+    """Plan the requests for the rows of calls: of each layer and collection, what it will be called with."""
+    found = []
+    for module, arguments in calls.items():
+        for argument in arguments if isinstance(module, Collection) else ():
+            planned = module.plan(argument)
+            for one in planned.requests:
+                layers = [feature.layer for feature in one.features]
+                found.append(_Request(one.client, one.pulled, layers, lambda: None))
+            found[-1].supply = partial(module.ahead.append, planned)
+    plain = {module: arguments for module, arguments in calls.items() if isinstance(module, TableLayer)}
+    for asked in requests("TrainPipeline", plain):
+        pulled = plan(asked)
+        layers = [layer for layer, _ in asked]
+        found.append(_Request(layers[0].bound().client, pulled, layers, partial(supply, asked, pulled)))
+    return found
+
+
+def _same(request: _Request, before: Sequence[_Request]) -> Pulled | None:
+    """Return the rows of the request of the batch before for the same layers, which will be pushed."""
+    found = [one for one in before if one.client is request.client and one.layers == request.layers]
+    return found[0].pulled if found else None
+
+
+def _parts(data: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """Yield the parts of a batch that a layer may be called with, and how to get there."""
+    if isinstance(data, torch.Tensor) or hasattr(data, "offsets"):
+        yield path, data
+    elif isinstance(data, dict):
+        for key, part in data.items():
+            yield from _parts(part, (*path, ("item", key)))
+    elif isinstance(data, (list, tuple)):
+        for number, part in enumerate(data):
+            yield from _parts(part, (*path, ("item", number)))
+    else:
+        for name, part in getattr(data, "__dict__", {}).items():
+            yield from _parts(part, (*path, ("attribute", name)))
+
+
+def _get(data: Any, path: _Path) -> Any:
+    for kind, name in path:
+        data = data[name] if kind == "item" else getattr(data, name)
+    return data

@@ -1,0 +1,167 @@
+"""The rows of many features in one request and one function of autograd's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.autograd.function import once_differentiable
+
+from oe_runtime.client import Bags, Client, Group, Pulled
+from oe_runtime.torch.embedding import TableLayer
+from oe_runtime.torch.gradients import GradientRows, Lookup, Pull, RowsParameter
+
+
+@dataclass
+class Feature:
+    """The ids of one feature, and where its embeddings go."""
+
+    layer: TableLayer
+    ids: NDArray[np.int64]
+    bags: Bags
+    weights: Any  # a tensor, if they may be trained; None if all are 1
+    output: int  # its number
+    place: tuple[slice, slice]  # in the output
+
+
+@dataclass
+class Request:
+    """The rows of features in the tables of one client: planned, without rows before `Client.refresh`."""
+
+    client: Client
+    pulled: Pulled
+    features: list[Feature]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the tables are trained."""
+        return self.features[0].layer.trains()
+
+
+def plan(features: Sequence[Feature]) -> list[Request]:
+    """Plan the requests for the rows of features: one for the tables of a client, one for its frozen ones.
+
+    Raises as `Client.plan` does.
+    """
+    found: dict[tuple[int, bool], list[Feature]] = {}
+    for feature in features:
+        # A push covers all rows of its request, so frozen tables have a request of their own.
+        key = (id(feature.layer.bound().client), feature.layer.trains())
+        found.setdefault(key, []).append(feature)
+    requests = []
+    for some in found.values():
+        client = some[0].layer.bound().client
+        lookups = [(feature.layer.bound().number, i) for i, feature in enumerate(some)]
+        requests.append(Request(client, client.plan([feature.ids for feature in some], lookups), some))
+    return requests
+
+
+def pooled(requests: Sequence[Request], outputs: Sequence[NDArray[np.float32]], device: Any) -> list[Any]:
+    """Fill the outputs with the features' embeddings; return them as tensors of the layers' parameters."""
+    blocks = [block for request in requests for block in _blocks(request)]
+    weights = [feature.weights for block in blocks for feature in block.features]
+    parameters = [parameter for block in blocks for parameter in block.parameters]
+    for block in blocks:
+        block.client.pool(block.group, block.bags, [outputs[one.output][one.place] for one in block.features])
+    tensors = [torch.from_numpy(output).to(device) for output in outputs]
+    work = _Work(blocks, [one is not None for one in weights])
+    given = [one for one in weights if one is not None]
+    return list(_Pooled.apply(work, tensors, *parameters, *given))
+
+
+@dataclass
+class _Block:
+    """The tables of one dim of one request."""
+
+    client: Client
+    group: Group
+    features: list[Feature]  # in the order of the group's lookups
+    lookups: list[Lookup]  # of each table; none if they are not trained
+    parameters: list[RowsParameter]  # of these tables
+
+    @property
+    def bags(self) -> list[Bags]:
+        return [feature.bags for feature in self.features]
+
+
+@dataclass
+class _Work:
+    blocks: list[_Block]
+    weighted: list[bool]  # of each feature of all blocks
+
+
+def _blocks(request: Request) -> list[_Block]:
+    """Return what a request has brought, by dim."""
+    layers = {feature.layer.bound().number: feature.layer for feature in request.features}
+    pull = Pull(request.pulled, len(layers))
+    blocks = []
+    for number, group in enumerate(request.pulled.groups):
+        block = _Block(request.client, group, [request.features[i] for i in group.lookups], [], [])
+        for table, keys, ranges in group.tables if request.trains else ():
+            layer, size = layers[table], len(keys)
+            places: slice | NDArray[np.int64] = slice(*ranges[0]) if len(ranges) == 1 else slice(0, 0)
+            if len(ranges) > 1:
+                places = np.concatenate([np.arange(*one) for one in ranges])
+            block.lookups.append(
+                Lookup(layer.bound(), None, keys, None, pull, number, places, np.arange(size), size)
+            )
+            block.parameters.append(layer.anchor)
+        blocks.append(block)
+    return blocks
+
+
+class _Pooled(torch.autograd.Function):  # type: ignore[misc]
+    """Embeddings as a function of the tables' parameters and of the ids' weights."""
+
+    @staticmethod
+    def forward(ctx: Any, work: _Work, outputs: Sequence[Any], *_: Any) -> Any:
+        ctx.work = work
+        ctx.shapes = [output.shape for output in outputs]
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        arrays = [_to_array(gradient) for gradient in gradients]
+        task = torch._C._current_graph_task_id()
+        of_parameters: list[Any] = []
+        of_weights: list[Any] = []
+        needed = list(ctx.needs_input_grad[2:])
+        first_weight = sum(len(block.parameters) for block in ctx.work.blocks)
+        wanted = iter(needed[first_weight:])
+        weighted = iter(ctx.work.weighted)
+        for block in ctx.work.blocks:
+            parts = [arrays[one.output][one.place] for one in block.features]
+            if any(parameter.requires_grad for parameter in block.parameters):
+                sums = torch.from_numpy(block.client.sum_bags(block.group, block.bags, parts))
+            for lookup, parameter in zip(block.lookups, block.parameters, strict=True):
+                if not parameter.requires_grad:
+                    of_parameters.append(None)
+                    continue
+                parameter.arrived.setdefault(task, []).append((GradientRows([lookup]), sums[lookup.places]))
+                of_parameters.append(parameter.new_empty(0))
+            begin = 0
+            for feature, part in zip(block.features, parts, strict=True):
+                rows = block.group.inverse[begin : begin + len(feature.ids)]
+                begin += len(feature.ids)
+                if next(weighted):
+                    of_weights.append(
+                        _weight_gradients(block.group.rows[rows], feature, part) if next(wanted) else None
+                    )
+        return None, None, *of_parameters, *of_weights
+
+
+def _weight_gradients(rows: NDArray[Any], feature: Feature, gradient: NDArray[Any]) -> Any:
+    """Return the gradient of the weight of each id: its row times its bag's gradient."""
+    bag = np.repeat(np.arange(len(gradient)), np.diff(feature.bags.offsets))
+    found = torch.from_numpy(np.einsum("ij,ij->i", rows, gradient[bag]))
+    return found.to(feature.weights.device, feature.weights.dtype)
+
+
+def _to_array(gradient: Any) -> NDArray[Any]:
+    array: NDArray[Any] = gradient.detach().to("cpu", torch.float32).contiguous().numpy()
+    return array
