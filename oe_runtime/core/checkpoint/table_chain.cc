@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "oe_runtime/core/common/error.h"
+#include "oe_runtime/core/optimizer/optimizer.h"
 
 namespace oe {
 namespace {
@@ -21,6 +22,7 @@ void CheckSpec(const TableFileInfo& info, const TableSpec& spec, size_t row_byte
   TableSpec saved = info.spec;
   // How it goes on, not what is in the file.
   saved.nonfinite_gradients = spec.nonfinite_gradients;
+  if (GoesOnFrom(saved.optimizer, spec.optimizer)) saved.optimizer = spec.optimizer;
   for (size_t i = 0; i < std::min(saved.eviction.size(), spec.eviction.size()); ++i) {
     if (saved.eviction[i].name != "cap" || spec.eviction[i].name != "cap") continue;
     saved.eviction[i].params = spec.eviction[i].params;  // how many rows; which of them go must be the same

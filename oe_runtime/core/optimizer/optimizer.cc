@@ -111,6 +111,18 @@ OptimizerDescription Describe(const OptimizerSpec& spec) {
   return description;
 }
 
+bool GoesOnFrom(const OptimizerSpec& earlier, const OptimizerSpec& now) {
+  Params form = now.params;
+  const bool is_below_root = now.name == "adagrad" || now.name == "rmsprop";
+  if (earlier.name != now.name || (!is_below_root && now.name != "adam" && now.name != "adamw")) return false;
+  if (form.erase("torch") == 0 || (form.count("momentum") != 0 && form.at("momentum") != 0)) return false;
+  if (is_below_root) form.at("epsilon") *= form.at("epsilon");
+  const auto is_same = [](const auto& left, const auto& right) {  // but for the rounding of a square
+    return left.first == right.first && std::abs(left.second - right.second) <= 1e-12 * std::abs(left.second);
+  };
+  return std::equal(form.begin(), form.end(), earlier.params.begin(), earlier.params.end(), is_same);
+}
+
 size_t ValuesOf(const std::vector<OptimizerSlot>& slots) {
   size_t values = 0;
   for (const OptimizerSlot& slot : slots) values += slot.values;

@@ -84,4 +84,9 @@ class Optimizer {
   const bool has_options_;
 };
 
+// Whether rows with the state of a complete optimizer can go on with another, whose state means the same.
+// 0.2.0 described PyTorch's optimizers without the flag `torch`, with the square of epsilon below the root.
+// The momenta of its sgd and rmsprop had the learning rate in them.
+bool GoesOnFrom(const OptimizerSpec& earlier, const OptimizerSpec& now);
+
 }  // namespace oe

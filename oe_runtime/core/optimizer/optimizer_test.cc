@@ -701,6 +701,25 @@ TEST(OptimizerTest, RefusesUnsupportedSpecifications) {
   EXPECT_NE(message({"adam", {{"beta_2", 1.0}}}).find("'beta_2' must be between 0 and"), std::string::npos);
 }
 
+TEST(OptimizerTest, GoesOnFromWhat020WroteWhereTheStateMeansTheSame) {
+  const auto goes_on = [](const std::string& name, const Params& earlier, Params now) {
+    now["torch"] = 1;
+    return GoesOnFrom(Complete({name, earlier}), Complete({name, now}));
+  };
+  EXPECT_TRUE(goes_on("adam", {{"epsilon", 1e-8}}, {{"epsilon", 1e-8}}));
+  EXPECT_TRUE(goes_on("adamw", {{"amsgrad", 1}}, {{"amsgrad", 1}}));
+  EXPECT_TRUE(goes_on("adagrad", {{"epsilon", 1e-20}}, {{"epsilon", 1e-10}}));
+  EXPECT_TRUE(goes_on("adagrad", {{"epsilon", 0}}, {{"epsilon", 0}}));
+  EXPECT_TRUE(goes_on("rmsprop", {{"epsilon", 1e-16}}, {{"epsilon", 1e-8}}));
+  EXPECT_FALSE(
+      goes_on("rmsprop", {{"epsilon", 1e-16}, {"momentum", 0.5}}, {{"epsilon", 1e-8}, {"momentum", 0.5}}));
+  EXPECT_FALSE(goes_on("sgd", {{"momentum", 0.5}}, {{"momentum", 0.5}}));
+  EXPECT_FALSE(goes_on("adam", {{"epsilon", 1e-8}}, {{"epsilon", 1e-7}}));
+  EXPECT_FALSE(goes_on("adam", {{"epsilon", 1e-8}}, {{"epsilon", 1e-8}, {"coupled_weight_decay", 0.1}}));
+  EXPECT_FALSE(goes_on("adagrad", {{"epsilon", 1e-10}}, {{"epsilon", 1e-10}}));
+  EXPECT_FALSE(GoesOnFrom(Complete({"adam", {{"torch", 1}}}), Complete({"adam", {}}))) << "but not back";
+}
+
 TEST(OptimizerTest, SlotsAreTheWholeState) {
   for (const Reference& reference : References()) {
     const OptimizerSpec spec = Complete(reference.spec);

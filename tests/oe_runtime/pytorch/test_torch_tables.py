@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import oe_runtime.torch as embed  # noqa: E402
 from oe_runtime import Client, StorageSpec, TableSpec  # noqa: E402
-from oe_runtime.errors import KeyRangeError, SpecError, SpecMismatch  # noqa: E402
+from oe_runtime.errors import CheckpointError, KeyRangeError, SpecError, SpecMismatch  # noqa: E402
 
 
 def bound(layer, make=lambda p: torch.optim.SGD(p, 0.1), client=None):
@@ -256,6 +256,16 @@ def test_rows_that_0_2_0_made_keep_its_form_of_the_optimizer(tmp_path, storage, 
             layer(torch.arange(9)).sum().backward()
             optimizer.step()
             assert not np.array_equal(client.pull_rows(layer.table.number, np.arange(9)), rows)
+    # The same files, restored by the user's own call.
+    with Client.in_process() as client:
+        layer, optimizer = bound(embed.Embedding(9, 2, name="embedding"), make, client=client)
+        assert layer.table.spec.optimizer["torch"] == 1
+        if rule.get("momentum"):
+            with pytest.raises(CheckpointError, match=r"'optimizer\.(torch|epsilon)' was "):
+                client.restore(tmp_path / "saved")
+        else:
+            client.restore(tmp_path / "saved")
+            assert np.array_equal(client.pull_rows(layer.table.number, np.arange(9)), rows)
 
 
 def test_a_server_of_0_2_0_gets_its_form_of_the_optimizer(monkeypatch):
