@@ -90,6 +90,7 @@ class _Rows:
         if process()[1] > 1:
             torch.distributed.barrier()  # no pull before the first process has assigned all rows
         optimizer_state.register(self._optimizer, [layer for layer, *_ in self._specs])
+        keep_freed_memory()
         self._share_gradients()
         for before in _BOUND.setdefault(self._optimizer, []):  # a second call is in place of the first
             before.forget([layer for layer, *_ in self._specs])
@@ -173,6 +174,16 @@ class _Rows:
 
 
 _BOUND: WeakKeyDictionary[Any, list[_Rows]] = WeakKeyDictionary()  # by optimizer
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory that a step frees, at most 64 MiB of it, for the next step.
+
+    It returns freed memory to the kernel where that is more than twice the largest block that was ever freed,
+    and counts blocks up to 32 MiB. A step that faults its activations in anew takes a tenth longer. So free
+    one such block, without touching it. Other allocators do not mind.
+    """
+    np.empty((32 << 20) - (64 << 10), np.uint8)
 
 
 def _groups(optimizer: Any) -> dict[int, dict[str, Any]]:
