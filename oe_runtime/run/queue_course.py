@@ -139,6 +139,9 @@ class QueueCourse(ScriptCourse):
         if self._first:
             # The servers and their storage may end after this.
             self._save(self.checkpoints.take_files, position, files=True)
+            assert self.saved is not None  # noqa: S101 - just now, or at the begin
+            # The other workers' last steps, which they have reported since this one's.
+            self.position = replace(position, step=self.saved.position.step)
 
     def evaluate_at_end(self) -> None:
         """See ScriptCourse. Worker 0 evaluates; the others wait for its end."""
