@@ -52,8 +52,9 @@ class Connections:
         except ServerLost as error:
             with self._changed:
                 self._error = error
-                self._lost += self._idle  # they are as old
+                self._lost += [*self._idle, *([client] if client else [])]  # all are as old
                 self._idle.clear()
+                client = None
             raise
         finally:
             with self._changed:
