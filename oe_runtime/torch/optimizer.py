@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
@@ -184,6 +185,22 @@ def keep_freed_memory() -> None:
     one such block, without touching it. Other allocators do not mind.
     """
     np.empty((32 << 20) - (64 << 10), np.uint8)
+
+
+def _refuse_unbound(optimizer: Any, *_: Any) -> None:
+    """Before the step of any optimizer: raise RuntimeError if it would leave out gradients of rows."""
+    if optimizer in _BOUND:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, RowsParameter) and parameter.parts:
+                raise RuntimeError(
+                    f"{type(optimizer).__name__}.step() cannot train the rows of {parameter.label} on "
+                    "parameter servers: give the optimizer to distributed_optimizer(optimizer, model) first"
+                )
+
+
+register_optimizer_step_pre_hook(_refuse_unbound)
 
 
 def _groups(optimizer: Any) -> dict[int, dict[str, Any]]:

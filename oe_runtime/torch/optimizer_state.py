@@ -83,7 +83,7 @@ def _check(layer: RowState, entry: Mapping[str, Any] | None) -> None:
         if sizes:
             warnings.warn(
                 f"{what}: the state given has nothing for its rows, whose optimizer's state stays as it is",
-                stacklevel=5,
+                stacklevel=6,
             )
         return
     if _PUSHES not in entry:
@@ -107,7 +107,7 @@ def _check(layer: RowState, entry: Mapping[str, Any] | None) -> None:
             f"{what}: optimizer {table.spec.optimizer['name']} depends on the number of pushes, which was "
             f"{entry[_PUSHES]} when the state was saved and is {entry[_PUSHES] - missing} in this table: its "
             "next updates differ from those of continued training; client.save and jobs keep the number",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

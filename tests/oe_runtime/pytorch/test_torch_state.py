@@ -407,6 +407,7 @@ def test_weight_is_trained_as_stock(use):
     [
         lambda layer: layer.weight.requires_grad_(False),
         lambda layer: setattr(layer.weight, "requires_grad", False),
+        lambda layer: layer.requires_grad_(False),
         lambda layer: setattr(layer, "weight", torch.nn.Parameter(torch.ones(ROWS, 4), requires_grad=False)),
     ],
 )
@@ -484,6 +485,18 @@ REFUSED = {
     "functional_call of parameters": (
         lambda m: torch.func.functional_call(m, dict(pair()[0].named_parameters()), (IDS[:, None],)),
         "functional_call cannot replace it",
+    ),
+    "parameters_to_vector": (
+        lambda m: torch.nn.utils.parameters_to_vector(m.parameters()),
+        "cannot use the parameter of table '0'",
+    ),
+    "vector_to_parameters": (
+        lambda m: torch.nn.utils.vector_to_parameters(torch.ones(ROWS * 4), m.parameters()),
+        "cannot use the parameter of table '0'",
+    ),
+    "stack_module_state": (
+        lambda m: torch.func.stack_module_state([m, m]),
+        "cannot use the parameter of table '0'",
     ),
     "to_empty": (lambda m: m.to_empty(device="meta"), "meta device"),
 }
@@ -596,6 +609,22 @@ def test_an_average_of_a_model_without_a_table_has_no_rows_in_secret():
     average = torch.optim.swa_utils.AveragedModel(ours)
     with pytest.raises(RuntimeError, match="has no table yet: give its model to distributed_model"):
         outputs(average)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+def test_an_optimizer_that_does_not_train_the_rows_is_refused(make):
+    ours = embed.distributed_model(torch.nn.Sequential(torch.nn.Embedding(ROWS, 4), torch.nn.Linear(4, 1)))
+    before = outputs(ours)
+    optimizer = make(ours.parameters(), lr=0.1)
+    ours(IDS[:, None]).sum().backward()
+    with pytest.raises(RuntimeError, match=rf"{make.__name__}\.step\(\) cannot .* distributed_optimizer"):
+        optimizer.step()
+    assert (outputs(ours) == before).all()
+    optimizer.zero_grad()
+    embed.distributed_optimizer(optimizer, ours)
+    ours(IDS[:, None]).sum().backward()
+    optimizer.step()
+    assert (outputs(ours) != before).any()
 
 
 def test_rows_of_servers_are_looked_up_without_an_optimizer():
