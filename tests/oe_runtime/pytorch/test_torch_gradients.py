@@ -512,6 +512,20 @@ def test_a_gradient_of_unknown_rows_is_refused():
         torch.autograd.grad(model(IDS)[:, 0], parameter, torch.eye(4), is_grads_batched=True)
 
 
+def test_workers_of_another_launcher_cannot_read_gradients():
+    torch.manual_seed(0)
+    model = embed.distributed_model(Model())
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
+    embed.distributed_optimizer(optimizer, model, workers=2)
+    for _ in range(2):
+        optimizer.zero_grad()  # nothing to exchange
+        loss(model).backward()
+        optimizer.step()
+    loss(model).backward()
+    with pytest.raises(RuntimeError, match=r"read with 2 workers, but torch\.distributed is not initialised"):
+        clip_grad_norm_(model.parameters(), 0.1)
+
+
 def test_an_optimizer_that_does_not_push_is_refused():
     model, _ = made(OPTIMIZERS["SGD"], True)
     other = torch.optim.SGD(model.parameters(), 0.1)
