@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
     module.trigger = trigger()  # captured by the layers' graphs
     # A served model is not trained, and rows in a graph refuse gradients, even while these are saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    tf.saved_model.save(module, str(path), signatures, options)
+    with _rows_left_out():
+        tf.saved_model.save(module, str(path), signatures, options)
     outputs = signatures["forward"].get_concrete_function().structured_outputs
     names = {id(layer): name for name, layer in model.served.layers.items()}
     Description(
@@ -110,6 +112,17 @@ def _write_serving_model(model: Any, tables: Mapping[str, Table], path: Path) ->
         groups=list(groups.values()),
         weights=list(named),
     ).write(path / FILE)
+
+
+@contextlib.contextmanager
+def _rows_left_out() -> Iterator[None]:
+    """Let TensorFlow save layers of tables, which refuse that by this method, without anything of them."""
+    refusal = TableLayer._serialize_to_tensors
+    del TableLayer._serialize_to_tensors
+    try:
+        yield
+    finally:
+        setattr(TableLayer, refusal.__name__, refusal)
 
 
 def _named_outputs(outputs: Any) -> dict[str, Any]:
