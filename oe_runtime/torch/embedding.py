@@ -215,7 +215,7 @@ class TableLayer(RowState):
         self.ahead: list[tuple[Lookup, Any]] = []  # the lookups of `pull`, and their rows
         self._padding: tuple[Any, Any] | None = None  # its row, after what it depends on
         # Empty: it has the rows' gradients, and its group of the optimizer their learning rate.
-        self.anchor = RowsParameter()
+        self.anchor = RowsParameter(torch.empty(0, self.embedding_dim))
 
     @property
     def frozen(self) -> bool:

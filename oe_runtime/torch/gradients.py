@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from oe_runtime.client import Client, Pulled
 from oe_runtime.spec import TableSpec
 
+_MOST_PARTS = 32  # of a gradient that are not joined yet
 _plain = torch._C.DisableTorchFunctionSubclass  # inside, tensors of this module are ordinary ones
 
 
@@ -64,6 +65,10 @@ class GradientRows:
     union: NDArray[np.int64] | None = None  # ascending keys; None: those of the only lookup, in its order
     mine: NDArray[np.bool_] | None = None  # after an exchange, the rows that this worker pushes
 
+    def equals(self, other: GradientRows) -> bool:
+        """Whether both are of the same rows in the same order."""
+        return self is other or np.array_equal(self.keys, other.keys)
+
     @property
     def keys(self) -> NDArray[np.int64]:
         """The key of each row of the gradient."""
@@ -105,7 +110,8 @@ class _PulledRows(torch.autograd.Function):  # type: ignore[misc]
                     found.append(None)
                 else:
                     parameter.arrived.setdefault(task, []).append((GradientRows([lookup]), gradient))
-                    found.append(parameter.new_empty(0))  # autograd then calls `_accumulate`, once
+                    # Autograd then calls `_accumulate`, once.
+                    found.append(parameter.new_empty(parameter.shape))
         return tuple(found)
 
 
@@ -165,6 +171,50 @@ def _flat(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     found: list[Any] = []
     for one in (*args, *kwargs.values()):
         found.extend(one if isinstance(one, (list, tuple)) else [one])
+    return found
+
+
+class RowsGradient(torch.Tensor):  # type: ignore[misc]
+    """A gradient that knows which rows it is of, and is not added to one of others.
+
+    Two gradients of equally many rows have one shape, but need not be of the same rows.
+    """
+
+    of_rows: GradientRows
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do it; a result of the same shape is of the same rows."""
+        kwargs = kwargs or {}
+        mine = [one for one in (*args, *kwargs.values()) if isinstance(one, RowsGradient)]
+        for other in mine[1:]:
+            if not mine[0].of_rows.equals(other.of_rows):
+                raise ValueError(  # operators take a TypeError for something else
+                    "gradients of different rows on parameter servers cannot be combined: add the losses, or "
+                    "call backward for each without zero_grad between"
+                )
+        with _plain():
+            found = func(*args, **kwargs)
+            if mine and type(found) is torch.Tensor and found.shape == mine[0].shape:
+                found = _with_rows(found, mine[0].of_rows)
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowsGradient:
+        """Return a copy of the same rows."""
+        with _plain():
+            return _with_rows(torch.Tensor.clone(torch.Tensor.detach(self)), self.of_rows)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle as an ordinary tensor, which any program can load."""
+        with _plain():
+            return torch.Tensor.detach(self).as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+def _with_rows(gradient: Any, rows: GradientRows) -> RowsGradient:
+    found: RowsGradient = gradient.as_subclass(RowsGradient)
+    found.of_rows = rows
     return found
 
 
@@ -230,7 +280,9 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
         if len(self.parts) > 1:
             self.parts = [_joined(self.parts)]
         ((rows, gradient),) = self.parts
-        gradient.of_rows = rows
+        if not isinstance(gradient, RowsGradient):
+            with _plain():
+                self.parts = [(rows, gradient := _with_rows(gradient, rows))]
         return gradient
 
     @grad.setter
@@ -316,6 +368,10 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
                     break
             else:
                 self.parts.append((rows, gradient))
+        # Without a step a program may call backward often; a mean of several workers is not added to others.
+        plain = all(of_rows.mine is None and not part.requires_grad for of_rows, part in self.parts)
+        if len(self.parts) > _MOST_PARTS and plain:
+            self.parts = [_joined(self.parts)]
 
     def end_step(self) -> None:
         """Keep the gradient after a step, as torch does, until it is None or added to.
@@ -352,8 +408,9 @@ def _autograd_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     for i, parameter in ours.items():
         parts = [part for task in set(parameter.arrived) - known[i] for part in parameter.take(task)]
         if parts:
-            rows, found[i] = parts[0] if len(parts) == 1 else _joined(parts)
-            found[i].of_rows = rows
+            rows, gradient = parts[0] if len(parts) == 1 else _joined(parts)
+            with _plain():
+                found[i] = _with_rows(gradient, rows)
     return tuple(found)
 
 

@@ -143,7 +143,7 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
                     of_parameters.append(None)
                     continue
                 parameter.arrived.setdefault(task, []).append((GradientRows([lookup]), sums[lookup.places]))
-                of_parameters.append(parameter.new_empty(0))
+                of_parameters.append(parameter.new_empty(parameter.shape))
             begin = 0
             for feature, part in zip(block.features, parts, strict=True):
                 rows = block.group.inverse[begin : begin + len(feature.ids)]

@@ -201,11 +201,13 @@ class RowState(nn.Module):  # type: ignore[misc]
         error_msgs: list[str],
     ) -> None:
         """Set the rows to `weight`, of this layer or a stock one; called by load_state_dict."""
+        anchor = prefix + "anchor"  # empty; states of earlier versions have it
+        others = {name: value for name, value in state_dict.items() if name != anchor}
         super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         names = ["weight", "ids"] if self.num_embeddings == -1 else ["weight"]
-        anchor, own = prefix + "anchor", [prefix + name for name in names]
+        own = [prefix + name for name in names]
         missing_keys[:] = [name for name in missing_keys if name != anchor]
         unexpected_keys[:] = [name for name in unexpected_keys if name not in own]
         if missing := [name for name in own if name not in state_dict]:

@@ -607,3 +607,46 @@ def test_two_workers_read_the_mean_of_all_gradients(tmp_path):
         assert [worker.returncode for worker in workers] == [0, 0], said
     finally:
         servers.end()
+
+
+def test_gradients_of_other_rows_are_not_added_though_they_are_as_many():
+    model = embed.distributed_model(Model(), Client.in_process())
+    optimizer = embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    ids, others = torch.tensor([[1, 2], [3, 4]]), torch.tensor([[10, 11], [12, 13]])
+    parameter = next(model.users.parameters())
+
+    def gradient_of(some):
+        optimizer.zero_grad()
+        loss(model, some).backward()
+        return parameter.grad.clone()
+
+    first, same, other = gradient_of(ids), gradient_of(ids), gradient_of(others)
+    assert torch.equal(first, same)
+    assert torch.equal(copy.deepcopy(first) + same, 2 * first)  # of the same rows
+    for combine in (lambda: other.add_(first), lambda: first + other, lambda: parameter.grad.copy_(first)):
+        with pytest.raises(ValueError, match="gradients of different rows on parameter servers"):
+            combine()
+    parameter.grad = first * 0.5  # which says of which rows it is
+    assert parameter.grad_keys.tolist() == [1, 3]
+    assert float(clip_grad_norm_(model.parameters(), 1e9)) > 0
+
+
+def test_parameters_have_two_dimensions_and_refuse_initializers():
+    """Programs choose weights for decay or a start by their number of dimensions."""
+    model = embed.distributed_model(Model(), Client.in_process())
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    plain = [p for p in model.parameters() if p.dim() < 2]
+    assert [len(decayed), len(plain)] == [3, 1]
+    groups = [{"params": decayed, "weight_decay": 0.5}, {"params": plain, "weight_decay": 0.0}]
+    embed.distributed_optimizer(torch.optim.SGD(groups, 0.1), model)
+    assert model.users.table.spec.optimizer["weight_decay"] == 0.5
+    with pytest.raises(RuntimeError, match="uniform_ cannot use the parameter of table 'users'"):
+        torch.nn.init.xavier_uniform_(next(model.users.parameters()))
+
+
+def test_backward_passes_without_a_step_do_not_keep_all_batches():
+    model = embed.distributed_model(Model(), Client.in_process())
+    embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    for number in range(100):
+        loss(model, torch.tensor([[number % 70 + 6, 1], [7, 8]])).backward()
+    assert len(next(model.users.parameters()).parts) <= 33
