@@ -69,7 +69,7 @@ class UpdatesRows:
 
     def _check_rule(self, spec: Any) -> None:
         with tf.init_scope():  # tf-keras reads its learning rate for that
-            rule = replace(spec, optimizer=self._rule()).optimizer
+            rule = replace(spec, optimizer=self._table_rule()).optimizer
         if rule != spec.optimizer:
             raise ValueError(
                 f"table '{spec.name}' was made for {_words(spec.optimizer)}, the optimizer of compile, but "
@@ -90,7 +90,7 @@ class UpdatesRows:
             for value, one, (_, variable) in zip(values, summed, slices, strict=True)
         ], dense
 
-    def _rule(self) -> dict[str, Any]:
+    def _table_rule(self) -> dict[str, Any]:
         """Return the rule of tables that are trained by this optimizer."""
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Keras3UpdatesRows(UpdatesRows):
         unpickle, arguments = reduced
         return getattr(stock_class(self), unpickle.__name__), arguments
 
-    def _rule(self) -> dict[str, Any]:
+    def _table_rule(self) -> dict[str, Any]:
         return table_optimizer(self)
 
     def _present_rate(self) -> Any:

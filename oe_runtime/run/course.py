@@ -180,6 +180,11 @@ class Course:
             self._stop.raise_limit(2 * (time.monotonic() - self._ended))
         return result
 
+    @property
+    def lost(self) -> bool:
+        """Whether this worker has lost a server or a worker: the others learn it as the step is counted."""
+        return bool(self._ranks.lost)
+
     def tracing(self) -> AbstractContextManager[None]:
         """Trace the block, which is the next step, if that is one of --timeline."""
         every, step = self._run.timeline, self.position.step + 1

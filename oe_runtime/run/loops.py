@@ -139,15 +139,20 @@ class Loop:
         with closing(self._laid_out(layout)) as batches:
             for size, part, batch, following in batches:
                 loss = course.compute(partial(run, batch, following), size)
-                if loss is None or (isinstance(loss, Mapping) and "loss" not in loss):
-                    raise JobError(
-                        "step returns no loss: return the mean loss of its rows, or what Keras's "
-                        "train_on_batch(…, return_dict=True) returns"
-                    )
-                course.metrics = loss if isinstance(loss, Mapping) else None
-                if course.metrics is None:
-                    self._note(loss, part.rows)
+                if not course.lost:  # else the step has not ended, and all workers go back
+                    self._note_loss(loss, part.rows)
                 course.count(size)
+
+    def _note_loss(self, loss: Any, rows: int) -> None:
+        """Note what a program's step has returned."""
+        if loss is None or (isinstance(loss, Mapping) and "loss" not in loss):
+            raise JobError(
+                "step returns no loss: return the mean loss of its rows, or what Keras's "
+                "train_on_batch(…, return_dict=True) returns"
+            )
+        self._course.metrics = loss if isinstance(loss, Mapping) else None
+        if self._course.metrics is None:
+            self._note(loss, rows)
 
     def _read_from(self, rows: RunInput) -> None:
         """Let the rows be the course's, from its position on."""

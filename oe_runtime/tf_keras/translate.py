@@ -68,7 +68,7 @@ class _UpdatesRows(UpdatesRows):
                     return one.handle  # raises, as for any tape but ours
         return super().compute_gradients(loss, var_list, tape)  # type: ignore[misc]
 
-    def _rule(self) -> dict[str, Any]:
+    def _table_rule(self) -> dict[str, Any]:
         return table_optimizer(self)
 
     def _present_rate(self) -> Any:
