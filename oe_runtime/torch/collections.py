@@ -100,7 +100,8 @@ class Planned:
 
 def _versions(features: Any) -> tuple[int, ...]:
     parts = (features.values(), features.offsets(), features.weights_or_none())
-    return tuple(-1 if part is None else part._version for part in parts)
+    # Tensors of inference mode do not count their changes.
+    return tuple(-1 if part is None or part.is_inference() else part._version for part in parts)
 
 
 class Collection(nn.Module):  # type: ignore[misc]
@@ -317,6 +318,7 @@ def replacement(layer: Any, size: int) -> Collection | None:
 class _FeatureIds:
     """One feature of a batch."""
 
+    name: str
     ids: NDArray[np.int64]
     offsets: NDArray[np.int64]  # of its lists, from 0
     weights: Any  # a tensor; None: none
@@ -352,6 +354,7 @@ def _parts(features: Any, weighted: bool) -> dict[str, _FeatureIds]:
     for key, (first, last) in zip(keys, pairwise(ends), strict=True):
         begin, end = int(offsets[first]), int(offsets[last])
         found[key] = _FeatureIds(
+            key,
             ids[begin:end],
             offsets[first : last + 1] - begin,
             None if weights is None else weights[begin:end],
@@ -389,11 +392,10 @@ def _by_example(
     """Return each example's embeddings where examples share lists of ids."""
     rows = dict(zip(inverse[0], inverse[1], strict=True))
     found = []
-    for value, (_, name, _) in zip(values, lookups, strict=True):
-        feature = name.partition("@")[0]
-        if feature not in rows:
-            raise ValueError(f"the batch's inverse_indices have no feature '{feature}'")
-        found.append(value.index_select(0, rows[feature].to(value.device)))
+    for value, (*_, part) in zip(values, lookups, strict=True):
+        if part.name not in rows:
+            raise ValueError(f"the batch's inverse_indices have no feature '{part.name}'")
+        found.append(value.index_select(0, rows[part.name].to(value.device)))
     return found
 
 

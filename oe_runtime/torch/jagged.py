@@ -126,7 +126,9 @@ class KeyedJaggedTensor:
     def from_jt_dict(features: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
         """Return one of several features with equally many lists."""
         parts = list(features.values())
-        weighted = all(one.weights_or_none() is not None for one in parts)
+        weighted = [key for key, one in features.items() if one.weights_or_none() is not None]
+        if 0 < len(weighted) < len(parts):
+            raise ValueError(f"KeyedJaggedTensor: only {', '.join(weighted)} of the features have weights")
         return KeyedJaggedTensor(
             list(features),
             torch.cat([one.values() for one in parts]),

@@ -16,6 +16,7 @@ from oe_runtime.client import Client, Pulled
 from oe_runtime.torch.collections import Collection
 from oe_runtime.torch.embedding import TableLayer, plan, requests, supply
 
+_MOST_ITERATORS = 8  # that a program takes batches from in turns
 _Path: TypeAlias = tuple[tuple[str, Any], ...]  # how to get from a batch to a part of it
 
 
@@ -75,7 +76,7 @@ class TrainPipeline:
             module.register_forward_pre_hook(note, with_kwargs=True)
         self._paths: dict[Any, list[_Path]] | None = None
         self._thread: ThreadPoolExecutor | None = None  # while there is a next batch
-        self._next: tuple[Any, Future[_ReadBatch]] | None = None  # and the iterator that it is of
+        self._waiting: dict[int, tuple[Any, Future[_ReadBatch]]] = {}  # iterators, and their next batches
         self._warned: set[str] = set()
 
     def progress(self, batches: Iterator[Any]) -> Any:
@@ -83,11 +84,8 @@ class TrainPipeline:
 
         Raises StopIteration at the end, and an error of `batches` at the batch that it is of.
         """
-        waiting, self._next = self._next, None
-        if waiting is not None and waiting[0] is batches:
-            batch = waiting[1].result()
-        else:
-            batch = _read(batches, [], None)
+        waiting = self._waiting.pop(id(batches), None)
+        batch = _read(batches, [], None) if waiting is None else waiting[1].result()
         if batch.error is not None:
             if self._thread is not None:
                 self._thread.shutdown()
@@ -99,10 +97,9 @@ class TrainPipeline:
             request.supply()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "oe-pull-ahead")
-        self._next = (
-            batches,
-            self._thread.submit(_read, batches, batch.requests if not self._staleness else [], self._paths),
-        )
+        pushed_next = [] if self._staleness else batch.requests
+        following = self._thread.submit(_read, batches, pushed_next, self._paths)
+        self._keep(batches, following)
         self._called.clear()
         self._optimizer.zero_grad()
         try:
@@ -116,9 +113,20 @@ class TrainPipeline:
         losses, output = result if isinstance(result, tuple) else (result, result)
         losses.sum().backward()
         if self._staleness:
-            self._next[1].result()  # the next rows lack this step, however fast it was
+            following.result()  # the next rows lack this step, however fast it was
         self._optimizer.step()
         return output
+
+    def _keep(self, batches: Iterator[Any], following: Future[_ReadBatch]) -> None:
+        """Keep what is read ahead of an iterator until it is asked for, also if others are meanwhile."""
+        self._waiting[id(batches)] = (batches, following)
+        if len(self._waiting) > _MOST_ITERATORS:
+            self._waiting.pop(next(iter(self._waiting)))
+            warnings.warn(
+                f"TrainPipeline: more than {_MOST_ITERATORS} iterators were left before their ends; the "
+                "batch that was read ahead of the first one is dropped",
+                stacklevel=4,
+            )
 
     def _learn(self, data: Any) -> None:
         """Find out where in a batch the arguments of this step's calls are."""

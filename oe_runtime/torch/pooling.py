@@ -119,7 +119,10 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, work: _Work, outputs: Sequence[Any], *_: Any) -> Any:
-        ctx.work = work
+        # With a tensor that autograd keeps: it frees that after a backward pass, and refuses a second one.
+        kept = torch.empty(0)
+        kept.work = work
+        ctx.save_for_backward(kept)
         ctx.shapes = [output.shape for output in outputs]
         return tuple(outputs)
 
@@ -127,14 +130,15 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Any) -> Any:
         arrays = [_to_array(gradient) for gradient in gradients]
+        work = ctx.saved_tensors[0].work
         task = torch._C._current_graph_task_id()
         of_parameters: list[Any] = []
         of_weights: list[Any] = []
         needed = list(ctx.needs_input_grad[2:])
-        first_weight = sum(len(block.parameters) for block in ctx.work.blocks)
+        first_weight = sum(len(block.parameters) for block in work.blocks)
         wanted = iter(needed[first_weight:])
-        weighted = iter(ctx.work.weighted)
-        for block in ctx.work.blocks:
+        weighted = iter(work.weighted)
+        for block in work.blocks:
             parts = [arrays[one.output][one.place] for one in block.features]
             if any(parameter.requires_grad for parameter in block.parameters):
                 sums = torch.from_numpy(block.client.sum_bags(block.group, block.bags, parts))

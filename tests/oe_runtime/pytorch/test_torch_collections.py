@@ -1,6 +1,7 @@
 """Collections of tables beside stock layers, and beside TorchRec's own where it is installed."""
 
 import copy
+import gc
 import warnings
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 import oe_runtime.torch as embed
 from oe_runtime import Client, KeyRangeError
+from oe_runtime.torch import pooling
 
 TABLES = {"t0": (100, 8, ["a", "b"]), "t1": (50, 16, ["c"]), "t2": (500, 8, ["d", "a"])}
 FEATURES = {"a": 100, "b": 100, "c": 50, "d": 500}
@@ -300,6 +302,10 @@ def test_lists_by_example_and_the_small_classes():
         assert torch.equal(found[name], plain[name][rows])
 
     parts = keyed(values, lengths, None).to_dict()
+    parts["a"] = embed.JaggedTensor(parts["a"].values(), torch.ones(len(parts["a"].values())), lengths[:3])
+    with pytest.raises(ValueError, match="only a of the features have weights"):
+        embed.KeyedJaggedTensor.from_jt_dict(parts)
+    parts = keyed(values, lengths, None).to_dict()
     again = embed.KeyedJaggedTensor.from_jt_dict(parts)
     assert torch.equal(again.values(), values)
     assert torch.equal(again.lengths(), lengths)
@@ -312,6 +318,25 @@ def test_lists_by_example_and_the_small_classes():
         assert row.tolist() == [*one.tolist(), -1, -1][:2]
     (together,) = embed.KeyedTensor.regroup([ours.tables(keyed(values, lengths, None))], [["c", "b"]])
     assert torch.equal(together, torch.cat([plain["c"], plain["b"]], 1))
+
+
+def test_a_graph_that_is_kept_frees_its_rows_and_is_not_used_twice():
+    *_, ours, step, _ = make({"lr": 0.1}, kind=torch.optim.SGD)
+    with torch.inference_mode():
+        made = keyed(*lists(3, 1)[:2], None)
+        assert ours.tables(made).values().shape == (3, 48)
+    losses = []
+    for number in range(3):
+        step.zero_grad()
+        loss = ours.tables(keyed(*lists(3, number)[:2], None)).values().sum()
+        loss.backward()
+        step.step()
+        losses.append(loss)
+    gc.collect()
+    alive = [one for one in gc.get_objects() if type(one) is pooling._Work]
+    assert not alive, "autograd has freed what a backward pass needed"
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        losses[0].backward()
 
 
 def torchrec_model(weighted, mode):

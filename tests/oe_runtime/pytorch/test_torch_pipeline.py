@@ -151,7 +151,7 @@ def test_a_batch_that_is_changed_after_it_was_pulled_is_pulled_again():
     source = iter(data)
     for number in range(6):
         found.append(pipeline.progress(source).detach())
-        pipeline._next[1].result()  # the next batch's rows are there
+        pipeline._waiting[id(source)][1].result()  # the next batch's rows are there
         if number < 5:
             data[number + 1].features.values().add_(1).remainder_(60)
     assert equal(found, expected)
@@ -180,3 +180,19 @@ def test_errors_of_batches_and_ends_come_in_their_turn():
         embed.TrainPipeline(model, optimizer, "cuda:0")
     with pytest.raises(ValueError, match="the model has no tables"):
         embed.TrainPipeline(nn.Linear(2, 2), optimizer)
+
+
+def test_iterators_in_turns_lose_no_batch():
+    one, two = Client.in_process(), Client.in_process()
+    by_turns = [batch for pair in zip(batches(4), batches(4, seed=1), strict=True) for batch in pair]
+    expected = sequential(*make(one), by_turns)
+    model, optimizer = make(two)
+    pipeline, found = embed.TrainPipeline(model, optimizer), []
+    first, second = batches(4), batches(4, seed=1)
+    for _ in range(4):
+        found += [pipeline.progress(source).detach() for source in (first, second)]
+    assert equal(found, expected)
+    for seed in range(6):
+        pipeline.progress(batches(2, seed))
+    with pytest.warns(UserWarning, match="more than 8 iterators were left before their ends"):
+        pipeline.progress(batches(2))
