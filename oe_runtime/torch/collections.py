@@ -94,8 +94,7 @@ class Planned:
 
     def is_of(self, features: Any) -> bool:
         """Whether it is of this batch, which has not been changed since."""
-        same = features is self.features or features.values() is self.features.values()
-        return same and _versions(features) == self.versions
+        return features is self.features and _versions(features) == self.versions
 
 
 def _versions(features: Any) -> tuple[int, ...]:
@@ -109,6 +108,8 @@ class Collection(nn.Module):  # type: ignore[misc]
 
     def __init__(self, tables: Sequence[Any], layers: dict[str, TableLayer]) -> None:
         super().__init__()
+        if not tables:
+            raise ValueError("a collection has at least one table")
         self._tables = list(tables)
         self.layers = list(layers.values())
         self.ahead: list[Planned] = []  # of batches whose rows are pulled already
@@ -213,6 +214,7 @@ class EmbeddingBagCollection(Collection):
             asked.append(Feature(layer, part.ids, bags, part.weights, *place))
         return Planned(features, lookups, outputs, plan(asked))
 
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def forward(self, features: Any) -> Any:
         """Return the embedding of each feature and example, a KeyedTensor."""
         planned, values = self._pooled(features)
@@ -274,6 +276,7 @@ class EmbeddingCollection(Collection):
             asked.append(Feature(self.layers[number], part.ids, bags, None, 0, (slice(*pair), slice(None))))
         return Planned(features, lookups, [output], plan(asked))
 
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def forward(self, features: Any) -> dict[str, Any]:
         """Return the embedding of each id, by feature."""
         planned, (values,) = self._pooled(features)

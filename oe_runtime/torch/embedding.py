@@ -69,7 +69,9 @@ def requests(function: str, ids: Mapping[Any, Any]) -> list[_Asked]:
         # A push covers all rows of its request, so frozen layers have a request of their own.
         key = (id(layer.bound().client), layer.frozen)
         for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
-            by_request.setdefault(key, []).append((layer, tensor))
+            # A copy: the caller may change the tensor before the layer is called.
+            own = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor
+            by_request.setdefault(key, []).append((layer, own))
     return list(by_request.values())
 
 

@@ -59,13 +59,14 @@ class JaggedTensor:
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Any:
         """Return (lists, length, …): shorter lists are padded at their ends, longer ones cut off."""
-        lists = self.to_dense()
-        length = max(map(len, lists), default=0) if desired_length is None else desired_length
-        shape = (len(lists), length, *self._values.shape[1:])
+        offsets = self.offsets()
+        lengths = torch.diff(offsets)
+        longest = int(lengths.max()) if len(lengths) else 0
+        places = torch.arange(longest if desired_length is None else desired_length, device=offsets.device)
+        there = places < lengths[:, None]
+        shape = (*there.shape, *self._values.shape[1:])
         padded = self._values.new_full(shape, padding_value)
-        for row, one in zip(padded, lists, strict=True):
-            row[: len(one)] = one[:length]
-        return padded
+        return padded.index_put((there,), self._values[(offsets[:-1, None] + places)[there]])
 
     def to(self, device: Any, non_blocking: bool = False) -> JaggedTensor:
         """Return it on a device."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +19,7 @@ from oe_runtime.client import Client, Pulled
 from oe_runtime.torch.collections import Collection
 from oe_runtime.torch.embedding import TableLayer, plan, requests, supply
 
+_DEEPEST = 6  # parts of parts of a batch, which may refer back to it
 _MOST_ITERATORS = 8  # that a program takes batches from in turns
 _Path: TypeAlias = tuple[tuple[str, Any], ...]  # how to get from a batch to a part of it
 
@@ -37,6 +41,7 @@ class _ReadBatch:
     data: Any
     error: Exception | None = None  # of reading it, also StopIteration
     requests: list[_Request] = field(default_factory=list)
+    step: int = -1  # during which it was read
 
 
 class TrainPipeline:
@@ -71,12 +76,14 @@ class TrainPipeline:
         if not self._modules:
             raise ValueError("the model has no tables: give it to distributed_model first")
         self._called: list[tuple[Any, Any]] = []  # in this step: modules, and with what
-        note = _Note(self._called)  # which does not keep the pipeline, and its thread, alive
+        self._note = note = _Note(self._called)  # which does not keep the pipeline, and its thread, alive
         for module in self._modules:
-            module.register_forward_pre_hook(note, with_kwargs=True)
+            weakref.finalize(self, module.register_forward_pre_hook(note, with_kwargs=True).remove)
         self._paths: dict[Any, list[_Path]] | None = None
         self._thread: ThreadPoolExecutor | None = None  # while there is a next batch
-        self._waiting: dict[int, tuple[Any, Future[_ReadBatch]]] = {}  # iterators, and their next batches
+        # Iterators, their next batches, and the steps during which these are read.
+        self._waiting: dict[int, tuple[Any, Future[_ReadBatch], int]] = {}
+        self._step = 0
         self._warned: set[str] = set()
 
     def progress(self, batches: Iterator[Any]) -> Any:
@@ -86,13 +93,15 @@ class TrainPipeline:
         """
         waiting = self._waiting.pop(id(batches), None)
         batch = _read(batches, [], None) if waiting is None else waiting[1].result()
+        if waiting is not None:
+            batch.step = waiting[2]
         if batch.error is not None:
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
             raise batch.error
         for request in batch.requests:
-            if not self._staleness:
+            if not self._staleness or batch.step != self._step:
                 request.client.refresh(request.pulled)
             request.supply()
         if self._thread is None:
@@ -100,16 +109,20 @@ class TrainPipeline:
         pushed_next = [] if self._staleness else batch.requests
         following = self._thread.submit(_read, batches, pushed_next, self._paths)
         self._keep(batches, following)
+        self._step += 1
         self._called.clear()
         self._optimizer.zero_grad()
+        self._note.active = True
         try:
             result = self._model(batch.data)
         finally:
+            self._note.active = False
             unused = [module for module in self._modules if module.ahead]
             for module in unused:
                 module.ahead.clear()
         if self._paths is None or unused:
             self._learn(batch.data)
+        self._called.clear()
         losses, output = result if isinstance(result, tuple) else (result, result)
         losses.sum().backward()
         if self._staleness:
@@ -119,7 +132,7 @@ class TrainPipeline:
 
     def _keep(self, batches: Iterator[Any], following: Future[_ReadBatch]) -> None:
         """Keep what is read ahead of an iterator until it is asked for, also if others are meanwhile."""
-        self._waiting[id(batches)] = (batches, following)
+        self._waiting[id(batches)] = (batches, following, self._step + 1)
         if len(self._waiting) > _MOST_ITERATORS:
             self._waiting.pop(next(iter(self._waiting)))
             warnings.warn(
@@ -155,9 +168,11 @@ class _Note:
     """Called before a layer; notes it and what it is called with."""
 
     called: list[tuple[Any, Any]]
+    active: bool = False
 
     def __call__(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self.called.append((module, arguments[0] if arguments else next(iter(named.values()), None)))
+        if self.active:
+            self.called.append((module, arguments[0] if arguments else next(iter(named.values()), None)))
 
 
 def _modules(model: Any) -> list[Any]:
@@ -181,11 +196,12 @@ def _read(
         return batch
     with suppress(Exception):  # the batch's own step tries again, and raises it
         calls = {module: [_get(batch.data, path) for path in of_one] for module, of_one in paths.items()}
-        batch.requests = _planned(calls)
-        for request in batch.requests:
+        planned = _planned(calls)
+        for request in planned:
             if (pushed := _same(request, pushed_next)) is not None:
                 request.client.follow(request.pulled, pushed)
             request.client.refresh(request.pulled)
+        batch.requests = planned
     return batch
 
 
@@ -215,6 +231,8 @@ def _same(request: _Request, before: Sequence[_Request]) -> Pulled | None:
 
 def _parts(data: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
     """Yield the parts of a batch that a layer may be called with, and how to get there."""
+    if len(path) > _DEEPEST or isinstance(data, (type, Enum, ModuleType)):
+        return
     if isinstance(data, torch.Tensor) or hasattr(data, "offsets"):
         yield path, data
     elif isinstance(data, dict):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.autograd.function import once_differentiable
 
 from oe_runtime.client import Bags, Client, Group, Pulled
 from oe_runtime.torch.embedding import TableLayer
@@ -39,7 +38,7 @@ class Request:
     @property
     def trains(self) -> bool:
         """Whether the tables are trained."""
-        return self.features[0].layer.trains()
+        return any(feature.layer.trains() for feature in self.features)
 
 
 def plan(features: Sequence[Feature]) -> list[Request]:
@@ -65,6 +64,9 @@ def pooled(requests: Sequence[Request], outputs: Sequence[NDArray[np.float32]], 
     blocks = [block for request in requests for block in _blocks(request)]
     weights = [feature.weights for block in blocks for feature in block.features]
     parameters = [parameter for block in blocks for parameter in block.parameters]
+    if torch._C._current_graph_task_id() == -1:  # no backward pass is running that would still take these
+        for parameter in parameters:
+            parameter.arrived.clear()
     for block in blocks:
         block.client.pool(block.group, block.bags, [outputs[one.output][one.place] for one in block.features])
     tensors = [torch.from_numpy(output).to(device) for output in outputs]
@@ -118,19 +120,27 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
     """Embeddings as a function of the tables' parameters and of the ids' weights."""
 
     @staticmethod
-    def forward(ctx: Any, work: _Work, outputs: Sequence[Any], *_: Any) -> Any:
+    def forward(ctx: Any, work: _Work, outputs: Sequence[Any], *more: Any) -> Any:
+        given = more[sum(len(block.parameters) for block in work.blocks) :]
         # With a tensor that autograd keeps: it frees that after a backward pass, and refuses a second one.
         kept = torch.empty(0)
         kept.work = work
-        ctx.save_for_backward(kept)
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            ctx.work = work  # a program's hooks give back another tensor
+        ctx.save_for_backward(kept, *given)  # autograd tells if weights have been changed since
         ctx.shapes = [output.shape for output in outputs]
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "create_graph=True: a collection has no gradients of gradients; look the rows up by "
+                "oe_runtime.torch.Embedding for them"
+            )
         arrays = [_to_array(gradient) for gradient in gradients]
-        work = ctx.saved_tensors[0].work
+        kept = ctx.saved_tensors[0]
+        work = ctx.work if hasattr(ctx, "work") else kept.work
         task = torch._C._current_graph_task_id()
         of_parameters: list[Any] = []
         of_weights: list[Any] = []

@@ -245,7 +245,7 @@ std::vector<Bags> BagsOf(const PlannedGroup& group, const std::vector<LookupBags
     const std::string shape = "(" + std::to_string(one.count) + ", " + std::to_string(group.dim) + ")";
     if (!IsArrayOf(group, of) || of.ndim() != 2 || static_cast<size_t>(of.shape(0)) != one.count ||
         static_cast<size_t>(of.shape(1)) != group.dim ||
-        (group.dim > 1 && static_cast<size_t>(of.strides(1)) != value) ||
+        (one.count > 0 && group.dim > 1 && static_cast<size_t>(of.strides(1)) != value) ||
         (one.count > 1 && (of.strides(0) < 0 || static_cast<size_t>(of.strides(0)) % value != 0))) {
       throw NotOf(group, l, "embeddings of bags", shape);
     }

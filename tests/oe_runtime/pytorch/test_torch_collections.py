@@ -422,3 +422,63 @@ def test_a_sequence_collection_of_torchrec_is_moved_over():
             ),
             Client.in_process(),
         )
+
+
+def test_compiled_models_and_hooks_of_saved_tensors():
+    """A graph breaks at a collection, and what autograd keeps for it may be copied."""
+    stock, _, ours, step, _ = make({"lr": 0.1}, kind=torch.optim.SGD)
+    batch = lists(5, 3)
+    run = torch.compile(lambda made: ours.top(ours.tables(made).values()).sum(), backend="eager")
+    for wrapped in (False, True):
+        step.zero_grad()
+        if wrapped:
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda kept: kept):
+                loss = run(keyed(*batch[:2], None))
+            loss.backward()
+        else:
+            run(keyed(*batch[:2], None)).backward()
+        expected = stock.top(stock.tables(*batch[:2], None)).sum()
+        stock.zero_grad()
+        expected.backward()
+        gradient = ours.tables.embedding_bags["t1"].anchor.grad
+        dense = stock.tables.tables["t1"].weight.grad
+        keys = ours.tables.embedding_bags["t1"].anchor.grad_keys
+        torch.testing.assert_close(torch.Tensor(gradient), dense[torch.from_numpy(keys)])
+
+
+def test_gradients_of_gradients_and_changed_weights_are_refused():
+    *_, ours, _, _ = make({"lr": 0.1}, kind=torch.optim.SGD, weighted=True)
+    values, lengths, weights = lists(4, 2)
+    found = ours.tables(keyed(values, lengths, weights)).values()
+    with pytest.raises(NotImplementedError, match="a collection has no gradients of gradients"):
+        torch.autograd.grad(found.sum(), list(ours.tables.parameters()), create_graph=True)
+    found = ours.tables(keyed(values, lengths, weights)).values()
+    weights.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
+
+
+def test_batches_without_examples_and_without_ids():
+    *_, ours, step, _ = make({"lr": 0.1}, kind=torch.optim.SGD)
+    none = torch.empty(0, dtype=torch.int64)
+    found = ours.tables(keyed(none, none, None)).values()
+    assert found.shape == (0, 48)
+    assert (ours.tables(keyed(none, torch.zeros(8, dtype=torch.int64), None)).values() == 0).all()
+    found.sum().backward()
+    step.step()
+    sequence = embed.distributed_model(
+        embed.EmbeddingCollection(configs(kind=embed.EmbeddingConfig, dim=8)), Client.in_process()
+    )
+    assert sequence(keyed(none, none, None))["b"].values().shape == (0, 8)
+    with pytest.raises(ValueError, match="a collection has at least one table"):
+        embed.EmbeddingBagCollection([])
+
+
+def test_padded_embeddings_have_gradients():
+    values = torch.randn(5, 2, requires_grad=True)
+    one = embed.JaggedTensor(values, lengths=torch.tensor([2, 0, 3]))
+    padded = one.to_padded_dense(2, 7.0)
+    assert padded.tolist()[1] == [[7, 7], [7, 7]]
+    assert torch.equal(padded[2], values[2:4])
+    padded.sum().backward()
+    assert values.grad.sum(1).tolist() == [2, 2, 2, 2, 0]

@@ -1,6 +1,8 @@
 """The pipeline gives, bit for bit, what steps one after the other give."""
 
+import gc
 import itertools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,3 +198,57 @@ def test_iterators_in_turns_lose_no_batch():
         pipeline.progress(batches(2, seed))
     with pytest.warns(UserWarning, match="more than 8 iterators were left before their ends"):
         pipeline.progress(batches(2))
+
+
+def test_a_failed_pull_ahead_is_done_again_by_its_step(monkeypatch):
+    for staleness in (0, 1):
+        one, two = Client.in_process(), Client.in_process()
+        expected = sequential(*make(one), batches(2))
+        model, optimizer = make(two)
+        refresh, fails = two.refresh, iter([False, False, True])
+
+        def failing(pulled, *more, _refresh=refresh, _fails=fails, **named):
+            if threading.current_thread() is not threading.main_thread() and next(_fails, False):
+                raise ConnectionError("lost for a moment")
+            return _refresh(pulled, *more, **named)
+
+        monkeypatch.setattr(two, "refresh", failing)
+        found = piped(model, optimizer, batches(5), staleness=staleness)
+        assert equal(found[:2], expected)
+        assert all(bool(one.isfinite().all()) and float(one.abs().max()) < 100 for one in found)
+
+
+def test_a_table_that_is_frozen_between_steps():
+    one, two = Client.in_process(), Client.in_process()
+
+    def train(model, optimizer, run):
+        outputs = []
+        for number, batch in enumerate(batches(6)):
+            model.tables.embedding_bags["words"].frozen = number in (2, 3)
+            outputs.append(run(model, optimizer, batch))
+        return outputs
+
+    expected = train(*make(one), lambda model, optimizer, batch: sequential(model, optimizer, [batch])[0])
+    model, optimizer = make(two)
+    pipeline, source, found = embed.TrainPipeline(model, optimizer), batches(6), []
+    for number in range(6):
+        model.tables.embedding_bags["words"].frozen = number in (2, 3)
+        found.append(pipeline.progress(source).detach())
+    assert equal(found, expected)
+
+
+def test_ids_that_are_changed_after_pull():
+    layer = embed.distributed_model(embed.Embedding(50, 4), Client.in_process())
+    ids = torch.arange(40, 44)
+    expected = layer(ids % 7).detach()
+    embed.pull({layer: ids})
+    ids.remainder_(7)
+    assert torch.equal(layer(ids), expected)
+
+
+def test_a_pipeline_that_is_gone_keeps_nothing():
+    model, optimizer = make(Client.in_process())
+    for _ in range(3):
+        piped(model, optimizer, batches(2))
+    gc.collect()
+    assert all(not one._forward_pre_hooks for one in model.modules())
