@@ -85,10 +85,15 @@ Part = tuple[GradientRows, Any]  # and the gradient, (rows, dim)
 
 def track(lookups: Sequence[Lookup], rows: Sequence[Any], parameters: Sequence[RowsParameter]) -> Any:
     """Return the rows of each lookup of one pull as functions of the layers' parameters."""
+    forget(parameters)
+    return _PulledRows.apply(lookups, rows, *parameters)
+
+
+def forget(parameters: Sequence[RowsParameter]) -> None:
+    """Drop what earlier backward passes have left and autograd has not asked for."""
     if torch._C._current_graph_task_id() == -1:  # no backward pass is running that would still take these
         for parameter in parameters:
             parameter.arrived.clear()
-    return _PulledRows.apply(lookups, rows, *parameters)
 
 
 class _PulledRows(torch.autograd.Function):  # type: ignore[misc]
@@ -102,17 +107,9 @@ class _PulledRows(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        task = torch._C._current_graph_task_id()
-        found: list[Any] = [None, None]
-        with _plain():
-            for lookup, parameter, gradient in zip(ctx.lookups, ctx.parameters, gradients, strict=True):
-                if gradient is None:
-                    found.append(None)
-                else:
-                    parameter.arrived.setdefault(task, []).append((GradientRows([lookup]), gradient))
-                    # Autograd then calls `_accumulate`, once.
-                    found.append(parameter.new_empty(parameter.shape))
-        return tuple(found)
+        parts = zip(ctx.lookups, ctx.parameters, gradients, strict=True)
+        found = [None if of_rows is None else one.bring(lookup, of_rows) for lookup, one, of_rows in parts]
+        return None, None, *found
 
 
 _ALLOWED = frozenset(
@@ -327,6 +324,13 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
         handle = RemovableHandle(self.hooks_after)
         self.hooks_after[handle.id] = hook
         return handle
+
+    def bring(self, lookup: Lookup, gradient: Any) -> Any:
+        """Leave a gradient of the backward pass; returns what autograd gets: it calls `_accumulate` once."""
+        task = torch._C._current_graph_task_id()
+        self.arrived.setdefault(task, []).append((GradientRows([lookup]), gradient))
+        with _plain():
+            return self.new_empty(self.shape)
 
     def take(self, task: int) -> list[Part]:
         """Return the parts that a backward pass has brought, as the hooks have changed them."""

@@ -26,12 +26,11 @@ _Path: TypeAlias = tuple[tuple[str, Any], ...]  # how to get from a batch to a p
 
 @dataclass
 class _Request:
-    """A request for rows of a batch, and what lets its layers answer from them."""
+    """A request for rows of a batch."""
 
     client: Client
     pulled: Pulled
     layers: list[Any]
-    supply: Callable[[], None]
 
 
 @dataclass
@@ -39,9 +38,10 @@ class _ReadBatch:
     """A batch that was read, and the requests for its rows."""
 
     data: Any
+    step: int  # during which it was read
     error: Exception | None = None  # of reading it, also StopIteration
     requests: list[_Request] = field(default_factory=list)
-    step: int = -1  # during which it was read
+    supplies: list[Callable[[], None]] = field(default_factory=list)  # let layers answer from these rows
 
 
 class TrainPipeline:
@@ -75,14 +75,12 @@ class TrainPipeline:
         self._modules = _modules(model)
         if not self._modules:
             raise ValueError("the model has no tables: give it to distributed_model first")
-        self._called: list[tuple[Any, Any]] = []  # in this step: modules, and with what
-        self._note = note = _Note(self._called)  # which does not keep the pipeline, and its thread, alive
+        self._note = _Note()
         for module in self._modules:
-            weakref.finalize(self, module.register_forward_pre_hook(note, with_kwargs=True).remove)
+            weakref.finalize(self, module.register_forward_pre_hook(self._note, with_kwargs=True).remove)
         self._paths: dict[Any, list[_Path]] | None = None
         self._thread: ThreadPoolExecutor | None = None  # while there is a next batch
-        # Iterators, their next batches, and the steps during which these are read.
-        self._waiting: dict[int, tuple[Any, Future[_ReadBatch], int]] = {}
+        self._waiting: dict[int, tuple[Any, Future[_ReadBatch]]] = {}  # iterators, and their next batches
         self._step = 0
         self._warned: set[str] = set()
 
@@ -92,9 +90,7 @@ class TrainPipeline:
         Raises StopIteration at the end, and an error of `batches` at the batch that it is of.
         """
         waiting = self._waiting.pop(id(batches), None)
-        batch = _read(batches, [], None) if waiting is None else waiting[1].result()
-        if waiting is not None:
-            batch.step = waiting[2]
+        batch = _read(batches, self._step, [], None) if waiting is None else waiting[1].result()
         if batch.error is not None:
             if self._thread is not None:
                 self._thread.shutdown()
@@ -103,26 +99,26 @@ class TrainPipeline:
         for request in batch.requests:
             if not self._staleness or batch.step != self._step:
                 request.client.refresh(request.pulled)
-            request.supply()
+        for supply_layers in batch.supplies:
+            supply_layers()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "oe-pull-ahead")
-        pushed_next = [] if self._staleness else batch.requests
-        following = self._thread.submit(_read, batches, pushed_next, self._paths)
-        self._keep(batches, following)
         self._step += 1
-        self._called.clear()
+        pushed_next = [] if self._staleness else batch.requests
+        following = self._thread.submit(_read, batches, self._step, pushed_next, self._paths)
+        self._keep(batches, following)
         self._optimizer.zero_grad()
-        self._note.active = True
+        called: list[tuple[Any, Any]] = []
+        self._note.called = called
         try:
             result = self._model(batch.data)
         finally:
-            self._note.active = False
+            self._note.called = None
             unused = [module for module in self._modules if module.ahead]
             for module in unused:
                 module.ahead.clear()
         if self._paths is None or unused:
-            self._learn(batch.data)
-        self._called.clear()
+            self._learn(batch.data, called)
         losses, output = result if isinstance(result, tuple) else (result, result)
         losses.sum().backward()
         if self._staleness:
@@ -132,7 +128,7 @@ class TrainPipeline:
 
     def _keep(self, batches: Iterator[Any], following: Future[_ReadBatch]) -> None:
         """Keep what is read ahead of an iterator until it is asked for, also if others are meanwhile."""
-        self._waiting[id(batches)] = (batches, following, self._step + 1)
+        self._waiting[id(batches)] = (batches, following)
         if len(self._waiting) > _MOST_ITERATORS:
             self._waiting.pop(next(iter(self._waiting)))
             warnings.warn(
@@ -141,12 +137,12 @@ class TrainPipeline:
                 stacklevel=4,
             )
 
-    def _learn(self, data: Any) -> None:
+    def _learn(self, data: Any, called: Sequence[tuple[Any, Any]]) -> None:
         """Find out where in a batch the arguments of this step's calls are."""
         places = {id(part): path for path, part in _parts(data)}
         self._paths = {}
         unknown = set()
-        for module, argument in self._called:
+        for module, argument in called:
             if id(argument) in places:
                 self._paths.setdefault(module, []).append(places[id(argument)])
             else:
@@ -165,13 +161,12 @@ class TrainPipeline:
 
 @dataclass
 class _Note:
-    """Called before a layer; notes it and what it is called with."""
+    """Called before a layer; notes it and what it is called with. It does not keep the pipeline alive."""
 
-    called: list[tuple[Any, Any]]
-    active: bool = False
+    called: list[tuple[Any, Any]] | None = None  # in this step; None outside of steps
 
     def __call__(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self.active:
+        if self.called is not None:
             self.called.append((module, arguments[0] if arguments else next(iter(named.values()), None)))
 
 
@@ -185,42 +180,50 @@ def _modules(model: Any) -> list[Any]:
 
 
 def _read(
-    batches: Iterator[Any], pushed_next: Sequence[_Request], paths: Mapping[Any, Sequence[_Path]] | None
+    batches: Iterator[Any],
+    step: int,
+    pushed_next: Sequence[_Request],
+    paths: Mapping[Any, Sequence[_Path]] | None,
 ) -> _ReadBatch:
     """Read a batch and pull its rows; `pushed_next` are requests whose push changes some of them."""
     try:
-        batch = _ReadBatch(next(batches))
+        batch = _ReadBatch(next(batches), step)
     except Exception as error:  # it is raised in its turn
-        return _ReadBatch(None, error)
+        return _ReadBatch(None, step, error)
     if not paths:
         return batch
     with suppress(Exception):  # the batch's own step tries again, and raises it
         calls = {module: [_get(batch.data, path) for path in of_one] for module, of_one in paths.items()}
-        planned = _planned(calls)
+        planned, supplies = _planned(calls)
         for request in planned:
             if (pushed := _same(request, pushed_next)) is not None:
                 request.client.follow(request.pulled, pushed)
             request.client.refresh(request.pulled)
-        batch.requests = planned
+        batch.requests, batch.supplies = planned, supplies
     return batch
 
 
-def _planned(calls: Mapping[Any, Sequence[Any]]) -> list[_Request]:
-    """Plan the requests for the rows of calls: of each layer and collection, what it will be called with."""
-    found = []
+def _planned(
+    calls: Mapping[Any, Sequence[Any]],
+) -> tuple[list[_Request], list[Callable[[], None]]]:
+    """Plan the requests for the rows of calls: of each layer and collection, what it will be called with.
+
+    Returns them, and what lets the layers answer from them.
+    """
+    found: list[_Request] = []
+    supplies: list[Callable[[], None]] = []
     for module, arguments in calls.items():
         for argument in arguments if isinstance(module, Collection) else ():
             planned = module.plan(argument)
             for one in planned.requests:
-                layers = [feature.layer for feature in one.features]
-                found.append(_Request(one.client, one.pulled, layers, lambda: None))
-            found[-1].supply = partial(module.ahead.append, planned)
+                found.append(_Request(one.client, one.pulled, [feature.layer for feature in one.features]))
+            supplies.append(partial(module.ahead.append, planned))
     plain = {module: arguments for module, arguments in calls.items() if isinstance(module, TableLayer)}
     for asked in requests("TrainPipeline", plain):
-        pulled = plan(asked)
-        layers = [layer for layer, _ in asked]
-        found.append(_Request(layers[0].bound().client, pulled, layers, partial(supply, asked, pulled)))
-    return found
+        pulled, layers = plan(asked), [layer for layer, _ in asked]
+        found.append(_Request(layers[0].bound().client, pulled, layers))
+        supplies.append(partial(supply, asked, pulled))
+    return found, supplies
 
 
 def _same(request: _Request, before: Sequence[_Request]) -> Pulled | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.client import Bags, Client, Group, Pulled
 from oe_runtime.torch.embedding import TableLayer
-from oe_runtime.torch.gradients import GradientRows, Lookup, Pull, RowsParameter
+from oe_runtime.torch.gradients import Lookup, Pull, RowsParameter, forget
 
 
 @dataclass
@@ -64,13 +64,11 @@ def pooled(requests: Sequence[Request], outputs: Sequence[NDArray[np.float32]], 
     blocks = [block for request in requests for block in _blocks(request)]
     weights = [feature.weights for block in blocks for feature in block.features]
     parameters = [parameter for block in blocks for parameter in block.parameters]
-    if torch._C._current_graph_task_id() == -1:  # no backward pass is running that would still take these
-        for parameter in parameters:
-            parameter.arrived.clear()
+    forget(parameters)
     for block in blocks:
         block.client.pool(block.group, block.bags, [outputs[one.output][one.place] for one in block.features])
     tensors = [torch.from_numpy(output).to(device) for output in outputs]
-    work = _Work(blocks, [one is not None for one in weights])
+    work = _Work(blocks, len(parameters), [one is not None for one in weights])
     given = [one for one in weights if one is not None]
     return list(_Pooled.apply(work, tensors, *parameters, *given))
 
@@ -93,6 +91,7 @@ class _Block:
 @dataclass
 class _Work:
     blocks: list[_Block]
+    parameters: int
     weighted: list[bool]  # of each feature of all blocks
 
 
@@ -121,14 +120,13 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, work: _Work, outputs: Sequence[Any], *more: Any) -> Any:
-        given = more[sum(len(block.parameters) for block in work.blocks) :]
+        given = more[work.parameters :]
         # With a tensor that autograd keeps: it frees that after a backward pass, and refuses a second one.
         kept = torch.empty(0)
         kept.work = work
         if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
             ctx.work = work  # a program's hooks give back another tensor
         ctx.save_for_backward(kept, *given)  # autograd tells if weights have been changed since
-        ctx.shapes = [output.shape for output in outputs]
         return tuple(outputs)
 
     @staticmethod
@@ -141,23 +139,17 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
         arrays = [_to_array(gradient) for gradient in gradients]
         kept = ctx.saved_tensors[0]
         work = ctx.work if hasattr(ctx, "work") else kept.work
-        task = torch._C._current_graph_task_id()
         of_parameters: list[Any] = []
         of_weights: list[Any] = []
-        needed = list(ctx.needs_input_grad[2:])
-        first_weight = sum(len(block.parameters) for block in work.blocks)
-        wanted = iter(needed[first_weight:])
+        wanted = iter(ctx.needs_input_grad[2 + work.parameters :])
         weighted = iter(work.weighted)
         for block in work.blocks:
             parts = [arrays[one.output][one.place] for one in block.features]
             if any(parameter.requires_grad for parameter in block.parameters):
                 sums = torch.from_numpy(block.client.sum_bags(block.group, block.bags, parts))
             for lookup, parameter in zip(block.lookups, block.parameters, strict=True):
-                if not parameter.requires_grad:
-                    of_parameters.append(None)
-                    continue
-                parameter.arrived.setdefault(task, []).append((GradientRows([lookup]), sums[lookup.places]))
-                of_parameters.append(parameter.new_empty(parameter.shape))
+                trained = parameter.requires_grad
+                of_parameters.append(parameter.bring(lookup, sums[lookup.places]) if trained else None)
             begin = 0
             for feature, part in zip(block.features, parts, strict=True):
                 rows = block.group.inverse[begin : begin + len(feature.ids)]
