@@ -10,14 +10,18 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 if find_spec("torch"):
     import torch._dynamo  # noqa: F401 - does not understand sys.intern after Ansible has replaced it
 
-_LEFT = pytest.StashKey[list[threading.Thread]]()
+_LEFT = pytest.StashKey[list[str]]()
+_STUCK = pytest.StashKey[bool]()
 _TEMPORARY = pytest.StashKey[Path]()
+# What is in the temporary directory, and threads, with the first test after which they were seen.
+_AFTER: dict[str, str] = {}
 # TensorFlow's own, where the process that made them was killed; Python's of such files.
 _NOT_OURS = ("__autograph_generated_file*", "__pycache__")
 
@@ -37,11 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
             )
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):  # the processes of pytest-xdist inherit it
+    if not hasattr(config, "workerinput"):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's stay where they are
-        directory = tempfile.mkdtemp(prefix="oe_tests_")
-        config.stash[_TEMPORARY] = Path(directory)
-        os.environ["TMPDIR"] = tempfile.tempdir = directory
+    # Those of pytest-xdist's processes lie in that of the process that started them.
+    directory = tempfile.mkdtemp(prefix="oe_tests_")
+    config.stash[_TEMPORARY] = Path(directory)
+    config.stash[_LEFT] = []
+    os.environ["TMPDIR"] = tempfile.tempdir = directory
 
 
 def pytest_collection_finish() -> None:
@@ -50,32 +56,52 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Note which test made what is left at the end."""
+    for path in Path(tempfile.gettempdir()).iterdir():
+        _AFTER.setdefault(f"file {path}", nodeid)
+    for thread in _threads():
+        _AFTER.setdefault(f"thread {thread}", nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what one of pytest-xdist's processes has found at its end; one that crashed says nothing."""
+    node.config.stash[_LEFT].extend(getattr(node, "workeroutput", {}).get("left", ()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail, and name them, where tests have left threads that do not end, or temporary files."""
+    """Fail where tests have left threads that do not end, or temporary files."""
     gc.unfreeze()
     gc.collect()  # pools end their threads with the last of whoever held them
-    threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
     deadline = time.monotonic() + 30
-    for thread in threads:
+    stuck = _threads()
+    for thread in stuck:
         thread.join(max(0.0, deadline - time.monotonic()))
-    left = [thread for thread in threads if thread.is_alive()]
-    session.config.stash[_LEFT] = left
-    if left:
+    stuck = [thread for thread in stuck if thread.is_alive()]
+    session.config.stash[_STUCK] = bool(stuck)
+    directory = session.config.stash[_TEMPORARY]
+    files = [path for path in directory.iterdir() if not any(path.match(name) for name in _NOT_OURS)]
+    found = [f"thread {thread}" for thread in stuck] + [f"file {path}" for path in files]
+    left = session.config.stash[_LEFT]
+    left.extend(f"{one}, first seen after {_AFTER.get(one, 'the last test')}" for one in found)
+    shutil.rmtree(directory, ignore_errors=True)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = left
+    elif left:
         session.exitstatus = 1
-    if temporary := session.config.stash.get(_TEMPORARY, None):
-        files = [path for path in temporary.iterdir() if not any(path.match(name) for name in _NOT_OURS)]
-        if files:
-            print(f"tests have left files in the temporary directory: {files}", file=sys.stderr, flush=True)
-            session.exitstatus = 1
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the temporary directory; the interpreter would wait for threads that do not end for ever."""
-    if temporary := config.stash.get(_TEMPORARY, None):
-        shutil.rmtree(temporary, ignore_errors=True)
-    if left := config.stash.get(_LEFT, []):
-        print(f"tests have left threads that do not end: {left}", file=sys.stderr, flush=True)
+    """Name what was left, below the summary; the interpreter would wait for threads that do not end for ever."""
+    if (left := config.stash.get(_LEFT, [])) and not hasattr(config, "workeroutput"):
+        print("tests have left what they should have ended or removed:", *left, sep="\n  ", flush=True)
+    if config.stash.get(_STUCK, False):
         sys.stdout.flush()
         os._exit(1)
