@@ -99,7 +99,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Name what was left, below the summary; the interpreter would wait for threads that do not end for ever."""
+    """Name what was left, below the summary, and do not wait for threads that do not end for ever."""
     if (left := config.stash.get(_LEFT, [])) and not hasattr(config, "workeroutput"):
         print("tests have left what they should have ended or removed:", *left, sep="\n  ", flush=True)
     if config.stash.get(_STUCK, False):
