@@ -208,26 +208,44 @@ def _groups(optimizer: Any) -> dict[int, dict[str, Any]]:
     return {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _push_tables(tables: Sequence[tuple[Table, float, list[Part]]], workers: int) -> None:
-    """Push the gradients of the tables of one client, each table once."""
-    every = [part for *_, parts in tables for part in parts]
-    if workers == 1 and len({rate for _, rate, _ in tables}) == 1 and _is_one_pull(every):
-        _push_pull(every, tables[0][1])
-        return
-    for table, rate, parts in tables:
-        if len(parts) == 1 and _is_one_pull(parts):
-            pulled, gradients = parts[0][0].lookups[0].pull.pulled, [_gradient(parts[0], workers)]
+_Rated = tuple[Table, float, list[Part]]  # a table, its learning rate, and its parts of the gradient
+
+
+def _push_tables(tables: Sequence[_Rated], workers: int) -> None:
+    """Push the gradients of the tables of one client, each table once.
+
+    A pull of several tables whose rows all have gradients is pushed as it is, and all other tables of a
+    learning rate together: one message per server each.
+    """
+    of_rates: dict[float, list[_Rated]] = {}
+    for one in tables:
+        of_rates.setdefault(one[1], []).append(one)
+    for rate, of_rate in of_rates.items():
+        wholes, others = _whole_pulls(of_rate) if workers == 1 else ([], of_rate)
+        for parts in wholes:
+            _push_pull(parts, rate)
+        if others:
+            pulled, sums = _together(others, workers)
+            others[0][0].client.push(pulled, sums, rate, summed=True)
+
+
+def _whole_pulls(tables: Sequence[_Rated]) -> tuple[list[list[Part]], list[_Rated]]:
+    """Return the parts of each pull that all its tables have gradients of and no others, and other tables."""
+    by_pull: dict[int, list[_Rated]] = {}
+    for one in tables:
+        pulls = {id(lookup.pull) for rows, _ in one[2] for lookup in rows.lookups}
+        by_pull.setdefault(pulls.pop() if len(pulls) == 1 else 0, []).append(one)
+    wholes, others = [], by_pull.pop(0, [])
+    are_few = sum(len(of_pull) == 1 for of_pull in by_pull.values()) <= 1
+    for of_pull in by_pull.values():
+        parts = [part for *_, of_table in of_pull for part in of_table]
+        size = parts[0][0].lookups[0].pull.size
+        is_whole = len(parts) == size and all(rows.union is None for rows, _ in parts)
+        if is_whole and (size > 1 or are_few):
+            wholes.append(parts)
         else:
-            pulled, gradients = _together(table, parts, workers)
-        table.client.push(pulled, gradients, rate, summed=True)
-
-
-def _is_one_pull(parts: Sequence[Part]) -> bool:
-    """Whether these are all lookups of one request, and no others."""
-    if any(rows.union is not None for rows, _ in parts):
-        return False
-    whole = parts[0][0].lookups[0].pull
-    return len(parts) == whole.size and all(rows.lookups[0].pull is whole for rows, _ in parts)
+            others += of_pull
+    return wholes, others
 
 
 def _push_pull(parts: Sequence[Part], rate: float) -> None:
@@ -259,22 +277,30 @@ def _sums(rows: NDArray[Any], parts: Sequence[Part]) -> NDArray[Any]:
     return sums
 
 
-def _together(table: Table, parts: Sequence[Part], workers: int) -> tuple[Any, list[Any]]:
-    """Join a table's lookups into one batch, with the gradients of a row summed over the parts."""
-    lookups = list(dict.fromkeys(lookup for rows, _ in parts for lookup in rows.lookups))
-    ids = np.concatenate([lookup.ids for lookup in lookups]) if lookups else np.empty(0, np.int64)
-    pulled = table.client.plan([ids], [(table.number, 0)])
-    group = pulled.groups[0]
-    sums = np.zeros_like(group.rows)
-    keys = np.empty(len(sums), np.int64)
-    keys[group.inverse] = ids
-    order = np.argsort(keys)
-    for part in parts:
-        gradient, of_gradient = _gradient(part, workers), part[0].keys
-        if part[0].mine is not None:
-            gradient, of_gradient = gradient[part[0].mine], of_gradient[part[0].mine]
-        sums[order[np.searchsorted(keys, of_gradient, sorter=order)]] += gradient
-    return pulled, [sums]
+def _together(tables: Sequence[_Rated], workers: int) -> tuple[Any, list[Any]]:
+    """Join the lookups of each table into one batch, with the gradients of a row summed over the parts."""
+    ids = []
+    for _, _, parts in tables:
+        lookups = dict.fromkeys(lookup for rows, _ in parts for lookup in rows.lookups)
+        ids.append(np.concatenate([lookup.ids for lookup in lookups]) if lookups else np.empty(0, np.int64))
+    numbers = [(table.number, i) for i, (table, *_) in enumerate(tables)]
+    pulled = tables[0][0].client.plan(ids, numbers)
+    every = []
+    for group in pulled.groups:
+        sums = np.zeros_like(group.rows)
+        begin = 0
+        for i, size in zip(group.lookups, group.sizes, strict=True):
+            places = group.inverse[begin : begin + size]
+            begin += size
+            # Each key and its row, ascending by key.
+            keys, first = np.unique(ids[i], return_index=True)
+            for part in tables[i][2]:
+                gradient, of_gradient = _gradient(part, workers), part[0].keys
+                if part[0].mine is not None:
+                    gradient, of_gradient = gradient[part[0].mine], of_gradient[part[0].mine]
+                sums[places[first[np.searchsorted(keys, of_gradient)]]] += gradient
+        every.append(sums)
+    return pulled, every
 
 
 def _gradient(part: Part, workers: int) -> NDArray[Any]:
