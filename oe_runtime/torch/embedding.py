@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn import functional
 from oe_runtime.client import Client, Pulled
 from oe_runtime.model_tables import make_tables, rows_on_servers
 from oe_runtime.spec import TableSpec
-from oe_runtime.torch.gradients import Lookup, Pull, RowsParameter, Table, track
+from oe_runtime.torch.gradients import Lookup, Pull, RowsParameter, Table, saves_by_hooks, track
 from oe_runtime.torch.state import TORCH_DTYPES, RowState, refuse_tracing
 
 
@@ -96,7 +97,7 @@ def plan(asked: _Asked) -> Pulled:
 
 def supply(asked: _Asked, pulled: Pulled) -> None:
     """Let the layers answer their next calls with these rows."""
-    for (layer, _), found in zip(asked, _split(asked, pulled), strict=True):
+    for (layer, _), found in zip(asked, split(asked, pulled), strict=True):
         layer.ahead.append(found)
 
 
@@ -107,7 +108,7 @@ def _pulled(asked: _Asked) -> Pulled:
     return pulled
 
 
-def _split(asked: _Asked, pulled: Pulled) -> list[tuple[Lookup, Any]]:
+def split(asked: _Asked, pulled: Pulled) -> list[tuple[Lookup, Any]]:
     """Return of each layer its lookup in a request, and its rows.
 
     Rows are (unique ids, dim), functions of the layer's parameter if that trains.
@@ -130,6 +131,85 @@ def _split(asked: _Asked, pulled: Pulled) -> list[tuple[Lookup, Any]]:
     if asked[0][0].trains():  # as all others of the request
         every = track(lookups, every, [layer.anchor for layer, _ in asked])
     return list(zip(lookups, every, strict=True))
+
+
+@dataclass
+class Call:
+    """A call of a layer."""
+
+    layer: TableLayer
+    ids: Any
+    offsets: Any = None  # of an EmbeddingBag, if they are given
+    is_weighted: bool = False
+
+    def equals(self, other: Call) -> bool:
+        """Whether both are of the same layer, ids and offsets."""
+        return (
+            self.layer is other.layer
+            and not self.is_weighted
+            and not other.is_weighted
+            and _are_equal(self.ids, other.ids)
+            and _are_equal(self.offsets, other.offsets)
+        )
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return bool(a.dtype == b.dtype and torch.equal(a, b))
+
+
+@dataclass
+class Answer:
+    """What a call will return: its output, or the rows from which the layer makes that."""
+
+    call: Call
+    found: tuple[Lookup, Any] | None
+    output: Any = None
+
+    def __post_init__(self) -> None:
+        self._replacements = self.call.layer.bound().client.replacements
+
+    def is_current(self) -> bool:
+        """Whether the rows are still so, and are trained or not as the layer is now."""
+        layer, values = self.call.layer, self.output if self.found is None else self.found[1]
+        is_same = self._replacements == layer.bound().client.replacements
+        return is_same and bool(values.requires_grad) == layer.trains()
+
+
+@dataclass
+class Forward:
+    """A forward pass of a module: what was pulled for it, and the calls that pulled rows of their own."""
+
+    owner: Any
+    answers: list[Answer]
+    missed: list[Call]
+
+
+_state = threading.local()
+
+
+def forwards() -> list[Forward]:
+    """Return the forward passes that this thread is in, the outermost first (`forward_pull`)."""
+    if not hasattr(_state, "forwards"):
+        _state.forwards = []
+    found: list[Forward] = _state.forwards
+    return found
+
+
+def _answer(call: Call, *, output: bool) -> Answer | None:
+    """Take what a forward pass has pulled for a call, its output or its rows, if it has."""
+    # A checkpoint calls the layer again in the backward pass, and both calls must save the same tensors.
+    if output and saves_by_hooks():
+        return None
+    for forward in reversed(forwards()):
+        for i, answer in enumerate(forward.answers):
+            if (answer.found is None) != output or answer.call.layer is not call.layer:
+                continue
+            same = answer.call.equals(call) if output else _are_equal(answer.call.ids, call.ids)
+            if same and answer.is_current():
+                return forward.answers.pop(i)
+    return None
 
 
 def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
@@ -301,15 +381,12 @@ class TableLayer(RowState):
         """Whether gradients of the next lookup are wanted."""
         return bool(torch.is_grad_enabled()) and not self.frozen
 
-    # torch.compile breaks its graph here. torch.compiler.disable would import its compiler at once.
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
-    def _rows(self, ids: Any) -> tuple[Any, Any]:
+    def _rows(self, ids: Any, call: Call | None = None) -> tuple[Any, Any]:
         """Return the distinct rows of `ids`, and for each id the number of its row.
 
-        Padding has the number of an additional last row, which is not trained.
+        Padding has the number of an additional last row, which is not trained. `call` is the layer's, if any.
         """
-        refuse_tracing(self, ids)
-        lookup, rows = self._announced(ids) or _split([(self, ids)], _pulled([(self, ids)]))[0]
+        lookup, rows = self._announced(ids, call) or split([(self, ids)], _pulled([(self, ids)]))[0]
         numbers = torch.from_numpy(lookup.numbers)
         if lookup.padding is not None:
             every = torch.full((len(lookup.padding),), len(rows))
@@ -329,12 +406,16 @@ class TableLayer(RowState):
             self._padding = (now, torch.from_numpy(row))
         return self._padding[1]
 
-    def _announced(self, ids: Any) -> tuple[Lookup, Any] | None:
+    def _announced(self, ids: Any, call: Call | None) -> tuple[Lookup, Any] | None:
         """Return the lookup of `pull` for these ids and the same purpose, if there is one."""
         for i, (lookup, rows) in enumerate(self.ahead):
-            same = lookup.asked.dtype == ids.dtype and torch.equal(lookup.asked, ids)
-            if same and rows.requires_grad == self.trains():
+            if _are_equal(lookup.asked, ids) and rows.requires_grad == self.trains():
                 return self.ahead.pop(i)
+        if call is not None:
+            if (answer := _answer(call, output=False)) is not None:
+                return answer.found
+            for forward in forwards():
+                forward.missed.append(call)
         return None
 
     def extra_repr(self) -> str:
@@ -361,9 +442,15 @@ class Embedding(TableLayer):
     bfloat16 or float16, the last two with float32 gradients and optimizer's state.
     """
 
+    # torch.compile breaks its graph here. torch.compiler.disable would import its compiler at once.
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def forward(self, input: Any) -> Any:
         """Return the rows of the ids."""
-        rows, numbers = self._rows(input)
+        refuse_tracing(self, input)
+        call = Call(self, input)
+        if (answer := _answer(call, output=True)) is not None:
+            return answer.output
+        rows, numbers = self._rows(input, call)
         return functional.embedding(numbers, rows)
 
 
@@ -390,9 +477,14 @@ class EmbeddingBag(TableLayer):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
         """Return one row per bag, (bags, embedding_dim)."""
-        rows, numbers = self._rows(input)
+        refuse_tracing(self, input)
+        call = Call(self, input, offsets, per_sample_weights is not None)
+        if (answer := _answer(call, output=True)) is not None:
+            return answer.output
+        rows, numbers = self._rows(input, call)
         return functional.embedding_bag(
             numbers,
             rows,

@@ -96,18 +96,41 @@ def forget(parameters: Sequence[RowsParameter]) -> None:
             parameter.arrived.clear()
 
 
+def saves_by_hooks() -> bool:
+    """Whether a program's hooks take what autograd saves: a checkpoint's, which calls layers again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def keep(ctx: Any, work: Any, *tensors: Any) -> None:
+    """Keep what a function's backward needs until a backward pass has used it, and so no second time."""
+    if saves_by_hooks():
+        ctx.work = work  # hooks give back another tensor
+        ctx.save_for_backward(*tensors)
+        return
+    holder = torch.empty(0)  # autograd frees it after a backward pass, and refuses a second one
+    holder.work = work
+    ctx.save_for_backward(*tensors, holder)
+
+
+def kept(ctx: Any) -> Any:
+    """Return what `keep` was given. Raises RuntimeError after a backward pass without retain_graph."""
+    tensors = ctx.saved_tensors
+    return ctx.work if hasattr(ctx, "work") else tensors[-1].work
+
+
 class _PulledRows(torch.autograd.Function):  # type: ignore[misc]
     """Rows as a function of parameters; its backward leaves the gradients with them, by the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, lookups: Sequence[Lookup], rows: Sequence[Any], *parameters: Any) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.lookups, ctx.parameters = lookups, parameters
+        ctx.parameters = parameters
+        keep(ctx, lookups)
         return tuple(rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        parts = zip(ctx.lookups, ctx.parameters, gradients, strict=True)
+        parts = zip(kept(ctx), ctx.parameters, gradients, strict=True)
         found = [None if of_rows is None else one.bring(lookup, of_rows) for lookup, one, of_rows in parts]
         return None, None, *found
 

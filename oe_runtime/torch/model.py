@@ -19,6 +19,7 @@ from oe_runtime.spec import TableSpec
 from oe_runtime.support import job_hooks
 from oe_runtime.torch import collections
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
+from oe_runtime.torch.forward_pull import pull_in_forward
 
 
 def distributed_model(
@@ -88,6 +89,7 @@ def distributed_model(
         layer.fresh = fresh
         layer.anchor.label = f"layer '{layer.default_name}'"
     _leave_out_of_ddp(model)
+    pull_in_forward(model)
     return model
 
 

@@ -8,20 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
-from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from oe_runtime.client import Client, Pulled
+from oe_runtime.torch.batch_parts import BatchParts, Path, part_at
 from oe_runtime.torch.collections import Collection
 from oe_runtime.torch.embedding import TableLayer, plan, requests, supply
 
-_DEEPEST = 6  # parts of parts of a batch, which may refer back to it
 _MOST_ITERATORS = 8  # that a program takes batches from in turns
-_Path: TypeAlias = tuple[tuple[str, Any], ...]  # how to get from a batch to a part of it
 
 
 @dataclass
@@ -78,7 +75,7 @@ class TrainPipeline:
         self._note = _Note()
         for module in self._modules:
             weakref.finalize(self, module.register_forward_pre_hook(self._note, with_kwargs=True).remove)
-        self._paths: dict[Any, list[_Path]] | None = None
+        self._paths: dict[Any, list[Path]] | None = None
         self._thread: ThreadPoolExecutor | None = None  # while there is a next batch
         self._waiting: dict[int, tuple[Any, Future[_ReadBatch]]] = {}  # iterators, and their next batches
         self._step = 0
@@ -139,12 +136,12 @@ class TrainPipeline:
 
     def _learn(self, data: Any, called: Sequence[tuple[Any, Any]]) -> None:
         """Find out where in a batch the arguments of this step's calls are."""
-        places = {id(part): path for path, part in _parts(data)}
+        parts = BatchParts(data)
         self._paths = {}
         unknown = set()
         for module, argument in called:
-            if id(argument) in places:
-                self._paths.setdefault(module, []).append(places[id(argument)])
+            if (path := parts.find(argument)) is not None:
+                self._paths.setdefault(module, []).append(path)
             else:
                 unknown.add(module)
         for module in unknown:
@@ -183,7 +180,7 @@ def _read(
     batches: Iterator[Any],
     step: int,
     pushed_next: Sequence[_Request],
-    paths: Mapping[Any, Sequence[_Path]] | None,
+    paths: Mapping[Any, Sequence[Path]] | None,
 ) -> _ReadBatch:
     """Read a batch and pull its rows; `pushed_next` are requests whose push changes some of them."""
     try:
@@ -193,7 +190,7 @@ def _read(
     if not paths:
         return batch
     with suppress(Exception):  # the batch's own step tries again, and raises it
-        calls = {module: [_get(batch.data, path) for path in of_one] for module, of_one in paths.items()}
+        calls = {module: [part_at(batch.data, path) for path in of_one] for module, of_one in paths.items()}
         planned, supplies = _planned(calls)
         for request in planned:
             if (pushed := _same(request, pushed_next)) is not None:
@@ -230,26 +227,3 @@ def _same(request: _Request, before: Sequence[_Request]) -> Pulled | None:
     """Return the rows of the request of the batch before for the same layers, which will be pushed."""
     found = [one for one in before if one.client is request.client and one.layers == request.layers]
     return found[0].pulled if found else None
-
-
-def _parts(data: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """Yield the parts of a batch that a layer may be called with, and how to get there."""
-    if len(path) > _DEEPEST or isinstance(data, (type, Enum, ModuleType)):
-        return
-    if isinstance(data, torch.Tensor) or hasattr(data, "offsets"):
-        yield path, data
-    elif isinstance(data, dict):
-        for key, part in data.items():
-            yield from _parts(part, (*path, ("item", key)))
-    elif isinstance(data, (list, tuple)):
-        for number, part in enumerate(data):
-            yield from _parts(part, (*path, ("item", number)))
-    else:
-        for name, part in getattr(data, "__dict__", {}).items():
-            yield from _parts(part, (*path, ("attribute", name)))
-
-
-def _get(data: Any, path: _Path) -> Any:
-    for kind, name in path:
-        data = data[name] if kind == "item" else getattr(data, name)
-    return data

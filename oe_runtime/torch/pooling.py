@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from oe_runtime.client import Bags, Client, Group, Pulled
 from oe_runtime.torch.embedding import TableLayer
-from oe_runtime.torch.gradients import Lookup, Pull, RowsParameter, forget
+from oe_runtime.torch.gradients import Lookup, Pull, RowsParameter, forget, keep, kept
 
 
 @dataclass
@@ -59,14 +60,24 @@ def plan(features: Sequence[Feature]) -> list[Request]:
     return requests
 
 
-def pooled(requests: Sequence[Request], outputs: Sequence[NDArray[np.float32]], device: Any) -> list[Any]:
-    """Fill the outputs with the features' embeddings; return them as tensors of the layers' parameters."""
+def pooled(
+    requests: Sequence[Request],
+    outputs: Sequence[NDArray[np.float32]],
+    device: Any,
+    shapes: Sequence[tuple[int, ...]] = (),
+) -> list[Any]:
+    """Fill the outputs with the features' embeddings; return them as tensors of the layers' parameters.
+
+    `shapes` are those of the tensors, if they differ from the outputs'.
+    """
     blocks = [block for request in requests for block in _blocks(request)]
     weights = [feature.weights for block in blocks for feature in block.features]
     parameters = [parameter for block in blocks for parameter in block.parameters]
     forget(parameters)
     for block in blocks:
         block.client.pool(block.group, block.bags, [outputs[one.output][one.place] for one in block.features])
+    if shapes:  # not of the tensors: programs may change them in place, but not views of them
+        outputs = [output.reshape(shape) for output, shape in zip(outputs, shapes, strict=True)]
     tensors = [torch.from_numpy(output).to(device) for output in outputs]
     work = _Work(blocks, len(parameters), [one is not None for one in weights])
     given = [one for one in weights if one is not None]
@@ -86,6 +97,11 @@ class _Block:
     @property
     def bags(self) -> list[Bags]:
         return [feature.bags for feature in self.features]
+
+    def rows_of_features(self) -> list[NDArray[Any]]:
+        """Return the numbers of the rows of each feature's ids in the group."""
+        ends = list(accumulate((len(feature.ids) for feature in self.features), initial=0))
+        return [self.group.inverse[begin:end] for begin, end in pairwise(ends)]
 
 
 @dataclass
@@ -120,45 +136,94 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, work: _Work, outputs: Sequence[Any], *more: Any) -> Any:
-        given = more[work.parameters :]
-        # With a tensor that autograd keeps: it frees that after a backward pass, and refuses a second one.
-        kept = torch.empty(0)
-        kept.work = work
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-            ctx.work = work  # a program's hooks give back another tensor
-        ctx.save_for_backward(kept, *given)  # autograd tells if weights have been changed since
+        ctx.set_materialize_grads(False)
+        keep(ctx, work, *more[work.parameters :])  # autograd tells if weights have been changed since
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        if torch.is_grad_enabled():
+        work = kept(ctx)
+        of_gradients = torch.is_grad_enabled()
+        if of_gradients and any(work.weighted):
             raise NotImplementedError(
-                "create_graph=True: a collection has no gradients of gradients; look the rows up by "
-                "oe_runtime.torch.Embedding for them"
+                "create_graph=True: a collection has no gradients of gradients with respect to weights; look "
+                "the rows up by oe_runtime.torch.Embedding for them"
             )
-        arrays = [_to_array(gradient) for gradient in gradients]
-        kept = ctx.saved_tensors[0]
-        work = ctx.work if hasattr(ctx, "work") else kept.work
+        gradients = tuple(None if one is None else one.reshape(-1, one.shape[-1]) for one in gradients)
+        arrays = [None if one is None else _to_array(one) for one in gradients]
         of_parameters: list[Any] = []
         of_weights: list[Any] = []
         wanted = iter(ctx.needs_input_grad[2 + work.parameters :])
         weighted = iter(work.weighted)
         for block in work.blocks:
-            parts = [arrays[one.output][one.place] for one in block.features]
+            parts = [
+                None if arrays[one.output] is None else arrays[one.output][one.place]
+                for one in block.features
+            ]
             if any(parameter.requires_grad for parameter in block.parameters):
-                sums = torch.from_numpy(block.client.sum_bags(block.group, block.bags, parts))
+                sums = _sums_in_graph(block, gradients) if of_gradients else _sums(block, parts)
             for lookup, parameter in zip(block.lookups, block.parameters, strict=True):
-                trained = parameter.requires_grad
-                of_parameters.append(parameter.bring(lookup, sums[lookup.places]) if trained else None)
-            begin = 0
-            for feature, part in zip(block.features, parts, strict=True):
-                rows = block.group.inverse[begin : begin + len(feature.ids)]
-                begin += len(feature.ids)
+                used = _used(block, lookup, parts) if parameter.requires_grad else None
+                of_parameters.append(used and parameter.bring(used, sums[used.places]))
+            for feature, rows, part in zip(block.features, block.rows_of_features(), parts, strict=True):
                 if next(weighted):
-                    of_weights.append(
-                        _weight_gradients(block.group.rows[rows], feature, part) if next(wanted) else None
-                    )
+                    found = None
+                    if next(wanted) and part is not None:
+                        found = _weight_gradients(block.group.rows[rows], feature, part)
+                    of_weights.append(found)
         return None, None, *of_parameters, *of_weights
+
+
+def _sums(block: _Block, parts: Sequence[NDArray[Any] | None]) -> Any:
+    """Return the gradient of each row of a block from those of its features; None is a feature without."""
+    dim = block.group.rows.shape[1]
+    given = [
+        np.zeros((len(one.bags.offsets) - 1, dim), np.float32) if part is None else part
+        for one, part in zip(block.features, parts, strict=True)
+    ]
+    return torch.from_numpy(block.client.sum_bags(block.group, block.bags, given))
+
+
+def _sums_in_graph(block: _Block, gradients: Sequence[Any]) -> Any:
+    """Return the same as a function of the outputs' gradients, which autograd goes back through."""
+    sums = torch.zeros(block.group.rows.shape)
+    for feature, rows in zip(block.features, block.rows_of_features(), strict=True):
+        if gradients[feature.output] is None:
+            continue
+        part = gradients[feature.output].to("cpu", torch.float32)[feature.place]
+        sizes = torch.from_numpy(np.diff(feature.bags.offsets))
+        if feature.bags.mean:
+            part = part / sizes.clamp(min=1)[:, None]
+        each = part.repeat_interleave(sizes, dim=0)
+        sums = sums.index_add(0, torch.from_numpy(rows.astype(np.int64)), each)
+    return sums
+
+
+def _used(block: _Block, lookup: Lookup, parts: Sequence[NDArray[Any] | None]) -> Lookup | None:
+    """Return the lookup of those of a table's rows that a gradient has reached, or None without any."""
+    reached, everything = [], True
+    for feature, rows, part in zip(block.features, block.rows_of_features(), parts, strict=True):
+        if feature.layer.bound().number == lookup.table.number:
+            everything &= part is not None
+            if part is not None:
+                reached.append(rows)
+    if everything:
+        return lookup
+    if not reached:
+        return None
+    places = lookup.places
+    every = np.arange(places.start, places.stop) if isinstance(places, slice) else places
+    mine = np.isin(every, np.concatenate(reached))
+    keys = lookup.ids[mine]
+    # Of no pull that can be pushed as a whole.
+    return replace(
+        lookup,
+        ids=keys,
+        places=every[mine],
+        numbers=np.arange(len(keys)),
+        size=len(keys),
+        pull=Pull(lookup.pull.pulled, 0),
+    )
 
 
 def _weight_gradients(rows: NDArray[Any], feature: Feature, gradient: NDArray[Any]) -> Any:

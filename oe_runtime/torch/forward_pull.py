@@ -1,0 +1,210 @@
+"""One request for the rows of all layers in a model's forward pass, without a change of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from oe_runtime import _core
+from oe_runtime.client import Bags, Client, Pulled
+from oe_runtime.errors import KeyRangeError
+from oe_runtime.torch import pooling
+from oe_runtime.torch.batch_parts import BatchParts, Path, part_at
+from oe_runtime.torch.collections import Collection
+from oe_runtime.torch.embedding import (
+    Answer,
+    Call,
+    EmbeddingBag,
+    Forward,
+    TableLayer,
+    forwards,
+    plan,
+    requests,
+    split,
+)
+
+_MOST_MISSES = 8  # calls of a layer that were not foreseen, until it is left alone
+
+
+def pull_in_forward(model: nn.Module) -> None:
+    """Let forward passes of a model, or of a module in it, pull the rows of all layers in one request."""
+    for module in model.modules():
+        if isinstance(module, (TableLayer, Collection, nn.ModuleList, nn.ModuleDict)):
+            continue
+        hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
+        if _has_layers(module) and not any(isinstance(one, _ForwardPull) for one in hooks):
+            pull = _ForwardPull()
+            module.register_forward_pre_hook(pull.begin, with_kwargs=True)
+            module.register_forward_hook(pull.end, with_kwargs=True, always_call=True)
+
+
+def _has_layers(module: nn.Module) -> bool:
+    inner = {id(one) for part in module.modules() if isinstance(part, Collection) for one in part.layers}
+    return any(isinstance(one, TableLayer) and id(one) not in inner for one in module.modules())
+
+
+@dataclass
+class _KnownCall:
+    """A call that forward passes make, by where its arguments are in the module's."""
+
+    layer: TableLayer
+    ids: Path
+    offsets: Path | None  # None: there are none
+    is_pooled: bool  # whether the request makes the layer's output, too
+
+    def of(self, data: Any) -> Call:
+        """Return the call for these arguments of the module, with values of its own."""
+        offsets = None if self.offsets is None else part_at(data, self.offsets).clone()
+        return Call(self.layer, part_at(data, self.ids).clone(), offsets)
+
+
+class _ForwardPull:
+    """What a module's forward passes look up, learned from the last one.
+
+    A pass whose calls are as announced takes one request, one function of autograd's graph and one push. Each
+    call is compared with what was announced; one with other ids pulls rows of its own.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bool, list[_KnownCall]] = {False: [], True: []}  # by whether the module trains
+        self._misses: dict[TableLayer, int] = {}
+
+    def begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Before a forward pass: pull the rows of the calls that are known."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        stack = forwards()
+        own = [i for i, one in enumerate(stack) if one.owner is self]
+        del stack[own[0] if own else len(stack) :]  # an interrupt has left them
+        foreseen = {answer.call.layer for one in stack for answer in one.answers}
+        calls = [one for one in self._known[module.training] if one.layer not in foreseen]
+        calls = [one for one in calls if not one.layer.ahead]
+        stack.append(Forward(self, _answers(calls, (arguments, named)) if calls else [], []))
+
+    def end(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
+        """After a forward pass: learn from the calls that were not foreseen."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return
+        stack = forwards()
+        forward = next((one for one in stack if one.owner is self), None)
+        if forward is None:
+            return
+        del stack[stack.index(forward) :]
+        unused = [answer.call.layer for answer in forward.answers]
+        for layer in {*unused, *(call.layer for call in forward.missed)}:
+            self._misses[layer] = self._misses.get(layer, 0) + 1
+        known = [one for one in self._known[module.training] if one.layer not in unused]
+        news = [call for call in forward.missed if self._misses[call.layer] <= _MOST_MISSES]
+        if news:
+            parts = BatchParts((arguments, named))
+            known += [one for call in news if (one := _find(call, parts)) is not None]
+        self._known[module.training] = known
+
+
+def _find(call: Call, parts: BatchParts) -> _KnownCall | None:
+    layer = call.layer
+    if (ids := parts.find(call.ids)) is None:
+        return None
+    offsets = None if call.offsets is None else parts.find(call.offsets)
+    is_pooled = not call.is_weighted and (call.offsets is None) == (offsets is None)
+    return _KnownCall(layer, ids, offsets if is_pooled else None, is_pooled)
+
+
+def _answers(known: Sequence[_KnownCall], data: Any) -> list[Answer]:
+    """Pull the rows of all calls, in one request for those that train and are pooled."""
+    pooled: dict[tuple[bool, Any], list[tuple[Call, pooling.Feature]]] = {}
+    others: dict[TableLayer, list[Call]] = {}
+    for one in known:
+        try:
+            call = one.of(data)
+            feature = _feature(call) if one.is_pooled else None
+        except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
+            continue  # a batch of another form: the call itself raises what is wrong, if it is
+        if feature is None:
+            others.setdefault(call.layer, []).append(call)
+        else:
+            pooled.setdefault((call.layer.trains(), call.ids.device), []).append((call, feature))
+    try:
+        plans = [(some, pooling.plan([feature for _, feature in some])) for some in pooled.values()]
+        asked = requests("forward", {layer: [call.ids for call in some] for layer, some in others.items()})
+        rows = [(some, plan(some)) for some in asked]
+    except KeyRangeError:
+        return []  # the call itself raises it
+    answers = []
+    for some, planned in plans:
+        _refresh([(one.client, one.pulled) for one in planned])
+        answers += _outputs(some, planned)
+    for of_layers, pulled in rows:
+        _refresh([(of_layers[0][0].bound().client, pulled)])
+        answers += [
+            Answer(Call(layer, ids), found)
+            for (layer, ids), found in zip(of_layers, split(of_layers, pulled), strict=True)
+        ]
+    return answers
+
+
+def _refresh(pulls: Sequence[tuple[Client, Pulled]]) -> None:
+    for client, pulled in pulls:
+        client.settle()
+        client.refresh(pulled)
+
+
+def _feature(call: Call) -> pooling.Feature | None:
+    """Return a call's ids as bags, of one id each for an Embedding; None if the layer must make the output.
+
+    Raises ValueError for ids and offsets that do not fit.
+    """
+    layer, ids = call.layer, call.ids
+    if layer.dtype != torch.float32 or (isinstance(layer, EmbeddingBag) and layer.mode == "max"):
+        return None
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError("ids of another type")
+    flat: NDArray[np.int64] = ids.reshape(-1).to("cpu", torch.int64).numpy()
+    if isinstance(layer, EmbeddingBag):
+        offsets: NDArray[np.int64] = _offsets(layer, ids, call.offsets)
+        is_mean = layer.mode == "mean"
+    else:
+        offsets, is_mean = np.arange(len(flat) + 1), False
+    if layer.padding_idx is not None:
+        if not isinstance(layer, EmbeddingBag) and layer.padding_row().any():
+            return None
+        counted = flat != layer.padding_idx
+        offsets = np.concatenate([[0], np.cumsum(counted)])[offsets]
+        flat = np.ascontiguousarray(flat[counted])
+    return pooling.Feature(layer, flat, Bags(offsets, None, is_mean), None, 0, (slice(None), slice(None)))
+
+
+def _offsets(layer: EmbeddingBag, ids: Any, given: Any) -> NDArray[np.int64]:
+    """Return where each bag begins, and where the last one ends. Raises ValueError for others."""
+    offsets: NDArray[np.int64]
+    if ids.dim() == 2 and given is None:
+        offsets = np.arange(len(ids) + 1) * ids.shape[1]
+        return offsets
+    if ids.dim() != 1 or given is None or given.dim() != 1:
+        raise ValueError("no bags")
+    offsets = given.to("cpu", torch.int64).numpy()
+    if not layer.include_last_offset:
+        offsets = np.append(offsets, len(ids))
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
+        raise ValueError("offsets that are not of bags")
+    return offsets
+
+
+def _outputs(
+    some: Sequence[tuple[Call, pooling.Feature]], planned: Sequence[pooling.Request]
+) -> list[Answer]:
+    """Return the outputs of calls whose rows are there."""
+    outputs, shapes = [], []
+    for number, (call, feature) in enumerate(some):
+        feature.output = number
+        bags, dim = len(feature.bags.offsets) - 1, call.layer.embedding_dim
+        outputs.append(_core.empty(bags, dim, False))
+        shapes.append((bags, dim) if isinstance(call.layer, EmbeddingBag) else (*call.ids.shape, dim))
+    values = pooling.pooled(planned, outputs, some[0][0].ids.device, shapes)
+    return [Answer(call, None, value) for (call, _), value in zip(some, values, strict=True)]
