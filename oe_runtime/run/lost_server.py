@@ -63,7 +63,6 @@ class ServerRecovery:
         if not self._options.server_wait or self._client is None or not known:
             raise lost
         lost = self._agree(lost)
-        self._count(lost, loop.saved)
         started = time.monotonic()
 
         def go_back() -> tuple[RunCheckpoint, str]:
@@ -81,7 +80,7 @@ class ServerRecovery:
             lost, go_back, self._options, self._directory, self._view.say, self._stop
         )
         waited = time.monotonic() - started
-        self._last = saved
+        self._count(lost, saved)
         loop.rolled_back(saved, waited)
         if words:
             self._view.say(words)
@@ -100,11 +99,11 @@ class ServerRecovery:
         endpoint = servers[int(np.argmax(seen))]
         return ServerLost(endpoint, f"{server_name(endpoint, self._options)} was lost by another worker")
 
-    def _count(self, lost: ServerLost, saved: RunCheckpoint | None) -> None:
-        """Count losses since the last progress."""
-        if saved is None or self._last is None or saved.position.step > self._last.position.step:
-            self._losses = 0
-        self._losses += 1
+    def _count(self, lost: ServerLost, saved: RunCheckpoint) -> None:
+        """Count losses since the last progress, which workers other than worker 0 see when all have gone back."""
+        progress = self._last is None or saved.position.step > self._last.position.step
+        self._losses = 1 if progress else self._losses + 1
+        self._last = saved
         refuse_many(lost, self._losses)
 
 
