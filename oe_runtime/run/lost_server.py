@@ -100,7 +100,7 @@ class ServerRecovery:
         return ServerLost(endpoint, f"{server_name(endpoint, self._options)} was lost by another worker")
 
     def _count(self, lost: ServerLost, saved: RunCheckpoint) -> None:
-        """Count losses since the last progress, which workers other than worker 0 see when all have gone back."""
+        """Count losses since the last progress, which all workers see alike when they have gone back."""
         progress = self._last is None or saved.position.step > self._last.position.step
         self._losses = 1 if progress else self._losses + 1
         self._last = saved
