@@ -100,13 +100,13 @@ def save(model: Any, directory: Path) -> Path:
     return write(values(model), directory)
 
 
-def load(model: Any, directory: Path) -> None:
+def load(model: Any, directory: Path, content: bytes | None = None) -> None:
     """Assign the variables in `directory`/dense.npz to the model and its optimizer; all or nothing.
 
-    Raises CheckpointError naming the file and the first variable that is missing, unknown, or of another
-    shape or dtype.
+    `content` is that of the file, where another process has read it. Raises CheckpointError naming the file
+    and the first variable that is missing, unknown, or of another shape or dtype.
     """
-    assign(model, read(model, directory))
+    assign(model, check(model, directory, read_file(directory, content)))
 
 
 def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
@@ -114,9 +114,9 @@ def read(model: Any, directory: Path) -> dict[str, NDArray[Any]]:
     return check(model, directory, read_file(directory))
 
 
-def read_file(directory: Path) -> dict[str, NDArray[Any]]:
+def read_file(directory: Path, content: bytes | None = None) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file for `check`."""
-    return dense_file.read(directory / FILE)
+    return dense_file.read(directory / FILE, content)
 
 
 def check(model: Any, directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,9 @@ class KerasState:
         """See DenseState."""
         dense_file.write(arrays, directory)
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, content: bytes | None = None) -> None:
         """See DenseState."""
-        dense.load(self._model, directory)
+        dense.load(self._model, directory, content)
 
 
 class KerasScriptState(ScriptState):
@@ -76,9 +75,9 @@ class KerasScriptState(ScriptState):
         """See ScriptState."""
         return keras_settings(self.model)
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, content: bytes | None = None) -> None:
         """See ScriptState."""
-        super().load(directory)
+        super().load(directory, content)
         self._optimizer = self.model.optimizer
 
     def load_again(self, ranks: Ranks, directory: Path) -> None:
@@ -86,9 +85,7 @@ class KerasScriptState(ScriptState):
         if self._optimizer is None or self._optimizer is self.model.optimizer:
             return
         content = ranks.share(b"" if ranks.rank else (directory / dense_file.FILE).read_bytes())
-        with tempfile.TemporaryDirectory() as temporary:
-            (Path(temporary) / dense_file.FILE).write_bytes(content)
-            self._dense.load(Path(temporary))
+        self._dense.load(directory, content)
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
@@ -135,9 +132,9 @@ class KerasScriptState(ScriptState):
         found = {name.lower(): float(value) for name, value in metrics.items()}
         return found["loss"], found.get("auc")
 
-    def load_extra(self, directory: Path) -> None:
+    def load_extra(self, arrays: dict[str, NDArray[Any]]) -> None:
         """See ScriptState."""
-        super().load_extra(directory)
+        super().load_extra(arrays)
         for i, generator in enumerate(self._generators()):
             if (state := self.loaded_own(f"random/{i}")) is not None:
                 generator.state.assign(state)

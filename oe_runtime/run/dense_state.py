@@ -27,6 +27,9 @@ class DenseState(Protocol):
         """Write the result of `values` as files in a checkpoint's directory."""
         ...
 
-    def load(self, directory: Path) -> None:
-        """Read those files, all or nothing. Raises CheckpointError for what does not fit."""
+    def load(self, directory: Path, content: bytes | None = None) -> None:
+        """Read those files, all or nothing. Raises CheckpointError for what does not fit.
+
+        `content` is that of dense.npz, where another worker has read it; `directory` is for messages then.
+        """
         ...

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.ranks import Ranks, deferring_losses
-from oe_runtime.support import dense_file
 
 
 class FollowingDirectory:
@@ -66,10 +64,9 @@ class FollowingCheckpoints:
         return self._loaded(target, self._ranks.share(b""))
 
     def _loaded(self, target: Mapping[str, Any], weights: bytes) -> tuple[RunCheckpoint, str]:
-        with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / dense_file.FILE).write_bytes(weights)
-            self._state.load(Path(directory))
-        return RunCheckpoint(Path(target["path"]), Position(**target["position"]), target["pool"]), ""
+        path = Path(target["path"])
+        self._state.load(path, weights)
+        return RunCheckpoint(path, Position(**target["position"]), target["pool"]), ""
 
 
 def restore_target(client: Client, target: Mapping[str, Any]) -> None:

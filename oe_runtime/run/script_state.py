@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,15 +117,15 @@ class ScriptState:
             plain = {name.removeprefix(_PREFIX): value for name, value in extra.items()}
             dense_file.write(plain, directory, FILE)
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, content: bytes | None = None) -> None:
         """See DenseState. Workers other than worker 0 get the loop's arrays by `share_extra`."""
-        self._dense.load(directory)
-        self.load_extra(directory)
-
-    def load_extra(self, directory: Path) -> None:
-        """Read the loop's arrays."""
+        self._dense.load(directory, content)
         path = directory / FILE
-        self.loaded = dense_file.read(path) if path.exists() else {}
+        self.load_extra(dense_file.read(path) if content is None and path.exists() else {})
+
+    def load_extra(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Take the loop's arrays of a checkpoint."""
+        self.loaded = arrays
 
     def share_extra(self, ranks: Ranks, directory: Path) -> None:
         """Give the other workers the loop's arrays of the checkpoint that worker 0 has loaded."""
@@ -134,6 +133,4 @@ class ScriptState:
         path = directory / FILE
         mine = path.read_bytes() if ranks.rank == 0 and path.exists() else b""
         if (found := ranks.share(mine)) and ranks.rank:
-            with tempfile.TemporaryDirectory() as temporary:
-                (Path(temporary) / FILE).write_bytes(found)
-                self.load_extra(Path(temporary))
+            self.load_extra(dense_file.read(path, found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +28,13 @@ def write(arrays: Mapping[str, NDArray[Any]], directory: Path, name: str = FILE)
     return path
 
 
-def read(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays that `write` wrote. Raises CheckpointError."""
+def read(path: Path, content: bytes | None = None) -> dict[str, NDArray[Any]]:
+    """Return the arrays that `write` wrote. Raises CheckpointError, which names the path.
+
+    `content` is that of the file, where another process has read it.
+    """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path if content is None else io.BytesIO(content), allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: cannot be read as a dense checkpoint: {error}") from error

@@ -81,10 +81,10 @@ class TorchDense:
         """See DenseState."""
         dense_file.write(arrays, directory)
 
-    def load(self, directory: Path) -> None:
+    def load(self, directory: Path, content: bytes | None = None) -> None:
         """See DenseState."""
         path = directory / dense_file.FILE
-        arrays = dense_file.read(path)
+        arrays = dense_file.read(path, content)
         wanted = self._state()
         found = {n.removeprefix("model/"): v for n, v in arrays.items() if n.startswith("model/")}
         for name in sorted(wanted.keys() | found.keys()):
@@ -151,9 +151,9 @@ class TorchScriptState(ScriptState):
         """See ScriptState."""
         return self._trained.trained()
 
-    def load_extra(self, directory: Path) -> None:
+    def load_extra(self, arrays: dict[str, NDArray[Any]]) -> None:
         """See ScriptState."""
-        super().load_extra(directory)
+        super().load_extra(arrays)
         for name, one in self._others.items():
             if (state := self.loaded.get(f"other/{name}")) is not None:
                 one.load_state_dict(from_json(state))

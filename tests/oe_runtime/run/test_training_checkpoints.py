@@ -82,7 +82,7 @@ class Model:
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL", 0.0)
     monkeypatch.setattr(dense, "values", lambda model: {"step": np.array(model.step)})
-    monkeypatch.setattr(dense, "load", lambda model, path: setattr(model, "step", step_in(path)))
+    monkeypatch.setattr(dense, "load", lambda model, path, _: setattr(model, "step", step_in(path)))
 
 
 def step_in(path: Path) -> int:
