@@ -18,7 +18,7 @@ from torch import nn
 from oe_runtime import _core
 from oe_runtime.client import Bags
 from oe_runtime.torch import jagged
-from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
+from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer, is_compiling, look_up
 from oe_runtime.torch.pooling import Feature, Request, plan, pooled
 from oe_runtime.torch.state import refuse_tracing
 
@@ -113,6 +113,7 @@ class Collection(nn.Module):  # type: ignore[misc]
         self._tables = list(tables)
         self.layers = list(layers.values())
         self.ahead: list[Planned] = []  # of batches whose rows are pulled already
+        self.number = 0  # by which operators find it
         self._feature_names = [list(table.feature_names) or [table.name] for table in tables]
         every = [name for names in self._feature_names for name in names]
         # As in TorchRec: a feature of several tables is named with the table.
@@ -121,9 +122,31 @@ class Collection(nn.Module):  # type: ignore[misc]
             for table, names in zip(tables, self._feature_names, strict=True)
         ]
 
+        names = zip(tables, self._embedding_names, strict=True)
+        every_name = [(table.embedding_dim, name) for table, of_table in names for name in of_table]
+        self._dims, self._names = [dim for dim, _ in every_name], [name for _, name in every_name]
+
     def plan(self, features: Any) -> Planned:
         """Plan the requests for the rows of a batch."""
         raise NotImplementedError
+
+    def shape_of(self, ids: int, lists: int, features: int) -> tuple[Any, ...]:
+        """Return the shape of the output for a batch of so many ids in so many lists of so many features."""
+        raise NotImplementedError
+
+    def _compiled(self, features: Any, weights: Any = None) -> Any:
+        """Return the output in a program that torch.compile makes, by an operator (`operators`)."""
+        anchors = [layer._parameters["anchor"] for layer in self.layers]
+        trains = torch.is_grad_enabled() and any(anchor.requires_grad for anchor in anchors)
+        return look_up(
+            features.values(),
+            features.offsets(),
+            None if weights is None else weights.contiguous(),
+            anchors,
+            "\n".join(features.keys()),
+            self.number,
+            trains,
+        )
 
     def _pooled(self, features: Any) -> tuple[Planned, list[Any]]:
         """Return what a batch asks for, and its outputs."""
@@ -214,9 +237,19 @@ class EmbeddingBagCollection(Collection):
             asked.append(Feature(layer, part.ids, bags, part.weights, *place))
         return Planned(features, lookups, outputs, plan(asked))
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def shape_of(self, ids: int, lists: int, features: int) -> tuple[Any, ...]:
+        """See Collection."""
+        return lists // features, sum(self._dims)
+
     def forward(self, features: Any) -> Any:
         """Return the embedding of each feature and example, a KeyedTensor."""
+        if is_compiling() and features.inverse_indices_or_none() is None:
+            values = self._compiled(features, features.weights_or_none() if self._is_weighted else None)
+            return _package(features).KeyedTensor(list(self._names), list(self._dims), values)
+        return self._look_up(features)
+
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def _look_up(self, features: Any) -> Any:
         planned, values = self._pooled(features)
         if (inverse := _inverse(features)) is not None:
             values = [torch.cat(_by_example(values, planned.lookups, inverse), dim=1)]
@@ -276,9 +309,22 @@ class EmbeddingCollection(Collection):
             asked.append(Feature(self.layers[number], part.ids, bags, None, 0, (slice(*pair), slice(None))))
         return Planned(features, lookups, [output], plan(asked))
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def shape_of(self, ids: int, lists: int, features: int) -> tuple[Any, ...]:
+        """See Collection."""
+        return ids, self._dims[0]
+
     def forward(self, features: Any) -> dict[str, Any]:
         """Return the embedding of each id, by feature."""
+        # How many ids each of several features has is not known while a program is compiled.
+        if is_compiling() and len(self._names) == 1 and features.keys() == self._feature_names[0]:
+            values, indices = self._compiled(features), features.values() if self._need_indices else None
+            kind = _package(features).JaggedTensor
+            return {self._names[0]: kind(values=values, lengths=features.lengths(), weights=indices)}
+        found: dict[str, Any] = self._look_up(features)
+        return found
+
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def _look_up(self, features: Any) -> dict[str, Any]:
         planned, (values,) = self._pooled(features)
         kind = _package(features).JaggedTensor
         found = {}

@@ -226,6 +226,17 @@ def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[n
     return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[numbers]
 
 
+def is_compiling() -> bool:
+    """Whether torch.compile makes a program of what calls this, and not torch.export."""
+    return bool(torch.compiler.is_compiling() and not torch.compiler.is_exporting())
+
+
+def look_up(*arguments: Any) -> Any:
+    """Call the operator of that name (`operators`), in a program that torch.compile makes."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.ops.oe_runtime.look_up.default(*arguments)[0]
+
+
 def process() -> tuple[int, int]:
     """Return the rank of this process and the number of processes, by torch.distributed."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -295,6 +306,7 @@ class TableLayer(RowState):
         self.fresh: bool | None = None
         self.table: Table | None = None  # set by distributed_optimizer
         self.ahead: list[tuple[Lookup, Any]] = []  # the lookups of `pull`, and their rows
+        self.number = 0  # by which operators find it
         self._padding: tuple[Any, Any] | None = None  # its row, after what it depends on
         # Empty: it has the rows' gradients, and its group of the optimizer their learning rate.
         self.anchor = RowsParameter(torch.empty(0, self.embedding_dim))
@@ -381,6 +393,16 @@ class TableLayer(RowState):
         """Whether gradients of the next lookup are wanted."""
         return bool(torch.is_grad_enabled()) and not self.frozen
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the core can make the layer's outputs."""
+        return bool(self.dtype == torch.float32) and getattr(self, "mode", "") != "max"
+
+    def _compiled(self, ids: Any, offsets: Any = None, weights: Any = None) -> Any:
+        """Return the output in a program that torch.compile makes, by an operator (`operators`)."""
+        trains = torch.is_grad_enabled() and self.anchor.requires_grad
+        return look_up(ids, offsets, weights, [self.anchor], "", self.number, trains)
+
     def _rows(self, ids: Any, call: Call | None = None) -> tuple[Any, Any]:
         """Return the distinct rows of `ids`, and for each id the number of its row.
 
@@ -442,15 +464,20 @@ class Embedding(TableLayer):
     bfloat16 or float16, the last two with float32 gradients and optimizer's state.
     """
 
-    # torch.compile breaks its graph here. torch.compiler.disable would import its compiler at once.
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def forward(self, input: Any) -> Any:
         """Return the rows of the ids."""
-        refuse_tracing(self, input)
-        call = Call(self, input)
+        if is_compiling() and self.is_pooled:
+            return self._compiled(input)
+        return self._look_up(input)
+
+    # torch.compile breaks its graph here. torch.compiler.disable would import its compiler at once.
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def _look_up(self, ids: Any) -> Any:
+        refuse_tracing(self, ids)
+        call = Call(self, ids)
         if (answer := _answer(call, output=True)) is not None:
             return answer.output
-        rows, numbers = self._rows(input, call)
+        rows, numbers = self._rows(ids, call)
         return functional.embedding(numbers, rows)
 
 
@@ -477,14 +504,24 @@ class EmbeddingBag(TableLayer):
         self.mode = mode
         self.include_last_offset = include_last_offset
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
         """Return one row per bag, (bags, embedding_dim)."""
-        refuse_tracing(self, input)
-        call = Call(self, input, offsets, per_sample_weights is not None)
+        if is_compiling() and self.is_pooled:
+            weights = per_sample_weights
+            are_bags = input.dim() == 2 if offsets is None else input.dim() == 1
+            if are_bags and weights is None:
+                return self._compiled(input, offsets)
+            if are_bags and self.mode == "sum" and self.padding_idx is None and weights.shape == input.shape:
+                return self._compiled(input, offsets, weights.reshape(-1))
+        return self._look_up(input, offsets, per_sample_weights)
+
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    def _look_up(self, ids: Any, offsets: Any, per_sample_weights: Any) -> Any:
+        refuse_tracing(self, ids)
+        call = Call(self, ids, offsets, per_sample_weights is not None)
         if (answer := _answer(call, output=True)) is not None:
             return answer.output
-        rows, numbers = self._rows(input, call)
+        rows, numbers = self._rows(ids, call)
         return functional.embedding_bag(
             numbers,
             rows,

@@ -58,7 +58,7 @@ class _KnownCall:
     offsets: Path | None  # None: there are none
     is_pooled: bool  # whether the request makes the layer's output, too
 
-    def of(self, data: Any) -> Call:
+    def find_in(self, data: Any) -> Call:
         """Return the call for these arguments of the module, with values of its own."""
         offsets = None if self.offsets is None else part_at(data, self.offsets).clone()
         return Call(self.layer, part_at(data, self.ids).clone(), offsets)
@@ -122,8 +122,8 @@ def _answers(known: Sequence[_KnownCall], data: Any) -> list[Answer]:
     others: dict[TableLayer, list[Call]] = {}
     for one in known:
         try:
-            call = one.of(data)
-            feature = _feature(call) if one.is_pooled else None
+            call = one.find_in(data)
+            feature = feature_of(call) if one.is_pooled else None
         except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
             continue  # a batch of another form: the call itself raises what is wrong, if it is
         if feature is None:
@@ -155,29 +155,32 @@ def _refresh(pulls: Sequence[tuple[Client, Pulled]]) -> None:
         client.refresh(pulled)
 
 
-def _feature(call: Call) -> pooling.Feature | None:
+def feature_of(call: Call, weights: Any = None) -> pooling.Feature | None:
     """Return a call's ids as bags, of one id each for an Embedding; None if the layer must make the output.
 
-    Raises ValueError for ids and offsets that do not fit.
+    Raises ValueError for ids and offsets that do not fit. Weights are for a layer without padding.
     """
     layer, ids = call.layer, call.ids
-    if layer.dtype != torch.float32 or (isinstance(layer, EmbeddingBag) and layer.mode == "max"):
+    if not layer.is_pooled:
         return None
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError("ids of another type")
-    flat: NDArray[np.int64] = ids.reshape(-1).to("cpu", torch.int64).numpy()
+    flat: NDArray[np.int64] = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
     if isinstance(layer, EmbeddingBag):
         offsets: NDArray[np.int64] = _offsets(layer, ids, call.offsets)
         is_mean = layer.mode == "mean"
     else:
         offsets, is_mean = np.arange(len(flat) + 1), False
+    padding = None
     if layer.padding_idx is not None:
-        if not isinstance(layer, EmbeddingBag) and layer.padding_row().any():
-            return None
         counted = flat != layer.padding_idx
+        if not isinstance(layer, EmbeddingBag):
+            padding = ~counted, layer.padding_row().numpy()
         offsets = np.concatenate([[0], np.cumsum(counted)])[offsets]
         flat = np.ascontiguousarray(flat[counted])
-    return pooling.Feature(layer, flat, Bags(offsets, None, is_mean), None, 0, (slice(None), slice(None)))
+    array = None if weights is None else weights.detach().to("cpu", torch.float32).numpy()
+    bags = Bags(offsets, array, is_mean)
+    return pooling.Feature(layer, flat, bags, weights, 0, (slice(None), slice(None)), padding)
 
 
 def _offsets(layer: EmbeddingBag, ids: Any, given: Any) -> NDArray[np.int64]:
@@ -196,6 +199,15 @@ def _offsets(layer: EmbeddingBag, ids: Any, given: Any) -> NDArray[np.int64]:
     return offsets
 
 
+def shape_of(call: Call) -> tuple[Any, ...]:
+    """Return the shape of a call's output."""
+    layer, ids = call.layer, call.ids
+    if not isinstance(layer, EmbeddingBag):
+        return (*ids.shape, layer.embedding_dim)
+    bags = len(ids) if call.offsets is None else len(call.offsets) - int(layer.include_last_offset)
+    return (bags, layer.embedding_dim)
+
+
 def _outputs(
     some: Sequence[tuple[Call, pooling.Feature]], planned: Sequence[pooling.Request]
 ) -> list[Answer]:
@@ -203,8 +215,7 @@ def _outputs(
     outputs, shapes = [], []
     for number, (call, feature) in enumerate(some):
         feature.output = number
-        bags, dim = len(feature.bags.offsets) - 1, call.layer.embedding_dim
-        outputs.append(_core.empty(bags, dim, False))
-        shapes.append((bags, dim) if isinstance(call.layer, EmbeddingBag) else (*call.ids.shape, dim))
+        outputs.append(_core.empty(len(feature.bags.offsets) - 1, call.layer.embedding_dim, False))
+        shapes.append(shape_of(call))
     values = pooling.pooled(planned, outputs, some[0][0].ids.device, shapes)
     return [Answer(call, None, value) for (call, _), value in zip(some, values, strict=True)]

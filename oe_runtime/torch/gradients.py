@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch._guards import TracingContext
 from torch.utils.hooks import RemovableHandle
 
 from oe_runtime.client import Client, Pulled
@@ -160,6 +161,9 @@ class _OnServers(torch.Tensor):  # type: ignore[misc]
         name = getattr(func, "__name__", str(func))
         if func is torch.autograd.grad:
             return _autograd_grad(*args, **kwargs)
+        if getattr(func, "namespace", "") == "oe_runtime":  # an operator of `operators`
+            with _plain():
+                return func(*args, **kwargs)
         is_harmless = name in _ALLOWED or name.startswith(("is_", "_is_"))
         if not is_harmless and not (name == "backward" and not isinstance(args[0], _OnServers)):
             label = next((one.label for one in _flat(args, kwargs) if isinstance(one, _OnServers)), cls.label)
@@ -194,6 +198,9 @@ def _flat(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     return found
 
 
+_BASE = torch.Tensor._base.__get__
+
+
 class RowsGradient(torch.Tensor):  # type: ignore[misc]
     """A gradient that knows which rows it is of, and is not added to one of others.
 
@@ -217,7 +224,8 @@ class RowsGradient(torch.Tensor):  # type: ignore[misc]
                 )
         with _plain():
             found = func(*args, **kwargs)
-            if mine and type(found) is torch.Tensor and found.shape == mine[0].shape:
+            is_like = mine and type(found) is torch.Tensor and found.shape == mine[0].shape
+            if is_like and func is not _BASE:  # each would have another base
                 found = _with_rows(found, mine[0].of_rows)
         return found
 
@@ -291,7 +299,8 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
     @property
     def grad(self) -> Any:
         """The gradient of the rows of the lookups, (rows, dim); None without any."""
-        if self.hidden:
+        # A compiler looks at all of a parameter, but a program has another gradient in each step.
+        if self.hidden or TracingContext.try_get() is not None:
             return None
         if self.exchange is not None:
             self.exchange.run()

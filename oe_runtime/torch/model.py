@@ -17,7 +17,7 @@ from oe_runtime.client import Client
 from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import job_hooks
-from oe_runtime.torch import collections
+from oe_runtime.torch import collections, operators
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 from oe_runtime.torch.forward_pull import pull_in_forward
 
@@ -90,6 +90,7 @@ def distributed_model(
         layer.anchor.label = f"layer '{layer.default_name}'"
     _leave_out_of_ddp(model)
     pull_in_forward(model)
+    operators.register(model)
     return model
 
 

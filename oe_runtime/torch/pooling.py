@@ -26,6 +26,9 @@ class Feature:
     weights: Any  # a tensor, if they may be trained; None if all are 1
     output: int  # its number
     place: tuple[slice, slice]  # in the output
+    padding: tuple[NDArray[np.bool_], Any] | None = (
+        None  # where an output has this row in place of an empty bag
+    )
 
 
 @dataclass
@@ -70,18 +73,26 @@ def pooled(
 
     `shapes` are those of the tensors, if they differ from the outputs'.
     """
-    blocks = [block for request in requests for block in _blocks(request)]
-    weights = [feature.weights for block in blocks for feature in block.features]
-    parameters = [parameter for block in blocks for parameter in block.parameters]
-    forget(parameters)
-    for block in blocks:
-        block.client.pool(block.group, block.bags, [outputs[one.output][one.place] for one in block.features])
+    work = fill(requests, outputs)
     if shapes:  # not of the tensors: programs may change them in place, but not views of them
         outputs = [output.reshape(shape) for output, shape in zip(outputs, shapes, strict=True)]
     tensors = [torch.from_numpy(output).to(device) for output in outputs]
-    work = _Work(blocks, len(parameters), [one is not None for one in weights])
-    given = [one for one in weights if one is not None]
-    return list(_Pooled.apply(work, tensors, *parameters, *given))
+    return list(_Pooled.apply(work, tensors, *work.parameters, *work.weights))
+
+
+def fill(requests: Sequence[Request], outputs: Sequence[NDArray[np.float32]]) -> _Work:
+    """Fill the outputs with the features' embeddings; return what their gradients need."""
+    blocks = [block for request in requests for block in _blocks(request)]
+    work = _Work(blocks, [parameter for block in blocks for parameter in block.parameters])
+    forget(work.parameters)
+    for block in blocks:
+        places = [outputs[one.output][one.place] for one in block.features]
+        block.client.pool(block.group, block.bags, places)
+        for feature, place in zip(block.features, places, strict=True):
+            if feature.padding is not None:
+                which, row = feature.padding
+                place[which] = row
+    return work
 
 
 @dataclass
@@ -106,9 +117,45 @@ class _Block:
 
 @dataclass
 class _Work:
+    """The rows that outputs were made of."""
+
     blocks: list[_Block]
-    parameters: int
-    weighted: list[bool]  # of each feature of all blocks
+    parameters: list[RowsParameter]  # of all blocks
+
+    @property
+    def weights(self) -> list[Any]:
+        """The tensors of weights of all features that have some."""
+        every = (feature.weights for block in self.blocks for feature in block.features)
+        return [one for one in every if one is not None]
+
+    def back(
+        self, gradients: Sequence[Any], wanted: Sequence[bool], *, in_graph: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """Bring the outputs' gradients to the rows'; return what autograd gets for parameters and weights.
+
+        None is an output without a gradient. `wanted` says which weights' gradients are. `in_graph` lets
+        autograd go back through the rows' gradients, too.
+        """
+        gradients = [None if one is None else one.reshape(-1, one.shape[-1]) for one in gradients]
+        arrays = [None if one is None else _to_array(one) for one in gradients]
+        of_parameters: list[Any] = []
+        of_weights: list[Any] = []
+        for block in self.blocks:
+            parts = []
+            for feature in block.features:
+                array = arrays[feature.output]
+                parts.append(None if array is None else array[feature.place])
+            if any(parameter.requires_grad for parameter in block.parameters):
+                sums = _sums_in_graph(block, gradients) if in_graph else _sums(block, parts)
+            for lookup, parameter in zip(block.lookups, block.parameters, strict=True):
+                used = _used(block, lookup, parts) if parameter.requires_grad else None
+                of_parameters.append(used and parameter.bring(used, sums[used.places]))
+            for feature, rows, part in zip(block.features, block.rows_of_features(), parts, strict=True):
+                if feature.weights is not None:
+                    is_wanted = wanted[len(of_weights)] and part is not None
+                    found = _weight_gradients(block.group.rows[rows], feature, part) if is_wanted else None
+                    of_weights.append(found)
+        return of_parameters, of_weights
 
 
 def _blocks(request: Request) -> list[_Block]:
@@ -137,40 +184,20 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, work: _Work, outputs: Sequence[Any], *more: Any) -> Any:
         ctx.set_materialize_grads(False)
-        keep(ctx, work, *more[work.parameters :])  # autograd tells if weights have been changed since
+        keep(ctx, work, *more[len(work.parameters) :])  # autograd tells if weights have been changed since
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        work = kept(ctx)
-        of_gradients = torch.is_grad_enabled()
-        if of_gradients and any(work.weighted):
+        work: _Work = kept(ctx)
+        in_graph = torch.is_grad_enabled()
+        if in_graph and work.weights:
             raise NotImplementedError(
                 "create_graph=True: a collection has no gradients of gradients with respect to weights; look "
                 "the rows up by oe_runtime.torch.Embedding for them"
             )
-        gradients = tuple(None if one is None else one.reshape(-1, one.shape[-1]) for one in gradients)
-        arrays = [None if one is None else _to_array(one) for one in gradients]
-        of_parameters: list[Any] = []
-        of_weights: list[Any] = []
-        wanted = iter(ctx.needs_input_grad[2 + work.parameters :])
-        weighted = iter(work.weighted)
-        for block in work.blocks:
-            parts = [
-                None if arrays[one.output] is None else arrays[one.output][one.place]
-                for one in block.features
-            ]
-            if any(parameter.requires_grad for parameter in block.parameters):
-                sums = _sums_in_graph(block, gradients) if of_gradients else _sums(block, parts)
-            for lookup, parameter in zip(block.lookups, block.parameters, strict=True):
-                used = _used(block, lookup, parts) if parameter.requires_grad else None
-                of_parameters.append(used and parameter.bring(used, sums[used.places]))
-            for feature, rows, part in zip(block.features, block.rows_of_features(), parts, strict=True):
-                if next(weighted):
-                    found = None
-                    if next(wanted) and part is not None:
-                        found = _weight_gradients(block.group.rows[rows], feature, part)
-                    of_weights.append(found)
+        wanted = ctx.needs_input_grad[2 + len(work.parameters) :]
+        of_parameters, of_weights = work.back(gradients, wanted, in_graph=in_graph)
         return None, None, *of_parameters, *of_weights
 
 
@@ -226,7 +253,7 @@ def _used(block: _Block, lookup: Lookup, parts: Sequence[NDArray[Any] | None]) -
     )
 
 
-def _weight_gradients(rows: NDArray[Any], feature: Feature, gradient: NDArray[Any]) -> Any:
+def _weight_gradients(rows: NDArray[Any], feature: Feature, gradient: Any) -> Any:
     """Return the gradient of the weight of each id: its row times its bag's gradient."""
     bag = np.repeat(np.arange(len(gradient)), np.diff(feature.bags.offsets))
     found = torch.from_numpy(np.einsum("ij,ij->i", rows, gradient[bag]))
