@@ -13,7 +13,7 @@ from oe_runtime.keras.job_state import KerasScriptState
 from oe_runtime.run.position import Position
 
 if TYPE_CHECKING:
-    from oe_runtime.run.script_course import ScriptCourse
+    from oe_runtime.run.course import Course
     from oe_runtime.run.session import Session
 
 
@@ -26,7 +26,7 @@ class FitPart:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._course: ScriptCourse | None = None
+        self._course: Course | None = None
         self._model: Any = None
         self._skip = 0  # batches of the epoch that were trained before the checkpoint
         self._epochs = 1  # that fit is to end at
@@ -129,7 +129,7 @@ class FitPart:
                     self._logs = self._figures()
                 return self._logs
             logs = course.compute(lambda: train(iterator))
-            course.stepped(steps.examples)
+            course.count(steps.examples * self._session.workers)
             return logs
 
         return function

@@ -21,13 +21,13 @@ from oe_runtime.programs.click_model import (
     train_step,
 )
 from oe_runtime.run.connection import refuse_trained
+from oe_runtime.run.course import Course
 from oe_runtime.run.lifecycle import carry_out
 from oe_runtime.run.options import Options
 from oe_runtime.run.position import RunCheckpoint
 from oe_runtime.run.progress import view
 from oe_runtime.run.ranks import translating_worker_losses
 from oe_runtime.run.run_directory import RunError
-from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.session import Session
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.spec import TableSpec
@@ -71,7 +71,7 @@ def _run(session: Session, options: Options) -> None:
         session.screen.say(f"run directory {options.run_dir}, with report.html")
 
 
-def _train(session: Session, options: Options) -> ScriptCourse:
+def _train(session: Session, options: Options) -> Course:
     """Train the model, evaluate and export it."""
     check_schema(options, stock=options.stock)
     prepare(options)

@@ -1,7 +1,9 @@
-"""The course of a run, whoever computes its steps: progress, checkpoints, the answer to stop requests."""
+"""The course of a run: its parts and epochs, what follows each step, and the answer to stop requests."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -10,25 +12,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from oe_runtime import checkpoint
+from oe_runtime.client import Client
 from oe_runtime.data import Batch, Stream
-from oe_runtime.data.auc import StreamingAuc
 from oe_runtime.data.batches import with_following
 from oe_runtime.data.stream import Place
 from oe_runtime.errors import CheckpointError
-from oe_runtime.run.checkpoints import Checkpoints
-from oe_runtime.run.evaluation import Evaluation, Prediction
+from oe_runtime.run.charts import duration
+from oe_runtime.run.checkpoints import Checkpoints, check_settings
+from oe_runtime.run.clock import Clock
+from oe_runtime.run.evaluation import Evaluation, Prediction, checked_predictions
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.run.options import RunOptions
+from oe_runtime.run.options import RunOptions, ScriptOptions
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
-from oe_runtime.run.ranks import Ranks, deferring_losses
+from oe_runtime.run.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.run_input import RunInput
+from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.server_figures import ServerFigures
 from oe_runtime.run.stopping import StopRequest
+from oe_runtime.run.uploads import Uploads
 
 MINUTE = 60.0  # seconds
 COST = 0.01  # most of the time that checkpoints by time may take
+_FIXED = (
+    "not in the middle of training, because the job's checkpoints would not hold the tables as they were; "
+    "do it before fit, or after it"
+)
+_MOST_NAMED = 8  # workers
+_LEAST_STEPS = 2  # before losses are compared
 
 
 class Interrupted(BaseException):
@@ -41,27 +57,36 @@ class Interrupted(BaseException):
 
 
 class Course:
-    """What follows a step: a progress line, a checkpoint, an end."""
+    """The steps of one model, which come from `fit`, from job.train or from another loop.
 
-    _rate = "--learning-rate"
+    A part is a call of `fit` or job.train, or a block of job.training. After a step may come a progress line,
+    a checkpoint, or the end.
+    """
 
     def __init__(
         self,
         options: RunOptions,
         ranks: Ranks,
-        checkpoints: Checkpoints | FollowingCheckpoints,
+        client: Client | None,
         directory: RunDirectory | FollowingDirectory,
         view: View,
         stop: StopRequest,
-        figures: ServerFigures,
+        state: ScriptState,
+        checkpoints: Checkpoints | FollowingCheckpoints | None = None,
     ) -> None:
+        if checkpoints is None and options.rank and client is not None:
+            checkpoints = FollowingCheckpoints(state, client, ranks)
+        elif checkpoints is None:
+            checkpoints = Checkpoints(options, state, client, ranks)
         self._run = options
         self._ranks = ranks
+        self._client = client
         self.checkpoints = checkpoints
         self._directory = directory
         self._view = view
         self._stop = stop
-        self._figures = figures
+        self.state = state
+        self._figures = ServerFigures(None if options.rank else client, directory, options.stats_seconds)
         self.evaluation = Evaluation(ranks, directory, view, stop)
         self._clock = Clock()
         self._ended: float | None = None  # time of the last step's end
@@ -76,24 +101,229 @@ class Course:
         self._place: Mapping[str, Any] | None = None  # in a stream, after the present batch
         self._waits = False  # for rows of a stream
         self._asked = False  # to stop, in the present step
+        self.training = False  # in a part
+        self.total: int | None = None  # steps to the end of the part, where it has an end of its own
+        self.measure: Callable[[], tuple[float, int]] = lambda: (0.0, 0)
+        self.figures: Callable[[], dict[str, float]] = dict  # more numbers to log
+        self._predict: Callable[[], Iterable[Any]] | None = None  # of the present part
+        self._source = ""  # where its labels and probabilities are from, for errors
+        self._parts = 0  # begun
+        self.metrics: Mapping[str, Any] | None = None  # the model's, after a step that returns no mean loss
+        self._sizes: set[int] = set()  # of batches, for which the model has compiled
+        self._warned = False  # looked whether workers train on the same batches
+        self._checked = False  # the weights after the first step
+        self._began = time.perf_counter()
+        self._start = 0
+        self._restored = 0  # the step that the model and its loop went back to
+        self._resumed: tuple[Path, Mapping[str, Any]] | None = None  # the checkpoint, and its settings
+
+    def is_of(self, state: ScriptState) -> bool:
+        """Whether this course trains the model of `state`."""
+        return self.state.model is state.model
+
+    def begin(self, uploads: Uploads | None, settings: Mapping[str, Any]) -> None:
+        """Go back to the run's checkpoint, if it is resumed. All workers begin together.
+
+        `settings` are those of `keep_settings` that the program has used so far.
+        """
+        self._agree()
+        if self._run.resume and isinstance(self.checkpoints, Checkpoints):
+            found = checkpoint.latest(self._run.run_dir / "checkpoints")
+            if found is not None:
+                self._resumed = found.path, found.manifest["training"].get("settings", {})
+        self.keep_settings(settings)
+        if (began := self.go_to_start()) is not None:
+            saved, lost = began
+            self.saved, self.position = saved, saved.position
+            if lost:
+                self._view.say(lost)
+        if self._run.resume and self.saved is not None:
+            self._directory.event("resume", step=self.position.step, path=str(self.saved.path))
+            self._view.say(f"going on from step {self.position.step}, {self.saved.path}")
+        if uploads is not None and isinstance(self.checkpoints, Checkpoints):
+            self.checkpoints.upload_to(uploads, self.saved)
+        self._start = self._restored = self.position.step
+        self._ranks.barrier()  # before the first push
+
+    def go_to_start(self) -> tuple[RunCheckpoint, str] | None:
+        """Go to the checkpoint that the run begins at; return it with a message. None: there is none."""
+        if not self._run.resume:
+            return None
+        with self._stop.without_time_limit():
+            saved, lost = self.checkpoints.roll_back()
+            self.state.share_extra(self._ranks, saved.path)
+        return saved, lost
+
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write these settings into the checkpoints from now on. All workers call it together.
+
+        Raises RunError in all of them if the resumed checkpoint has others. Checkpoints of programs that did
+        not use the rows yet have none.
+        """
+        problem = ""
+        if isinstance(self.checkpoints, Checkpoints):
+            self.checkpoints.settings |= settings
+            if self._resumed is not None and settings.keys() <= self._resumed[1].keys():
+                try:
+                    check_settings(*self._resumed, settings)
+                except RunError as error:
+                    problem = str(error)
+        refuse_together(self._ranks, problem)
+
+    def _agree(self) -> None:
+        """Refuse workers whose models differ."""
+        if self._ranks.count == 1:
+            return
+        mine = {name: [*value.shape, str(value.dtype)] for name, value in self.state.values().items()}
+        mine = {name: shape for name, shape in mine.items() if not name.startswith("script/")}
+        mine |= {f"table {name}": [spec.dim] for name, spec in self.state.tables.items()}
+        mine = dict(sorted(mine.items())) | dict(self.state.settings())  # shapes explain most differences
+        mine = json.loads(json.dumps(mine))
+        theirs = json.loads(self._ranks.share(json.dumps(mine).encode()))
+        problem = ""
+        for name in mine | theirs:
+            if repr(mine.get(name)) != repr(theirs.get(name)) and not problem:  # also of NaN
+                problem = (
+                    f"the workers' models differ: {name} is {mine.get(name, 'missing')} in worker "
+                    f"{self._ranks.rank} and {theirs.get(name, 'missing')} in worker 0; the script must "
+                    "build the same model in all of them"
+                )
+        refuse_together(self._ranks, problem)
+
+    def summed(self, gradients: int) -> None:
+        """Note how many values of dense gradients the workers sum in each step."""
+        if isinstance(self._ranks, CollectiveRanks):
+            self._ranks.gradients = gradients
+
+    def begin_part(self, epochs: int = 0) -> bool:
+        """Begin the next part; False for one that was done before the checkpoint.
+
+        The part that had ended last goes on where more `epochs` are asked of it now.
+        """
+        part, self._parts = self._parts, self._parts + 1
+        at = self.position
+        if part < at.part or (part == at.part and at.ended is not None and epochs <= at.ended):
+            return False
+        if part > at.part:
+            at = Position(at.step, part=part, stream=at.stream)  # a stream is read once
+        self.total = None
+        self.position = replace(at, ended=None, left_early=False)
+        if self._ranks.stop_requested(self._stop):
+            raise self.interrupted()
+        # All workers take part, and of those that did not resume only worker 0 knows what is saved.
+        if self._run.servers and self.saved is None and not self._begun:
+            self._take(self.checkpoints.take_now, self.position)  # to return to after an early loss
+        self._begun = True
+        self.training = True
+        return True
+
+    def reopen_reading_part(self) -> bool:
+        """Begin the part that `begin_part` has found done, if the flags now give its input more steps."""
+        at = self.position
+        if self.input is None or self._parts - 1 != at.part or at.ended is None or at.left_early:
+            return False
+        if self.input.has_ended(at):
+            return False
+        return self.reopen_part(at.ended + 1)
+
+    def reopen_part(self, epochs: int) -> bool:
+        """Begin the part that `begin_part` has found done; False unless it is to have more `epochs`."""
+        self._parts -= 1
+        return self.begin_part(epochs)
+
+    def goes_on(self) -> bool:
+        """Return whether the next step is the first after the checkpoint, in the middle of its part."""
+        at = self.position
+        return at.step == self._restored and bool(at.batch or at.epoch)
+
+    def skip_part(self) -> None:
+        """Pass over the part that `begin_part` has found done; the last one is evaluated anew."""
+        if self._parts - 1 == self.position.part:
+            self.evaluate_at_end()
+
+    def end_part(self, epochs: int, *, left_early: bool = False) -> None:
+        """End the part, of which so many epochs were asked: the run can go on after it.
+
+        With `left_early`, rows of the job are left because the program took no more of them.
+        """
+        batch = self.position.batch if self.input is not None else 0  # --steps may end in an epoch
+        self.position = replace(self.position, batch=batch, ended=epochs, left_early=left_early)
+        self.state.gather(self._ranks)
+        self._finish(self.position)
+        self._directory.event("trained", step=self.position.step)
+        seconds, speed = self._clock.seconds, self._clock.overall()
+        rate = f", {speed:,.0f} samples/s" if speed else ""
+        self._view.say(f"trained {self.position.step - self._start} steps in {duration(seconds)}{rate}")
+        self.evaluate_at_end()
+        self.training = False
+        if self._client is not None:
+            self._client.fixed = ""
+
+    def end(self) -> None:
+        """After the script: the last event of its run."""
+        self._directory.event(
+            "end",
+            steps=self.position.step,
+            seconds=round(self._clock.seconds, 3),
+            total_seconds=round(time.perf_counter() - self._began, 3),
+            samples_per_s=round(self._clock.overall(), 1),
+        )
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Note the begin of an epoch; of one that the checkpoint is in, its batches are kept."""
+        if epoch != self.position.epoch:
+            self.position = replace(self.position, epoch=epoch, batch=0)
+
+    def end_epoch(self, epoch: int, figures: Mapping[str, Any]) -> dict[str, float]:
+        """Note the end of an epoch, with its figures; return their means over the workers that have them."""
+        self._ranks.end_epoch()
+        mine = json.dumps({name: float(value) for name, value in figures.items()}).encode()
+        each = [json.loads(self._ranks.share(mine, rank)) for rank in range(self._ranks.count)]
+        values = {}
+        for name in dict.fromkeys(itertools.chain.from_iterable(each)):
+            found = [of_one[name] for of_one in each if name in of_one]
+            values[name] = sum(found) / len(found)  # fmean refuses inf and -inf
+        self._directory.event("epoch", epoch=epoch, step=self.position.step, figures=values)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        self._view.say(f"epoch {epoch + 1} done at step {self.position.step}  {shown}".rstrip())
+        self.position = replace(self.position, epoch=epoch + 1, batch=0)
+        return values
+
+    def agree_on_epochs(self, epochs: int) -> None:
+        """Before training: refuse workers that will train different numbers of epochs."""
+        self._agree_on("epochs", epochs)
+
+    def agree_on_batches(self, epoch: int, batches: int | None) -> None:
+        """Before an epoch: refuse workers with different numbers of batches, where all know theirs."""
+        self._agree_on(f"batches in epoch {epoch + 1}", batches)
+
+    def _agree_on(self, what: str, number: int | None) -> None:
+        found = self._numbers(-1 if number is None else number)
+        if -1 in found or len(set(found)) == 1:
+            return
+        each = ", ".join(f"{n} in worker {r}" for r, n in enumerate(found[:_MOST_NAMED]))
+        raise RunError(
+            f"the workers have different numbers of {what}: {each}"
+            f"{', …' if len(found) > _MOST_NAMED else ''}; give each as many as the others"
+        )
+
+    def _numbers(self, mine: int) -> list[int]:
+        """Return the numbers of all workers, of which `mine` is this worker's."""
+        numbers = np.zeros(self._ranks.count, np.int64)
+        numbers[self._ranks.rank] = mine
+        return [int(number) for number in self._ranks.sum(numbers)]
+
+    def expect(self, steps: int, epochs: int) -> None:
+        """Note how many steps this part has in an epoch, and its epochs."""
+        at = self.position
+        self.total = at.step - at.batch + steps * (epochs - at.epoch)
+        self._view.total(self.total, at.step)
 
     def steps(self) -> int | None:
         """Return the steps of the whole run as far as known."""
-        return None if self.input is None else self.input.steps()
-
-    def window(self) -> tuple[float, float | None]:
-        """Return mean loss and AUC of all workers' steps since the last call."""
-        raise NotImplementedError
-
-    def facts(self, position: Position) -> dict[str, Any]:
-        """Return what a step's event says besides.
-
-        Of a stream: the rows so far, their last file, and the files that have not been read.
-        """
-        if position.stream is None or self.input is None or self.input.stream is None:
-            return {}
-        place = Place.from_json(position.stream)
-        return {"rows": place.rows, "file": place.file, "waiting": self.input.stream.waiting}
+        if self.total is not None or self.input is None:
+            return self.total
+        return self.input.steps(self.position)
 
     def batches(self, ahead: int) -> Generator[tuple[int, Batch, list[Batch]], None, None]:
         """Yield the batches of the input that are left: rows, this worker's part, its parts of the next ones.
@@ -163,13 +393,16 @@ class Course:
         """Tell workers that do not agree in each step of a server that this one loses in the block."""
         return nullcontext()
 
-    def _compute(self, run: Callable[[], Any], *, compiles: bool) -> Any:
-        """Run a step with the other workers; what it raises, it raises in all of them.
+    def compute(self, run: Callable[[], Any], size: int = 0) -> Any:
+        """Run a step with the other workers; what it raises, it raises in all of them. Then call `count`.
 
-        A step that `compiles` may take long after a stop request. Count it with `_count_step`.
+        `size`: the rows of the batch, for each number of which the model compiles anew. That may take long
+        after a stop request.
         """
+        compiles = size not in self._sizes
         self.step = self.position.step + 1
-        self._announce()
+        self._ranks.wants_checkpoint = self._is_time()
+        self._ranks.send_stop_request(self._stop)
         result = None
         with self._stop.without_time_limit() if compiles else self._stop.waiting():
             if not self._ranks.lost:
@@ -178,6 +411,7 @@ class Course:
             self._asked = self._ranks.any_stop_request(self._stop)
         if not compiles and self._ended is not None:  # including its input, for which the others wait
             self._stop.raise_limit(2 * (time.monotonic() - self._ended))
+        self._sizes.add(size)
         return result
 
     @property
@@ -190,8 +424,10 @@ class Course:
         every, step = self._run.timeline, self.position.step + 1
         return self._directory.traced() if every and step % every == 0 else nullcontext()
 
-    def _count_step(self, rows: int) -> None:
-        """Count a step over `rows` rows of all workers, and do what is due after it."""
+    def count(self, rows: int) -> None:
+        """Count the step that `compute` has run over all workers' `rows`, and do what is due after it."""
+        if self._client is not None:
+            self._client.fixed = _FIXED  # models may make their tables in the first step
         self._clock.add(rows)
         at = self.position
         self.position = replace(
@@ -200,19 +436,28 @@ class Course:
         self._after_step(self.position, self._asked)
         self._evaluate_between(self.position)
 
-    def predict(self) -> Iterable[Prediction] | None:
-        """Return those of this worker's rows for the evaluation; None: there is nothing to evaluate."""
-        return None
+    def own_step(self, rows: int) -> None:
+        """Count a step over this worker's `rows` that the script has computed by itself."""
+        self._check_equal()
+        self._ranks.wants_checkpoint = self._is_time()
+        self._asked = self._ranks.stop_requested(self._stop)
+        self.count(rows * self._ranks.count)
 
-    def evaluate(self, step: int) -> StreamingAuc:
-        """Return the result on the rows for the evaluation after the last step, which is `step`."""
-        if (known := self.evaluation.latest(step)) is not None:
-            return known
-        predictions = self.predict()
-        auc = StreamingAuc() if predictions is None else self.evaluation.measure(predictions)
-        if auc is None:
-            raise self.interrupted()
-        return auc
+    def _check_equal(self) -> None:
+        """After the first step: refuse workers that do not train the same weights."""
+        if self._ranks.count == 1 or self._checked:
+            return
+        self._checked = True
+        problem = ""
+        for name, mine in sorted(self.state.equal_values().items()):
+            theirs = np.frombuffer(self._ranks.share(mine.tobytes()), mine.dtype).reshape(mine.shape)
+            if not problem and not np.allclose(mine, theirs, rtol=1e-6, atol=1e-8):
+                problem = (
+                    f"after the first step, {name} of worker {self._ranks.rank} differs from that of worker "
+                    "0: wrap the model that distributed_model returns in "
+                    "torch.nn.parallel.DistributedDataParallel, which averages the workers' gradients"
+                )
+        refuse_together(self._ranks, problem)
 
     def rolled_back(self, saved: RunCheckpoint, seconds: float) -> None:
         """Note that a checkpoint was restored to the servers and the model, in `seconds`."""
@@ -221,10 +466,11 @@ class Course:
         self._clock.window()
         self.evaluation.forget()
         self._ended = None
-
-    def speed(self) -> tuple[float, float]:
-        """Return seconds of training, and samples per second without the first step, which compiles."""
-        return self._clock.seconds, self._clock.overall()
+        self.state.share_extra(self._ranks, saved.path)
+        self.state.begin_window()
+        self.measure()
+        self._restored = saved.position.step
+        self._sizes.clear()  # before the next step some workers skip more input than others
 
     def interrupted(self) -> Interrupted:
         """Return the exception for a stop at the latest checkpoint."""
@@ -232,12 +478,80 @@ class Course:
             return Interrupted(Position(), None)
         return Interrupted(self.saved.position, self.saved.path)
 
-    def _begin(self, position: Position) -> None:
-        """Before the first step: take a checkpoint to return to after an early loss, unless there is one."""
-        # All workers take part, and of those that did not resume only worker 0 knows what is saved.
-        if self._run.servers and self.saved is None and not self._begun:
-            self._take(self.checkpoints.take_now, position)
-        self._begun = True
+    def stop_here(self) -> None:
+        """Between steps, as in an evaluation: take a checkpoint and stop, if that was asked for."""
+        if not self._stop or self._ranks.count > 1 or not self.training:
+            return
+        if self._clock.pending:
+            self._log(self.position)
+        if self.saved is None or self.saved.position != self.position:
+            self._take(self.checkpoints.take_now, self.position)
+        raise self.interrupted()
+
+    def evaluate_by(
+        self,
+        predict: Callable[[], Iterable[Any]] | None,
+        instead: str,
+        source: str = "evaluate",
+    ) -> None:
+        """Before a part: evaluate by what `predict` yields, labels and probabilities of this worker's rows.
+
+        Errors of these name the `source`. Without `predict`, raises RunError where a flag asks for
+        evaluations; `instead` says what to do. All workers have it, or none.
+        """
+        having = self._numbers(int(predict is not None))
+        if 0 in having and 1 in having:
+            raise RunError(
+                f"worker {having.index(1)} has something to evaluate with, and worker {having.index(0)} has "
+                "not: give evaluate, or fit's validation_data, in all workers, which evaluate together"
+            )
+        flag = "--eval-every" if self._run.eval_every else "--eval-data" if self._run.eval_data else ""
+        if predict is None and flag:
+            raise RunError(f"{flag}: {instead}")
+        self._predict, self._source = predict, source
+
+    def _predictions(self) -> Iterator[Prediction] | None:
+        """Return those of this worker's rows for the evaluation; None: there is nothing to evaluate."""
+        if self._predict is None or not self._run.eval:
+            return None
+        return (checked_predictions(found, self._source) for found in self._predict())
+
+    def evaluate_at_end(self) -> None:
+        """Evaluate after the last step of a part, unless the program has nothing to evaluate with."""
+        if (predictions := self._predictions()) is None:
+            return
+        known = self.input is not None and not isinstance(self._run, ScriptOptions)
+        self._view.say(f"evaluating on {self.input.held_out}" if self.input and known else "evaluating")
+        step = self.position.step
+        if (auc := self.evaluation.latest(step)) is None:
+            auc = self.evaluation.measure(predictions)
+        if auc is None:
+            raise self.interrupted()
+        if auc.rows:
+            self.evaluation.say(step, auc)
+        else:
+            self._view.say(
+                "warning: evaluate yields no rows, so nothing was measured; --no-eval leaves it out"
+            )
+
+    def _evaluate_between(self, position: Position) -> None:
+        """After a step, evaluate if that is due, outside the measured speed.
+
+        A stop request ends it without a result.
+        """
+        if not self._run.eval_every or position.step % self._run.eval_every:
+            return
+        if (predictions := self._predictions()) is None:
+            return
+        started = time.perf_counter()
+        with self._stop.without_time_limit():
+            auc = self.evaluation.measure(predictions)
+        if auc is None:
+            self._view.say(f"no evaluation of step {position.step}, because the stop request came during it")
+        elif auc.rows:
+            self.evaluation.say(position.step, auc)
+        self._clock.pause(time.perf_counter() - started)
+        self._ended = time.monotonic()
 
     def _after_step(self, position: Position, stop: bool) -> None:
         """Log, and take a checkpoint, where they are due. Raises Interrupted after a stop request."""
@@ -258,30 +572,6 @@ class Course:
         if due:
             self._take(self._due_take(position, timed=timed), position, again)
         self._ended = time.monotonic()
-
-    def _evaluate_between(self, position: Position) -> None:
-        """After a step, evaluate if that is due, outside the measured speed.
-
-        A stop request ends it without a result.
-        """
-        if not self._run.eval_every or position.step % self._run.eval_every:
-            return
-        if (predictions := self.predict()) is None:
-            return
-        started = time.perf_counter()
-        with self._stop.without_time_limit():
-            auc = self.evaluation.measure(predictions)
-        if auc is None:
-            self._view.say(f"no evaluation of step {position.step}, because the stop request came during it")
-        elif auc.rows:
-            self.evaluation.say(position.step, auc)
-        self._clock.pause(time.perf_counter() - started)
-        self._ended = time.monotonic()
-
-    def _announce(self) -> None:
-        """Before a step: let the workers know of a stop request, and of a checkpoint that time asks for."""
-        self._ranks.wants_checkpoint = self._is_time()
-        self._ranks.send_stop_request(self._stop)
 
     def _is_time(self) -> bool:
         """Whether the last checkpoint is as old as it may be, by the clock of worker 0."""
@@ -335,7 +625,8 @@ class Course:
     def _log(self, position: Position) -> None:
         loss, auc = self.window()
         if not math.isfinite(loss):
-            raise RunError(f"the loss is {loss} at step {position.step}; try a smaller {self._rate}")
+            rate = "learning rate" if isinstance(self._run, ScriptOptions) else "--learning-rate"
+            raise RunError(f"the loss is {loss} at step {position.step}; try a smaller {rate}")
         steps = self.steps()
         speed, step_seconds = self._clock.window()
         eta: float | None = None
@@ -350,7 +641,7 @@ class Course:
             auc=auc,
             samples_per_s=None if speed is None else round(speed, 1),
             eta_s=None if eta is None else round(eta, 1),
-            **(facts := self.facts(position)),
+            **(facts := self._stream_facts(position)),
         )
         numbers = {"loss": loss, "auc": auc, "samples_per_s": speed, "eta_s": eta}
         numbers |= {name: facts[name] for name in ("rows", "waiting") if name in facts}
@@ -360,10 +651,42 @@ class Course:
             with deferring_losses(self._ranks):
                 self._figures.sample(position.step)
 
+    def window(self) -> tuple[float, float | None]:
+        """Return mean loss and AUC of all workers' steps since the last call."""
+        if self.metrics is not None:
+            return self.state.window(self._ranks, self.metrics)
+        own = np.zeros((self._ranks.count, 2), np.float64)
+        own[self._ranks.rank] = self.measure()
+        each = self._ranks.sum(own)
+        total, rows = each.sum(axis=0)
+        self._warn_of_same_batches(each)
+        auc = next((value for name, value in self.figures().items() if name.lower() == "auc"), None)
+        return (float(total / rows) if rows else 0.0), auc
+
+    def _warn_of_same_batches(self, losses: NDArray[np.float64]) -> None:
+        """Look at the first figures after the first step, before which all losses may be equal."""
+        done = self.position.step - self._start
+        if self._ranks.count == 1 or done < _LEAST_STEPS or self._warned:
+            return
+        self._warned = True
+        if losses[0, 0] and (losses == losses[0]).all():
+            self._view.say(
+                f"warning: all {self._ranks.count} workers seem to train on the same batches, because their "
+                "losses are equal: give each its part of the data by job.rank and job.workers"
+            )
+
+    def _stream_facts(self, position: Position) -> dict[str, Any]:
+        """Return what a step's event says of a stream: rows so far, their last file, files not yet read."""
+        if position.stream is None or self.input is None or self.input.stream is None:
+            return {}
+        place = Place.from_json(position.stream)
+        return {"rows": place.rows, "file": place.file, "waiting": self.input.stream.waiting}
+
     def _take(
         self, take: Callable[[Position], RunCheckpoint | None], position: Position, again: str | None = None
     ) -> None:
         """Let worker 0 take a checkpoint; the others know that they wait for it."""
+        self.state.gather(self._ranks)
         started = time.monotonic()
         with self._stop.without_time_limit():
             self._publish(take, position, again)
@@ -399,51 +722,3 @@ class Course:
             "checkpoint", step=saved.position.step, path=str(saved.path), seconds=round(seconds, 3), rows=rows
         )
         self._view.say(f"checkpoint {saved.path} ({seconds:.1f} s)")
-
-
-class Clock:
-    """The speed of the steps, without checkpoints and the first step, in which TensorFlow compiles."""
-
-    def __init__(self) -> None:
-        self._began = self._window_began = time.perf_counter()
-        self._paused = 0.0
-        self._first_ended: float | None = None
-        self._rows = 0  # after the first step
-        self._window_rows = self._window_steps = 0
-        self.pending = False  # steps since the last window
-
-    def add(self, rows: int) -> None:
-        """Count a step over `rows` rows."""
-        self.pending = True
-        if self._first_ended is None:
-            self._first_ended = self._window_began = time.perf_counter()
-            return
-        self._rows += rows
-        self._window_rows += rows
-        self._window_steps += 1
-
-    def pause(self, seconds: float) -> None:
-        """Leave out `seconds` of other work."""
-        self._window_began += seconds
-        if self._first_ended is None:
-            self._began += seconds
-        else:
-            self._paused += seconds
-
-    def window(self) -> tuple[float | None, float | None]:
-        """Return samples per second and seconds per step since the last call; None after only one step."""
-        now = time.perf_counter()
-        seconds, rows, steps = now - self._window_began, self._window_rows, self._window_steps
-        self._window_began, self._window_rows, self._window_steps, self.pending = now, 0, 0, False
-        return (rows / seconds, seconds / steps) if steps and seconds > 0 else (None, None)
-
-    @property
-    def seconds(self) -> float:
-        """The seconds since the start, without pauses."""
-        return time.perf_counter() - self._began - self._paused
-
-    def overall(self) -> float:
-        """Return samples per second of all steps except the first."""
-        if self._first_ended is None or not self._rows:
-            return 0.0
-        return self._rows / max(time.perf_counter() - self._first_ended - self._paused, 1e-9)

@@ -82,3 +82,33 @@ class Evaluation:
                 f"warning: the label of all held-out rows is {auc.only_label}, so AUC says nothing; is it "
                 "the right column?"
             )
+
+
+def checked_predictions(found: Any, source: str) -> Prediction:
+    """Return labels and probabilities as flat arrays. Raises RunError for others, of `source`."""
+    if not isinstance(found, (tuple, list)) or len(found) != 2:
+        raise RunError(f"{source} yields pairs of labels and probabilities, not a {type(found).__name__}")
+    labels, probabilities = (  # numpy has no bfloat16 as PyTorch has it
+        np.asarray(one.detach().cpu().double() if hasattr(one, "detach") else one) for one in found
+    )
+    for what, array in (("labels", labels), ("probabilities", probabilities)):
+        if array.ndim == 0 or array.shape[1:] not in ((), (1,)):
+            raise RunError(
+                f"{source} yields {what} shaped {array.shape}: AUC and log loss need one for each row, "
+                "shaped (B,) or (B, 1)"
+            )
+    labels, probabilities = labels.reshape(-1), probabilities.reshape(-1)
+    if len(labels) != len(probabilities):
+        raise RunError(
+            f"{source} yields {len(probabilities)} probabilities for {len(labels)} labels: AUC and log loss "
+            "need one for each row"
+        )
+    if not np.isin(labels, (0, 1)).all():
+        raise RunError(f"{source} yields labels other than 0 and 1, for which there is no AUC")
+    if np.isnan(probabilities).any():
+        raise RunError(f"{source} yields NaN as a probability: try a smaller learning rate")
+    if not ((probabilities >= 0) & (probabilities <= 1)).all():
+        raise RunError(
+            f"{source} yields values outside of 0 to 1 as probabilities: apply a sigmoid to logits first"
+        )
+    return labels, probabilities

@@ -9,8 +9,8 @@ from typing import Any
 
 from oe_runtime.data import Batch
 from oe_runtime.errors import ServerLost
+from oe_runtime.run.course import Course
 from oe_runtime.run.run_input import RunInput
-from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.session import JobError, Session
 
@@ -18,7 +18,7 @@ from oe_runtime.run.session import JobError, Session
 class Loop:
     """What `with job.training(…) as loop` gives."""
 
-    def __init__(self, session: Session, course: ScriptCourse, state: ScriptState, *, done: bool) -> None:
+    def __init__(self, session: Session, course: Course, state: ScriptState, *, done: bool) -> None:
         self._session = session
         self._course = course
         self._state = state

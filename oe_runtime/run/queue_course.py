@@ -14,7 +14,7 @@ from oe_runtime.data.work_queue import Work
 from oe_runtime.errors import ServerLost
 from oe_runtime.run.checkpoints import Checkpoints
 from oe_runtime.run.connection import connect
-from oe_runtime.run.course import Interrupted
+from oe_runtime.run.course import Course, Interrupted
 from oe_runtime.run.dense_state import DenseState
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory, restore_target
 from oe_runtime.run.options import RunOptions
@@ -23,14 +23,13 @@ from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks, Stopped
 from oe_runtime.run.run_directory import RunDirectory
 from oe_runtime.run.run_input import RunInput
-from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.shared_input import SharedInput
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.support import dense_file
 
 
-class QueueCourse(ScriptCourse):
+class QueueCourse(Course):
     """Steps count those of all workers; loss and AUC are of this worker's rows.
 
     Worker 0 takes the checkpoints, between the steps of all, and evaluates alone.
@@ -62,7 +61,7 @@ class QueueCourse(ScriptCourse):
         self._work: tuple[Work, int] | None = None  # the present range, and its rows done with this step
 
     def go_to_start(self) -> tuple[RunCheckpoint, str]:
-        """See ScriptCourse: all workers go to a checkpoint, for which they wait for each other."""
+        """See Course: all workers go to a checkpoint, for which they wait for each other."""
         if isinstance(self.checkpoints, Checkpoints) and not self._run.resume:
             self.checkpoints.take_files(Position(queue=self._shared.fresh))
         try:
@@ -92,7 +91,7 @@ class QueueCourse(ScriptCourse):
         return self._rows.steps()
 
     def compute(self, run: Callable[[], Any], size: int = 0) -> Any:
-        """See ScriptCourse: a step on the present weights of all workers."""
+        """See Course: a step on the present weights of all workers."""
         self.step = self.position.step + 1
         started = time.monotonic()
         # With --staleness, pulls wait for workers that are too far behind.
@@ -107,7 +106,7 @@ class QueueCourse(ScriptCourse):
         return result
 
     def count(self, rows: int) -> None:
-        """See ScriptCourse; `rows` are this worker's, and the steps of the others are counted too."""
+        """See Course; `rows` are this worker's, and the steps of the others are counted too."""
         assert self._work is not None  # noqa: S101 - batches
         work, done = self._work
         before = self.position
@@ -144,7 +143,7 @@ class QueueCourse(ScriptCourse):
             self.position = replace(position, step=self.saved.position.step)
 
     def evaluate_at_end(self) -> None:
-        """See ScriptCourse. Worker 0 evaluates; the others wait for its end."""
+        """See Course. Worker 0 evaluates; the others wait for its end."""
         if self._first:
             self._dense.pull()
             super().evaluate_at_end()

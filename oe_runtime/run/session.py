@@ -21,6 +21,7 @@ from oe_runtime.errors import OeError
 from oe_runtime.run import uploads
 from oe_runtime.run.checkpoints import check_resume
 from oe_runtime.run.connection import connect, connect_values, refuse_trained
+from oe_runtime.run.course import Course
 from oe_runtime.run.followers import FollowingDirectory
 from oe_runtime.run.lost_server import ServerRecovery
 from oe_runtime.run.options import RunOptions, ScriptOptions, outside
@@ -30,7 +31,6 @@ from oe_runtime.run.queue_course import QueueCourse
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, check_input, join_workers
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.run_input import RunInput, columns_fixed
-from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.shared_input import HoldingClient, SharedInput
 from oe_runtime.run.stopping import StopRequest
@@ -76,7 +76,7 @@ class Session:
         self.screen = screen
         self.launched = launched
         self.directory: RunDirectory | FollowingDirectory | None = None
-        self.course: ScriptCourse | None = None
+        self.course: Course | None = None
         self.loop: Any = None  # of the present block of job.training
         self._input: RunInput | None = None
         self._input_agreed = False  # compared with the other workers'
@@ -294,7 +294,7 @@ class Session:
         assert self._ranks is not None  # noqa: S101 - join
         return self._ranks
 
-    def begin(self, state: ScriptState, *, by_train: bool = False) -> ScriptCourse:
+    def begin(self, state: ScriptState, *, by_train: bool = False) -> Course:
         """Return the course of the run that trains `state`; at its begin, go back to the checkpoint.
 
         `by_train`: the job itself takes the batches, by job.train.
@@ -314,9 +314,9 @@ class Session:
             _ = self.resume_step  # before there are newer checkpoints
             client = None if self.options.stock else self.client()
             if isinstance(client, HoldingClient):
-                course: ScriptCourse = self._queue_course(client, state)
+                course: Course = self._queue_course(client, state)
             else:
-                course = ScriptCourse(
+                course = Course(
                     self.options, self.ranks, client, self.directory, self.screen, self.stop, state
                 )
             course.begin(self.uploads, columns_fixed(self.options) if self._uses_schema else {})
@@ -330,7 +330,7 @@ class Session:
             )
         return self.course
 
-    def _queue_course(self, client: HoldingClient, state: ScriptState) -> ScriptCourse:
+    def _queue_course(self, client: HoldingClient, state: ScriptState) -> Course:
         """Return the course of one of asynchronous workers, with its end of their work queue."""
         options, rows = self.options, self.open_input()
         assert self.directory is not None  # noqa: S101 - begin

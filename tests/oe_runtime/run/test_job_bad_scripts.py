@@ -18,11 +18,11 @@ from training_runs import events
 
 from oe_runtime import checkpoint
 from oe_runtime.client import Client
+from oe_runtime.run.course import Course
 from oe_runtime.run.options import outside, parse
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Ranks
 from oe_runtime.run.run_directory import RunError
-from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.session import Session
 from oe_runtime.run.stopping import StopRequest
 
@@ -149,7 +149,7 @@ class TwoRanks(Ranks):
 
 
 def agree(first: int, mine: int | None) -> None:
-    course = ScriptCourse.__new__(ScriptCourse)
+    course = Course.__new__(Course)
     course._ranks = TwoRanks(first)
     course.agree_on_batches(0, mine)
 
@@ -165,7 +165,7 @@ def test_unequally_many_batches() -> None:
 
 
 def test_unequally_many_epochs() -> None:
-    course = ScriptCourse.__new__(ScriptCourse)
+    course = Course.__new__(Course)
     course._ranks = TwoRanks(2)
     course.agree_on_epochs(2)
     with pytest.raises(RunError, match="different numbers of epochs: 2 in worker 0, 3 in worker 1; give"):

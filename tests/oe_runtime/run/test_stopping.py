@@ -13,7 +13,7 @@ from training_runs import SMALL, ServerProcess
 
 from oe_runtime.data import Batch, make_split, open_source
 from oe_runtime.errors import ServerLost
-from oe_runtime.run.course import Interrupted
+from oe_runtime.run.course import Course, Interrupted
 from oe_runtime.run.loops import Loop
 from oe_runtime.run.lost_server import ServerRecovery
 from oe_runtime.run.options import Options, parse
@@ -21,7 +21,6 @@ from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.queue_course import QueueCourse
 from oe_runtime.run.ranks import CollectiveRanks, Ranks
 from oe_runtime.run.run_input import RunInput
-from oe_runtime.run.script_course import ScriptCourse
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.session import Session
 from oe_runtime.run.shared_input import SharedInput
@@ -107,7 +106,7 @@ class State(ScriptState):
         return 0.5, 0.5
 
 
-def train_in(course: ScriptCourse, stop: StopRequest, options: Options, train: Callable[..., None]) -> None:
+def train_in(course: Course, stop: StopRequest, options: Options, train: Callable[..., None]) -> None:
     """Train on the options' rows, as job.train does."""
 
     def step(batch: Batch) -> dict[str, float]:
@@ -122,7 +121,7 @@ def train_in(course: ScriptCourse, stop: StopRequest, options: Options, train: C
     loop.train(RunInput(options, open_source(options.data)), lambda batch: batch, step)
 
 
-def in_step(kind: type[ScriptCourse], stop: StopRequest, options: Options) -> ScriptCourse:
+def in_step(kind: type[Course], stop: StopRequest, options: Options) -> Course:
     quiet: Any = Quiet()
     checkpoints: Any = Quiet(take_now=saved)
     return kind(options, Ranks(), None, quiet, quiet, stop, State(), checkpoints)
@@ -137,7 +136,7 @@ def test_a_busy_worker_ends_its_step_with_a_checkpoint(tmp_path: Path, stop: Sto
     slow = {"first step": 1, "input": 3, "smaller batch": 4}[where]
     steps = 0
 
-    class Slow(ScriptCourse):
+    class Slow(Course):
         def batches(self, ahead: int) -> Generator[tuple[int, Batch, list[Batch]], None, None]:
             for part in super().batches(ahead):
                 if where == "input" and steps == slow - 1:
@@ -173,7 +172,7 @@ def test_a_worker_that_waits_in_a_step_is_ended(tmp_path: Path, stop: StopReques
 
     given = options(tmp_path, "--stock", "--batch-size", "100", "--holdout", "0")
     with pytest.raises(Interrupted):
-        train_in(in_step(ScriptCourse, stop, given), stop, given, train)
+        train_in(in_step(Course, stop, given), stop, given, train)
     assert steps == 3
 
 
