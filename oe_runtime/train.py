@@ -7,20 +7,20 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from oe_runtime.run.options import ScriptOptions, parse
+from oe_runtime.run.options import Options, parse
 from oe_runtime.support import interrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the trainer; return its exit status (see --help)."""
     options = parse(argv)
-    if isinstance(options, ScriptOptions):
-        from oe_runtime.run.script import run_script
+    if isinstance(options, Options):
+        from oe_runtime.programs.click import run
 
-        return run_script(options)
-    from oe_runtime.programs.click import run
+        return run(options)
+    from oe_runtime.run.script import run_script
 
-    return run(options)
+    return run_script(options)
 
 
 if __name__ == "__main__":

@@ -21,57 +21,44 @@ from oe_runtime.programs.click_model import (
     train_step,
 )
 from oe_runtime.run.connection import refuse_trained
-from oe_runtime.run.course import Course
-from oe_runtime.run.lifecycle import carry_out
+from oe_runtime.run.lifecycle import Program, run_program
 from oe_runtime.run.options import Options
 from oe_runtime.run.position import RunCheckpoint
 from oe_runtime.run.progress import view
 from oe_runtime.run.ranks import translating_worker_losses
 from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.session import Session
-from oe_runtime.run.stopping import StopRequest
 from oe_runtime.spec import TableSpec
 
 
 def run(options: Options) -> int:
     """Train as the options say; return the exit status. Errors are one line on stderr and an event."""
-    with StopRequest(with_parent=options.exit_with_parent) as stop:
-        session = Session(options, stop, view(), launched=True)
-        Session.install(session)
-        try:
-            return carry_out(session, partial(_run, session, options))
-        finally:
-            Session.install(None)
+    return run_program(options, _Click, view())
 
 
-def _run(session: Session, options: Options) -> None:
-    # Check everything before TensorFlow is imported and before anything is written.
-    check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-    if options.device != "auto" or options.inter_threads or options.intra_threads:
-        prepare(options)  # before a TFRecord file uses it
-    session.open_rows()
-    if options.rank == 0:
-        _check_export(options)
-    _check_tables(options)
-    session.prepare()
-    options = cast(Options, session.options)
-    session.connect()
-    session.open_directory()
-    session.screen.say(_opening(options))
-    with translating_worker_losses(options):
-        course = _train(session, options)
-    if session.uploads is not None:
-        session.uploads.finish()
-        if options.export is not None:
-            session.screen.say(
-                f"uploaded the SavedModel to {session.uploads.upload_directory(options.export, 'export')}"
-            )
-    course.end()
-    if not options.rank:
-        session.screen.say(f"run directory {options.run_dir}, with report.html")
+class _Click(Program):
+    def prepare(self) -> None:
+        """See Program. TensorFlow is not imported yet."""
+        options = cast(Options, self.session.options)
+        check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
+        if options.device != "auto" or options.inter_threads or options.intra_threads:
+            prepare(options)  # before a TFRecord file uses it
+        self.session.open_rows()
+        if options.rank == 0:
+            _check_export(options)
+        _check_tables(options)
+        super().prepare()
+        self.session.connect()
+
+    def train(self) -> None:
+        """See Program."""
+        options = cast(Options, self.session.options)  # with the workers that were found
+        self.session.screen.say(_opening(options))
+        with translating_worker_losses(options):
+            _train(self.session, options)
 
 
-def _train(session: Session, options: Options) -> Course:
+def _train(session: Session, options: Options) -> None:
     """Train the model, evaluate and export it."""
     check_schema(options, stock=options.stock)
     prepare(options)
@@ -103,7 +90,6 @@ def _train(session: Session, options: Options) -> Course:
     session.stop.limit(0, None)  # no more waits for other workers
     if options.export is not None and not options.rank:
         _export(session, options.export, model, session.course.saved)
-    return session.course
 
 
 def _export(session: Session, path: Path, model: Any, saved: RunCheckpoint | None) -> None:
@@ -115,6 +101,7 @@ def _export(session: Session, path: Path, model: Any, saved: RunCheckpoint | Non
             raise
         session.screen.say(f"{str(error).partition(';')[0]}; exporting the rows of {saved.path} instead")
         export(model, path, rows_of=saved.path)
+    session.exported = path
     session.directory.event("export", path=str(path))
     session.screen.say(f"exported a SavedModel to {path}")
 

@@ -26,7 +26,7 @@ from oe_runtime.run.checkpoints import Checkpoints, check_settings
 from oe_runtime.run.clock import Clock
 from oe_runtime.run.evaluation import Evaluation, Prediction, checked_predictions
 from oe_runtime.run.followers import FollowingCheckpoints, FollowingDirectory
-from oe_runtime.run.options import RunOptions, ScriptOptions
+from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position, RunCheckpoint
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import CollectiveRanks, Ranks, deferring_losses, refuse_together
@@ -520,7 +520,7 @@ class Course:
         """Evaluate after the last step of a part, unless the program has nothing to evaluate with."""
         if (predictions := self._predictions()) is None:
             return
-        known = self.input is not None and not isinstance(self._run, ScriptOptions)
+        known = self.input is not None and not self._run.program
         self._view.say(f"evaluating on {self.input.held_out}" if self.input and known else "evaluating")
         step = self.position.step
         if (auc := self.evaluation.latest(step)) is None:
@@ -625,7 +625,7 @@ class Course:
     def _log(self, position: Position) -> None:
         loss, auc = self.window()
         if not math.isfinite(loss):
-            rate = "learning rate" if isinstance(self._run, ScriptOptions) else "--learning-rate"
+            rate = "learning rate" if self._run.program else "--learning-rate"
             raise RunError(f"the loss is {loss} at step {position.step}; try a smaller {rate}")
         steps = self.steps()
         speed, step_seconds = self._clock.window()

@@ -1,41 +1,87 @@
-"""One process of a run, whatever it trains: what follows its end, a stop request, a loss or an error."""
+"""One process of a run, whatever trains in it: what precedes and follows, stop requests, losses, errors."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from oe_runtime.errors import ServerLost, WorkerLost
 from oe_runtime.run.checkpoints import newest
 from oe_runtime.run.connection import leave
 from oe_runtime.run.course import Interrupted
+from oe_runtime.run.options import RunOptions
 from oe_runtime.run.outcome import INTERRUPTED, WORKER_LOST, explain
 from oe_runtime.run.position import Position
+from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Stopped
 from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.session import Session
+from oe_runtime.run.stopping import StopRequest
 
 
-def carry_out(
-    session: Session, train: Callable[[], None], start_anew: Callable[[ServerLost], None] | None = None
-) -> int:
-    """Call `train`, which trains as a part of the session's run; return the exit status.
+class Program:
+    """What a process of a run trains by: a built-in model's program, or a user's."""
 
-    Errors are one line on stderr and an event. `start_anew` is what follows a lost server that `train` cannot
-    wait for by itself: it replaces this process, or raises.
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def prepare(self) -> None:
+        """Check everything before anything is written, and find servers and workers."""
+        self.session.prepare()
+
+    def train(self) -> None:
+        """Train as a part of the session's run, whose directory is open."""
+        raise NotImplementedError
+
+    def start_anew(self, lost: ServerLost) -> NoReturn:
+        """Replace this process after a loss that `train` cannot wait for by itself, or raise it."""
+        raise lost
+
+
+def run_program(options: RunOptions, kind: Callable[[Session], Program], view: View) -> int:
+    """Train by a program of the `kind`; return the exit status.
+
+    Errors are one line on stderr and an event.
     """
+    process = os.getpid()
+    with StopRequest(with_parent=options.exit_with_parent) as stop:
+        session = Session(options, stop, view, launched=True)
+        Session.install(session)
+        try:
+            return _carry_out(session, kind(session))
+        finally:
+            if os.getpid() == process:  # a program may have forked
+                Session.install(None)
+
+
+def _train(session: Session, program: Program) -> None:
+    program.prepare()
+    session.open_directory()
+    program.train()
+    session.stop.limit(0, None)  # no more waits for other workers
+    if session.uploads is not None:
+        session.uploads.finish()
+        if session.exported is not None:
+            found = session.uploads.upload_directory(session.exported, "export")
+            session.screen.say(f"uploaded the SavedModel to {found}")
+    assert session.course is not None  # noqa: S101 - train
+    session.course.end()
+    if not session.rank:
+        session.screen.say(f"run directory {session.run_dir}, with report.html")
+
+
+def _carry_out(session: Session, program: Program) -> int:
     process = os.getpid()
     ended = False  # by its end or a stop request, not by an error
     try:
         with session.screen:
             try:
                 try:
-                    train()
+                    _train(session, program)
                 except ServerLost as lost:
-                    if start_anew is None:
-                        raise
-                    start_anew(lost)
+                    program.start_anew(lost)
                 leave(session.connected)
                 code = 0
             except Interrupted as interrupted:
@@ -47,7 +93,7 @@ def carry_out(
     except Exception as error:
         return _failed(session, error)
     finally:
-        if os.getpid() == process:  # a program may have forked
+        if os.getpid() == process:
             _close(session, ended=ended)
 
 

@@ -58,9 +58,13 @@ Exit codes: 0 finished, 1 error, 3 another worker was lost, 130 interrupted (a c
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What every run is started with: the servers, the workers, the run directory. See `parser`."""
+    """What every run is started with: the servers, the workers, the run directory. See `parser`.
+
+    With `script` a user's program decides the model and the optimizer. The rows and the steps are the
+    program's too, unless it reads by job.batches.
+    """
 
     data: str
     eval: bool
@@ -113,6 +117,14 @@ class RunOptions:
     timeline: int
     stats_seconds: float
     exit_with_parent: bool
+    script: Path | None = None
+    arguments: tuple[str, ...] = ()  # the script's
+    input_flags: tuple[str, ...] = ()  # given flags of the rows that job.batches reads
+
+    @property
+    def program(self) -> str:
+        """The name of the user's program that trains; empty for a built-in model."""
+        return "" if self.script is None else self.script.name
 
     def steps_of_models(self) -> dict[str, Any]:
         """Return the arguments of `distributed_model` that say how its steps go."""
@@ -123,8 +135,12 @@ class RunOptions:
         }
 
     def fixed(self) -> dict[str, Any]:
-        """The settings that a resumed run must share with the run it goes on from."""
-        raise NotImplementedError
+        """Return the settings that a resumed run must share with the run that it continues.
+
+        A script may change otherwise, and its checkpoints say whether they fit. What a program uses of the
+        rows is known only when it does: see RunInput.fixed.
+        """
+        return {"script": self.program}
 
     @property
     def eval_path(self) -> str | None:
@@ -132,26 +148,7 @@ class RunOptions:
         return None if is_share(self.eval_data) else self.eval_data or None
 
 
-@dataclass(frozen=True)
-class ScriptOptions(RunOptions):
-    """A checked command line with --script, whose model and optimizer are the script's.
-
-    The rows and the steps are the script's too, unless it reads by job.batches.
-    """
-
-    script: Path
-    arguments: tuple[str, ...]
-    input_flags: tuple[str, ...]  # given flags of the rows that job.batches reads
-
-    def fixed(self) -> dict[str, Any]:
-        """See RunOptions: the script may change otherwise, and its checkpoints say whether they fit.
-
-        What a program uses of the rows is known only when it does: see RunInput.fixed.
-        """
-        return {"script": self.script.name}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(RunOptions, ModelOptions):
     """A checked command line of a built-in model; see `parser` for the meaning of each."""
 
@@ -168,7 +165,7 @@ class Options(RunOptions, ModelOptions):
         return self.follow or self.data == STDIN
 
     def fixed(self) -> dict[str, Any]:
-        """Return the settings that a resumed run must share with the run that it continues."""
+        """See RunOptions."""
         common: dict[str, Any] = {
             "data": self.data,
             "model": self.model,
@@ -408,8 +405,11 @@ ROW_OPTIONS = scoped("rows")
 _LAUNCHER_OPTIONS = {"upload_to", "upload_bandwidth", "exit_with_parent", "script", "help"}
 
 
-def parse(argv: Sequence[str] | None = None) -> Options | ScriptOptions:
-    """Return the checked options; a mistake ends the process with status 2, as argparse does."""
+def parse(argv: Sequence[str] | None = None) -> RunOptions:
+    """Return the checked options, those of a built-in model as Options.
+
+    A mistake ends the process with status 2, as argparse does.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     p = parser()
@@ -444,7 +444,7 @@ def _settle_stream(
 
 def _parse_script(
     p: argparse.ArgumentParser, a: argparse.Namespace, words: Sequence[str], arguments: Sequence[str]
-) -> ScriptOptions:
+) -> RunOptions:
     given = _given(words)
     for name in vars(a):
         if name in given and name in _MODEL_OPTIONS:
@@ -456,9 +456,8 @@ def _parse_script(
     values = _settle(p, a, path.stem)
     if a.follow or a.data == STDIN:
         _settle_stream(p, a, given, values)
-    return ScriptOptions(
-        **{name: values[name] for name in (f.name for f in fields(RunOptions)) if name != "run_dir"}
-        | _whole_paths(values),
+    return RunOptions(
+        **_of_run(values) | _whole_paths(values),
         script=path,
         arguments=tuple(arguments),
         input_flags=_input_flags(given, values),
@@ -467,7 +466,7 @@ def _parse_script(
 
 def outside(
     script: Path, *, servers: Sequence[str] = (), token_file: Path | None = None, **more: Any
-) -> ScriptOptions:
+) -> RunOptions:
     """Return the options of a script that runs by itself: tables in this process, unless `servers` are named.
 
     `more` are other flags by name: run_dir, resume, checkpoint_steps, data, …
@@ -494,10 +493,13 @@ def outside(
     if a.follow or a.data == STDIN:
         _settle_stream(p, a, {*more}, values)
     flags = _input_flags({*more}, values)
-    names = {f.name for f in fields(RunOptions)}
-    values = {name: value for name, value in values.items() if name in names}
     values |= {"run_dir": values["run_dir"].absolute(), "data": values["data"] or ""}
-    return ScriptOptions(**values, script=script, arguments=(), input_flags=flags)
+    return RunOptions(**_of_run(values), script=script, input_flags=flags)
+
+
+def _of_run(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are also a script's."""
+    return {one.name: values[one.name] for one in fields(RunOptions) if one.name in values}
 
 
 def _input_flags(given: Collection[str], values: Mapping[str, Any]) -> tuple[str, ...]:

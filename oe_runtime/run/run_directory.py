@@ -15,7 +15,7 @@ from typing import Any
 
 from oe_runtime.errors import OeError
 from oe_runtime.run import report
-from oe_runtime.run.options import ROW_OPTIONS, RunOptions, ScriptOptions
+from oe_runtime.run.options import ROW_OPTIONS, RunOptions
 
 TENSORBOARD = "tensorboard"  # tensorboard --logdir RUN_DIR; its plugin xprof shows the traces
 
@@ -91,10 +91,13 @@ class RunDirectory:
             print(f"warning: no {report.FILE}: {error}", file=sys.stderr)
 
     def _write_config(self, options: RunOptions) -> None:
-        config = {k: v for k, v in asdict(options).items() if k not in ("token_file", "resume")}
-        config["schema"] = options.schema.to_value()
-        if isinstance(options, ScriptOptions) and not options.input_flags:  # the program may read otherwise
-            config = {name: value for name, value in config.items() if name not in ROW_OPTIONS}
+        left_out = {"token_file", "resume"}
+        if not options.program:
+            left_out |= {"script", "arguments", "input_flags"}
+        elif not options.input_flags:  # the program may read otherwise
+            left_out |= {*ROW_OPTIONS}
+        config = asdict(options) | {"schema": options.schema.to_value()}
+        config = {name: value for name, value in config.items() if name not in left_out}
         partial = self.path / ".config.json.part"
         partial.write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
         os.replace(partial, self.path / "config.json")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from oe_runtime.data import Batch, Source, Stream, holdout_batches, make_split, training_batches
-from oe_runtime.run.options import RunOptions, ScriptOptions
+from oe_runtime.run.options import RunOptions
 from oe_runtime.run.position import Position
 from oe_runtime.run.ranks import Ranks
 from oe_runtime.run.run_directory import RunError
@@ -29,7 +29,7 @@ class RunInput:
         self.shared: SharedInput | None = None  # the work queue of asynchronous workers
         self._options = options
         # Rows without which a batch is left out: a program's step has some in each worker.
-        self._least = options.size if isinstance(options, ScriptOptions) else 1
+        self._least = options.size if options.program else 1
 
     def fixed(self) -> dict[str, Any]:
         """Return the settings of the rows that a resumed run must share with the run it goes on from."""

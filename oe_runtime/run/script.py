@@ -21,16 +21,16 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from oe_runtime.errors import OeError, ServerLost, WorkerLost
 from oe_runtime.run import processes
 from oe_runtime.run.checkpoints import newest
 from oe_runtime.run.connection import leave
 from oe_runtime.run.course import Interrupted
-from oe_runtime.run.lifecycle import carry_out
+from oe_runtime.run.lifecycle import Program, run_program
 from oe_runtime.run.lost_server import refuse_many, server_name, wait_for_server
-from oe_runtime.run.options import ScriptOptions
+from oe_runtime.run.options import RunOptions
 from oe_runtime.run.outcome import (
     disk_error,
     explain,
@@ -40,7 +40,6 @@ from oe_runtime.run.position import Position
 from oe_runtime.run.progress import View
 from oe_runtime.run.ranks import Stopped, translating_worker_losses
 from oe_runtime.run.session import OF_SCRIPT, Session
-from oe_runtime.run.stopping import StopRequest
 
 _PAUSE = 0.3  # seconds between attempts to reach the servers again
 _EXIT_SECONDS = 20.0  # that a program may take to end after its last line
@@ -48,54 +47,56 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: an interface's IPv4 address
 _LOSS = "OE_JOB_LOSS"  # the environment of a process that starts anew: the loss, as JSON
 
 
-def run_script(options: ScriptOptions) -> int:
+def run_script(options: RunOptions) -> int:
     """Run the script as the options say; return the exit status. Errors are sentences and events."""
+    assert options.script is not None  # noqa: S101 - of --script
     if _is_program():
         processes.adopt_orphans()
         faulthandler.enable()  # a crash in a library shows the script's line in the log
-    with StopRequest(with_parent=options.exit_with_parent) as stop:
-        code = _Run(options, stop).run()
+    code = run_program(options, partial(_Script, options.script), View())
     _end_leftovers(options, code)
     return code
 
 
-class _Run:
-    def __init__(self, options: ScriptOptions, stop: StopRequest) -> None:
-        self._options = options
-        self._stop = stop
-        self._session = Session(options, stop, View(), launched=True)
+class _Script(Program):
+    def __init__(self, path: Path, session: Session) -> None:
+        super().__init__(session)
+        self._path = path
         self._process = os.getpid()
         self._cwd = os.getcwd()
+        os.register_at_fork(after_in_child=session.stop.forget)  # the signals are its own
 
-    def run(self) -> int:
-        os.register_at_fork(after_in_child=partial(_in_child, self._stop))
-        Session.install(self._session)
-        try:
-            return carry_out(self._session, self._train, self._start_anew)
-        finally:
-            if os.getpid() == self._process:
-                Session.install(None)
+    def prepare(self) -> None:
+        """See Program."""
+        self.session.prepare(anew=_LOSS in os.environ)
 
-    def _train(self) -> None:
-        session = self._session
-        session.prepare(anew=_LOSS in os.environ)
-        session.open_directory()
-        session.say_start(self._options.script.name)
+    def train(self) -> None:
+        """See Program."""
+        session, name = self.session, self._path.name
+        session.say_start(name)
         self._note_loss()
-        self._stop.at_signal = self._at_signal
-        session.screen.say(f"{self._options.script.name}, run directory {self._options.run_dir}")
+        session.stop.at_signal = self._at_signal
+        session.screen.say(f"{name}, run directory {session.run_dir}")
         self._execute()
-        self._finished()
+        if (course := session.course) is None:
+            raise _ScriptError(
+                f"{name} has ended without training: give fit callbacks=[embed.JobCallback(job)], "
+                "or write the loop inside `with job.training(model, optimizer)`"
+            )
+        if course.training:
+            raise _ScriptError(
+                f"{name} has ended in the middle of training, after step {course.position.step}"
+            )
 
     def _at_signal(self) -> None:
         """Between trainings, such as while the program reads data, a stop request ends it at once."""
-        course = self._session.course
+        course = self.session.course
         if (course is None or not course.training) and os.getpid() == self._process:
             raise Interrupted(Position(), None) if course is None else course.interrupted()
 
     def _execute(self) -> None:
         """Run the program as `__main__`. Raises _ScriptError for its errors, in words."""
-        script, options = self._options.script, cast(ScriptOptions, self._session.options)
+        script, options = self._path, self.session.options
         module = ModuleType("__main__")
         module.__file__ = str(script)
         module.__dict__["__builtins__"] = __builtins__
@@ -138,14 +139,14 @@ class _Run:
 
     def _loss(self, error: Exception) -> ServerLost | WorkerLost | None:
         """Return the loss that an error of PyTorch's process groups comes from; None for another error."""
-        if self._options.size == 1 or "torch.distributed" not in sys.modules:
+        if self.session.workers == 1 or "torch.distributed" not in sys.modules:
             return None
         from oe_runtime.run.torch_ranks import loss_of_worker
 
         lost = loss_of_worker(error)
-        if lost is not None and self._session.connected is not None:
+        if lost is not None and self.session.connected is not None:
             try:
-                self._session.connected.stats()  # a worker that has lost a server ends its connections
+                self.session.connected.stats()  # a worker that has lost a server ends its connections
             except (ServerLost, WorkerLost) as known:
                 return known
         return lost
@@ -160,27 +161,9 @@ class _Run:
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
-    def _finished(self) -> None:
-        course, script = self._session.course, self._options.script.name
-        if course is None:
-            raise _ScriptError(
-                f"{script} has ended without training: give fit callbacks=[embed.JobCallback(job)], "
-                "or write the loop inside `with job.training(model, optimizer)`"
-            )
-        if course.training:
-            raise _ScriptError(
-                f"{script} has ended in the middle of training, after step {course.position.step}"
-            )
-        self._stop.limit(0, None)
-        if self._session.uploads is not None:
-            self._session.uploads.finish()
-        course.end()
-        if not self._options.rank:
-            self._session.screen.say(f"run directory {self._options.run_dir}, with report.html")
-
-    def _start_anew(self, lost: ServerLost) -> NoReturn:
+    def start_anew(self, lost: ServerLost) -> NoReturn:
         """Wait for the lost server; then replace this process by one that resumes."""
-        session, options = self._session, self._options
+        session, options = self.session, self.session.options
         client, directory, began = session.connected, session.directory, time.monotonic()
         saved = None if session.course is None else session.course.saved
         known = (saved is not None or options.rank > 0) and not session.goes_back  # which has failed
@@ -194,11 +177,11 @@ class _Run:
         stopped = Interrupted(Position(), None) if saved is None else Interrupted(saved.position, saved.path)
 
         def reconnect() -> None:
-            if self._stop:
+            if session.stop:
                 raise stopped
             client.reconnect()
 
-        wait_for_server(lost, reconnect, options, directory, session.screen.say, self._stop)
+        wait_for_server(lost, reconnect, options, directory, session.screen.say, session.stop)
         try:
             session.ranks.wait_to_start_anew()
         except Stopped:
@@ -222,24 +205,22 @@ class _Run:
         os.chdir(self._cwd)
         sys.stdout.flush()
         sys.stderr.flush()
-        self._stop.return_stdin()
+        session.stop.return_stdin()
         processes.close_on_exec()
         os.execv(sys.executable, [sys.executable, *_with_resume(sys.orig_argv[1:])])  # noqa: S606 - this program
 
     def _note_loss(self) -> None:
-        """After `_start_anew`: say that the server is back."""
-        loss = json.loads(os.environ.get(_LOSS, "{}"))
-        if not loss or loss["told"] or self._session.directory is None:
+        """After `start_anew`: say that the server is back."""
+        session, loss = self.session, json.loads(os.environ.get(_LOSS, "{}"))
+        if not loss or loss["told"] or session.directory is None:
             return
         os.environ[_LOSS] = json.dumps(loss | {"told": True})
-        saved = None if self._options.rank else newest(self._options.run_dir)
+        saved = None if session.rank else newest(session.run_dir)
         step = 0 if saved is None else saved.position.step
-        self._session.directory.event(
-            "server_back", endpoint=loss["endpoint"], step=step, seconds=loss["seconds"]
-        )
-        self._session.screen.say(
-            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._options.script.name} anew"
-            + ("" if self._options.rank else f" from step {step}")  # worker 0 knows it
+        session.directory.event("server_back", endpoint=loss["endpoint"], step=step, seconds=loss["seconds"])
+        session.screen.say(
+            f"{loss['name']} is back after {loss['seconds']:.1f} s; starting {self._path.name} anew"
+            + ("" if session.rank else f" from step {step}")  # worker 0 knows it
         )
 
 
@@ -285,7 +266,7 @@ def _line(error: BaseException, script: Path) -> str:
     return found
 
 
-def _set_environment(options: ScriptOptions) -> None:
+def _set_environment(options: RunOptions) -> None:
     """Set what torchrun's, Horovod's and TensorFlow's programs read."""
     rank, size = str(options.rank), str(options.size)
     given = os.environ
@@ -344,24 +325,19 @@ def _is_program() -> bool:
     return "oe_runtime.train" in sys.orig_argv
 
 
-def _in_child(stop: StopRequest) -> None:
-    """In a process that the program has forked: leave the signals to it."""
-    stop.forget()
-
-
-def _end_leftovers(options: ScriptOptions, code: int) -> None:
+def _end_leftovers(options: RunOptions, code: int) -> None:
     """End what the program leaves running: processes now, and this one where threads would hold it."""
     if not _is_program():
         return
     if left := processes.end_children():
-        print(f"warning: {options.script.name} left {left} processes running: ended", file=sys.stderr)
+        print(f"warning: {options.program} left {left} processes running: ended", file=sys.stderr)
 
     def end() -> None:
         time.sleep(_EXIT_SECONDS)
         names = [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
         what = f"its threads {', '.join(names)} still run" if names else "a function at exit still runs"
         print(
-            f"warning: {options.script.name} does not end: {what} after {_EXIT_SECONDS:.0f} s; ended",
+            f"warning: {options.program} does not end: {what} after {_EXIT_SECONDS:.0f} s; ended",
             file=sys.stderr,
             flush=True,
         )

@@ -24,7 +24,7 @@ from oe_runtime.run.connection import connect, connect_values, refuse_trained
 from oe_runtime.run.course import Course
 from oe_runtime.run.followers import FollowingDirectory
 from oe_runtime.run.lost_server import ServerRecovery
-from oe_runtime.run.options import RunOptions, ScriptOptions, outside
+from oe_runtime.run.options import RunOptions, outside
 from oe_runtime.run.outcome import STOP_SECONDS, end_at_limit
 from oe_runtime.run.progress import View
 from oe_runtime.run.queue_course import QueueCourse
@@ -87,7 +87,7 @@ class Session:
         self.seeds: tuple[int, int | None] | None = None  # the script's, and the one set for the last part
         self.told_of_callbacks = False  # that some begin anew after a resume
         self.told_of_random = False  # layers whose random numbers are not in checkpoints
-        self.resumed: Path | None = None  # the checkpoint that the run goes on from
+        self.exported: Path | None = None  # a SavedModel, which uploads include
         self._client: Client | None = None
         self._workers: Any = None
         self._ranks: Ranks | None = None
@@ -190,8 +190,7 @@ class Session:
     @property
     def arguments(self) -> Sequence[str]:
         """The program's own arguments."""
-        options = self.options
-        return options.arguments if self.launched and isinstance(options, ScriptOptions) else sys.argv[1:]
+        return self.options.arguments if self.launched else sys.argv[1:]
 
     def prepare(self, *, anew: bool = False) -> None:
         """Check that the run can go on and upload, fetch what it goes on from, and find the other workers.
@@ -308,8 +307,7 @@ class Session:
         if self.course is None:
             if self.directory is None:
                 self.open_directory()
-                assert isinstance(self.options, ScriptOptions)  # noqa: S101 - built-in models open theirs
-                self.say_start(self.options.script.name)
+                self.say_start(self.options.program)
             assert self.directory is not None  # noqa: S101 - open
             _ = self.resume_step  # before there are newer checkpoints
             client = None if self.options.stock else self.client()
@@ -375,12 +373,12 @@ class Session:
     def say_input(self) -> None:
         """Write that the program reads the rows of --data, so the flags say how long it trains."""
         assert self.directory is not None  # noqa: S101 - its run
-        if isinstance(self.options, ScriptOptions):  # of built-in models everybody knows it
+        if self.options.program:  # of built-in models everybody knows it
             self.directory.event("input", data=self.options.data, batch_size=self.options.batch_size)
 
     def row_settings(self, rows: RunInput) -> dict[str, Any]:
         """Return what checkpoints hold of the rows; those of built-in models have it from the start."""
-        return rows.fixed() if isinstance(self.options, ScriptOptions) else {}
+        return rows.fixed() if self.options.program else {}
 
     def recovery(self) -> ServerRecovery:
         """Return what takes the course back, in place, after the loss of a server."""
@@ -453,7 +451,7 @@ class Session:
             raise JobError(
                 "job.batches() reads --data, which is not given: name files, or a directory with --follow"
             )
-        if isinstance(options, ScriptOptions) and options.batch_size < self.workers:
+        if options.program and options.batch_size < self.workers:
             raise JobError(
                 f"--batch-size is {options.batch_size}, expected at least a row for each of "
                 f"{self.workers} workers"
@@ -476,23 +474,21 @@ class Session:
         Those of the columns are for a program that has used `schema`.
         """
         options = self.options
-        if not isinstance(options, ScriptOptions) or (
-            self.course is not None and self.course.input is not None
-        ):
+        if self.course is not None and self.course.input is not None:
             return
         used = _COLUMN_FLAGS if self._uses_schema else ()
         if unused := [flag for flag in options.input_flags if flag not in used]:
             raise JobError(
-                f"{unused[0]} is of rows that job.batches() reads, but {options.script.name} "
+                f"{unused[0]} is of rows that job.batches() reads, but {options.program} "
                 "reads its own: leave the flag out (give what the program decides after --)"
             )
 
     def refuse_unread_eval_data(self) -> None:
         """In an evaluation: refuse --eval-data if the program has other rows than those."""
         options = self.options
-        if isinstance(options, ScriptOptions) and options.eval_data and not self._reads_eval_data:
+        if options.program and options.eval_data and not self._reads_eval_data:
             raise RunError(
-                f"--eval-data {options.eval_data}: {options.script.name} evaluates on other rows, because it "
+                f"--eval-data {options.eval_data}: {options.program} evaluates on other rows, because it "
                 "asks for neither job.eval_data nor job.eval_batches(): leave the flag out"
             )
 

@@ -113,7 +113,7 @@ def test_the_trainer_takes_the_command(tmp_path: Path, program: Path) -> None:
     (tmp_path / "train.py").touch()
     given[given.index("--script") + 1] = str(tmp_path / "train.py")
     parsed = trainer.parse(given)
-    assert isinstance(parsed, trainer.ScriptOptions)
+    assert parsed.program == "train.py"
     assert list(parsed.arguments) == words
     assert (parsed.rank, parsed.size, parsed.data) == (1, 2, "/shared/criteo/train.tsv")
     assert (str(parsed.run_dir), parsed.checkpoint_transfer) == ("/shared/oeprov/ctr/run", "shared")
