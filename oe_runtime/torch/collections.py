@@ -17,7 +17,7 @@ from torch import nn
 
 from oe_runtime import _core
 from oe_runtime.client import Bags
-from oe_runtime.torch import jagged
+from oe_runtime.torch import in_backward, jagged
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer, is_compiling, look_up
 from oe_runtime.torch.pooling import Feature, Request, plan, pooled
 from oe_runtime.torch.state import refuse_tracing
@@ -38,8 +38,8 @@ class EmbeddingConfig:
     look rows up in it, by default one of the table's name. Rows start uniformly between `weight_init_min` and
     `weight_init_max` (by default ∓sqrt(1 / num_embeddings), or ∓0.01 for any id), or from `initializer`
     (`oe_runtime.TableSpec`), or as `init_fn` fills a tensor (num_embeddings, embedding_dim) in place.
-    `data_type` is torch.float32, bfloat16 or float16, or TorchRec's name for it. `admission` and `eviction`
-    decide which ids get a row and which rows are removed.
+    `data_type` is torch.float32, bfloat16 or float16, or the name of TorchRec or FBGEMM for it. `admission`
+    and `eviction` decide which ids get a row and which rows are removed.
     """
 
     num_embeddings: int
@@ -356,6 +356,7 @@ def replacement(layer: Any, size: int) -> Collection | None:
         return None
     for table, own in zip(tables, new.layers, strict=True):
         weight = stock[table.name].weight
+        in_backward.take(own, weight)
         own.frozen = not weight.requires_grad
         if not weight.is_meta:
             own.set_rows(weight)
@@ -469,7 +470,8 @@ def _options(table: Any) -> dict[str, Any]:
     for option, default in _REFUSED.items():
         if getattr(table, option, default) != default:
             raise ValueError(f"{where}: {option} is not offered for tables on parameter servers")
-    dtype = _DTYPES.get(_name_of(table.data_type).removeprefix("torch."))
+    word = _name_of(table.data_type).removeprefix("torch.")
+    dtype = _DTYPES.get(word) or _DTYPES.get(word.upper())  # FBGEMM's are small
     if dtype is None:
         raise ValueError(f"{where}: data_type must be float32, bfloat16 or float16, not {table.data_type}")
     initializer = getattr(table, "initializer", None)

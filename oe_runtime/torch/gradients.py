@@ -268,6 +268,7 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
         made.exchange = None
         made.hooks = OrderedDict()
         made.hooks_after = OrderedDict()
+        made.after_backward = None
         with _plain():
             torch.Tensor.register_post_accumulate_grad_hook(made, RowsParameter._accumulate)
             made.requires_grad_(requires_grad)
@@ -280,6 +281,7 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
     exchange: Exchange | None  # with several workers
     hooks: OrderedDict[int, Callable[[Any], Any]]
     hooks_after: OrderedDict[int, Callable[[Any], None]]
+    after_backward: Callable[[], None] | None  # of rows that are pushed without a step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowsParameter:
         """Return a parameter without the gradient, as torch does."""
@@ -300,7 +302,7 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
     def grad(self) -> Any:
         """The gradient of the rows of the lookups, (rows, dim); None without any."""
         # A compiler looks at all of a parameter, but a program has another gradient in each step.
-        if self.hidden or TracingContext.try_get() is not None:
+        if self.hidden or self.after_backward is not None or TracingContext.try_get() is not None:
             return None
         if self.exchange is not None:
             self.exchange.run()
@@ -317,6 +319,13 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
     @grad.setter
     def grad(self, gradient: Any) -> None:
         self.hidden = False
+        if self.after_backward is not None:  # PyTorch sets it to None in the backward pass
+            if gradient is not None and gradient.numel():
+                raise ValueError(
+                    f"the rows of {self.label} are updated in the backward pass, and take no gradient later: "
+                    "give the rule to distributed_optimizer instead of apply_optimizer_in_backward"
+                )
+            return
         if gradient is None:
             self.parts = []
             return
@@ -384,6 +393,8 @@ class RowsParameter(_OnServers, nn.Parameter):  # type: ignore[misc]
         self.add(parts)
         for hook in list(self.hooks_after.values()):
             hook(self)
+        if self.after_backward is not None:
+            self.after_backward()
 
     def add(self, parts: Sequence[Part]) -> None:
         """Add to the gradient."""

@@ -17,7 +17,7 @@ from oe_runtime.client import Client
 from oe_runtime.model_tables import is_large
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import job_hooks
-from oe_runtime.torch import collections, operators
+from oe_runtime.torch import collections, in_backward, operators
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer
 from oe_runtime.torch.forward_pull import pull_in_forward
 
@@ -177,6 +177,7 @@ def _replacement(name: str, layer: Any) -> TableLayer:
             include_last_offset=layer.include_last_offset,
             **shared,
         )
+    in_backward.take(new, layer.weight)
     new.frozen = not layer.weight.requires_grad
     new.first_rows = layer.weight.detach()
     new.to(layer.weight.device).train(layer.training)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from oe_runtime.spec import TableSpec
 from oe_runtime.torch import optimizer_state
 from oe_runtime.torch.embedding import TableLayer, process
 from oe_runtime.torch.gradients import Exchange, Part, RowsParameter, Table
+from oe_runtime.torch.in_backward import AfterBackward, optimizer_of
 from oe_runtime.torch.model import table_layers
 from oe_runtime.torch.translate import table_optimizer
 
@@ -27,6 +28,10 @@ def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = N
     this package's RowWiseAdagrad, of `model.parameters()`, or of groups of them with their own
     hyperparameters. A table gets the server's counterpart with those of its layer's group. Every step pushes
     with the group's learning rate of that step.
+
+    A layer whose weight had an optimizer by `apply_optimizer_in_backward` keeps that: its rows are pushed at
+    the end of each backward pass, and nothing between that and the step acts on them. `optimizer` then has
+    the other weights.
 
     Differences from dense weights in PyTorch: only rows in a step's batches are updated. The momenta of other
     rows stay, and `weight_decay` shrinks a row only in its own steps. A layer made with a `spec` keeps its
@@ -46,7 +51,8 @@ def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = N
     for name, layer in table_layers(model).items():
         if layer.client is None:
             raise ValueError(f"layer '{name}' has no servers: give the model to distributed_model first")
-        group = groups.get(id(layer.anchor))
+        in_backward = optimizer_of(layer)
+        group = in_backward.param_groups[0] if in_backward else groups.get(id(layer.anchor))
         if group is None:
             raise ValueError(
                 f"layer '{name}' is not in the optimizer: make that of model.parameters(), after "
@@ -57,16 +63,19 @@ def distributed_optimizer(optimizer: Any, model: Any, *, workers: int | None = N
     return optimizer
 
 
+_Spec = tuple[TableLayer, dict[str, Any], TableSpec]  # a layer, the optimizer's rule, and the table
+
+
 class _Rows:
     """The tables that one optimizer trains."""
 
     def __init__(self, optimizer: Any, model: Any, workers: int | None) -> None:
         self._optimizer = optimizer
         self._workers = workers
-        self._specs: list[tuple[TableLayer, dict[str, Any], Any]] = []
+        self._specs: list[_Spec] = []
 
     def add(self, layer: TableLayer, group: dict[str, Any]) -> None:
-        rule = table_optimizer(self._optimizer, group)
+        rule = table_optimizer(optimizer_of(layer) or self._optimizer, group)
         self._specs.append((layer, rule, layer.table_spec(rule)))
 
     def bind(self) -> None:
@@ -90,8 +99,14 @@ class _Rows:
                 layer.bring_rows()
         if process()[1] > 1:
             torch.distributed.barrier()  # no pull before the first process has assigned all rows
-        optimizer_state.register(self._optimizer, [layer for layer, *_ in self._specs])
         keep_freed_memory()
+        in_backward = [one for one in self._specs if optimizer_of(one[0])]
+        self._specs = [one for one in self._specs if not optimizer_of(one[0])]
+        if in_backward:
+            self._push_in_backward(in_backward)
+        if not self._specs:  # an optimizer of dense weights, of any kind
+            return
+        optimizer_state.register(self._optimizer, [layer for layer, *_ in self._specs])
         self._share_gradients()
         for before in _BOUND.setdefault(self._optimizer, []):  # a second call is in place of the first
             before.forget([layer for layer, *_ in self._specs])
@@ -103,6 +118,31 @@ class _Rows:
         """Leave these layers to another object."""
         self._specs = [spec for spec in self._specs if all(spec[0] is not layer for layer in layers)]
 
+    def _push_in_backward(self, specs: Sequence[_Spec]) -> None:
+        """Push the gradients of these tables at the end of each backward pass, which leaves none of them."""
+
+        def push() -> None:
+            try:
+                self._push(specs)
+            finally:
+                for layer, *_ in specs:
+                    layer.anchor.parts = []
+
+        after = AfterBackward(push)
+        for layer, _, spec in specs:
+            optimizer_state.register(optimizer_of(layer), [layer])
+            layer.anchor.exchange, layer.anchor.label = None, f"table '{spec.name}'"
+            layer.anchor.after_backward = after.queue
+        if (self._workers or process()[1]) > 1:
+            self._call_for_dense_weights(after.queue)
+
+    def _call_for_dense_weights(self, hook: Callable[[Any], None]) -> None:
+        """Call a hook after a backward pass, also in a worker whose own had no rows."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and not isinstance(parameter, RowsParameter):
+                    parameter.register_post_accumulate_grad_hook(hook)
+
     def _share_gradients(self) -> None:
         """Let reads of the rows' gradients exchange them between several workers."""
         parameters = [layer.anchor for layer, *_ in self._specs]
@@ -111,11 +151,7 @@ class _Rows:
         for layer, _, spec in self._specs:
             layer.anchor.exchange, layer.anchor.label = exchange, f"table '{spec.name}'"
         if exchange is not None:
-            # All workers must know that there was a backward pass, also one whose own had no rows.
-            for group in self._optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.requires_grad and not isinstance(parameter, RowsParameter):
-                        parameter.register_post_accumulate_grad_hook(exchange.mark)
+            self._call_for_dense_weights(exchange.mark)
 
     def _hide_gradients(self, hidden: bool) -> None:
         for spec in self._specs:
@@ -143,7 +179,7 @@ class _Rows:
             # GradScaler leaves these two to fused optimizers.
             found_inf = getattr(self._optimizer, "found_inf", None)
             if found_inf is None or not found_inf.item():
-                self._push(getattr(self._optimizer, "grad_scale", None))
+                self._push(self._specs, getattr(self._optimizer, "grad_scale", None))
         finally:
             self._hide_gradients(False)
         for spec in self._specs:
@@ -152,13 +188,14 @@ class _Rows:
             if (exchange := spec[0].anchor.exchange) is not None:
                 exchange.pending = False
 
-    def _push(self, scale: Any) -> None:
+    def _push(self, specs: Sequence[_Spec], scale: Any = None) -> None:
         workers = self._workers or process()[1]
         by_client: dict[int, list[tuple[Table, float, list[Part]]]] = {}
         groups = _groups(self._optimizer)  # load_state_dict makes new ones
-        for layer, rule, _ in self._specs:
-            group = groups[id(layer.anchor)]
-            if layer.spec is None and table_optimizer(self._optimizer, group) != rule:
+        for layer, rule, _ in specs:
+            optimizer = optimizer_of(layer)
+            group = optimizer.param_groups[0] if optimizer else groups[id(layer.anchor)]
+            if layer.spec is None and table_optimizer(optimizer or self._optimizer, group) != rule:
                 raise ValueError(
                     f"the optimizer's settings for table '{layer.bound().spec.name}' have changed from "
                     f"{rule}; only the learning rate of a table may change"
@@ -193,7 +230,7 @@ def _refuse_unbound(optimizer: Any, *_: Any) -> None:
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if isinstance(parameter, RowsParameter) and parameter.parts:
+            if isinstance(parameter, RowsParameter) and parameter.parts and parameter.after_backward is None:
                 raise RuntimeError(
                     f"{type(optimizer).__name__}.step() cannot train the rows of {parameter.label} on "
                     "parameter servers: give the optimizer to distributed_optimizer(optimizer, model) first"

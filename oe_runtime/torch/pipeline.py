@@ -17,6 +17,7 @@ from oe_runtime.client import Client, Pulled
 from oe_runtime.torch.batch_parts import BatchParts, Path, part_at
 from oe_runtime.torch.collections import Collection
 from oe_runtime.torch.embedding import TableLayer, plan, requests, supply
+from oe_runtime.torch.in_backward import optimizer_of
 
 _MOST_ITERATORS = 8  # that a program takes batches from in turns
 
@@ -67,6 +68,11 @@ class TrainPipeline:
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(
                 f"TrainPipeline is for batches in memory, not on {device}: train in a plain loop"
+            )
+        if staleness and any(optimizer_of(one) for one in model.modules() if isinstance(one, TableLayer)):
+            raise ValueError(
+                "staleness=1 has rows without the last step, but an optimizer in backward updates them "
+                "before that: give distributed_optimizer the rule, or leave staleness out"
             )
         self._model, self._optimizer, self._staleness = model, optimizer, staleness
         self._modules = _modules(model)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.utils import clip_grad_norm_
 
 import oe_runtime.torch as embed
@@ -34,9 +35,13 @@ class Net(torch.nn.Module):
 class Setup:
     """A model and its optimizer, of this worker or, in torch alone, of all workers in one process."""
 
-    def __init__(self, rank, client, prefix, around):
+    def __init__(self, rank, client, prefix, around, *, in_backward=False):
         torch.manual_seed(0)
         self.net = self.model = Net()
+        if in_backward:
+            rows = [self.net.users.weight, self.net.items.weight]
+            options = {"lr": 0.1, "initial_accumulator_value": 0.1}
+            _apply_optimizer_in_backward(torch.optim.Adagrad, rows, options)
         self.rank = rank
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         if client is not None:
@@ -131,7 +136,23 @@ def gradients_stay_after_a_read(it):
     it.optimizer.step()
 
 
+def update_in_backward(it):
+    it.backward()
+    clip_grad_norm_(it.net.dense.parameters(), 0.1)
+    it.optimizer.step()
+    it.optimizer.zero_grad()
+    it.backward(OTHER)
+    it.optimizer.step()
+
+
+def update_in_backward_where_a_worker_has_no_items(it):
+    it.backward(use_items=(True, False))
+    it.optimizer.step()
+
+
 WAYS = [
+    update_in_backward,
+    update_in_backward_where_a_worker_has_no_items,
     clip,
     nobody_reads,
     clip_where_a_worker_has_no_items,
@@ -152,11 +173,14 @@ def main() -> None:
     with Client(endpoints, worker=Worker(rank, of=WORKERS)) as client:
         for way in WAYS:
             for around in (False, True):
-                if around and way is clip_where_a_worker_has_no_items:
-                    continue  # DistributedDataParallel wants gradients of all parameters that it has
+                in_backward = way.__name__.startswith("update_in_backward")
+                # DistributedDataParallel wants gradients of all parameters that it has, and an accelerator
+                # for those with optimizers in backward.
+                if around and (in_backward or way is clip_where_a_worker_has_no_items):
+                    continue
                 setups = [
-                    Setup(rank, client, f"{way.__name__}.{around}.", around),
-                    Setup(None, None, "", around),
+                    Setup(rank, client, f"{way.__name__}.{around}.", around, in_backward=in_backward),
+                    Setup(None, None, "", around, in_backward=in_backward),
                 ]
                 for setup in setups:
                     for _ in range(3):
