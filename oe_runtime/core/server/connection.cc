@@ -58,7 +58,6 @@ Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext* context)
         };
       }),
       busy_timer_(stream_.get_executor()) {
-  session_.seen = session_.client;
   session_.jobs = context->jobs;
   session_.pass = &pass_;
   context_->open.fetch_add(1);
@@ -522,6 +521,7 @@ void Connection::Hello() {
   }
   session_.version = std::min(hello.version, kProtocolVersion);
   session_.job = context_->jobs->Get(hello.job);
+  session_.seen = session_.job->fence.seen();
   understands_busy_ = session_.version >= kVersion6;
   session_.reads_only = hello.worker == kReader;
   if (!hello.worker.empty() && !session_.reads_only) {

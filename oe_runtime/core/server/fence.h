@@ -1,7 +1,8 @@
 // Keeps what a client sent before its job went back to a checkpoint from changing tables after it. A request
 // whose connection broke, because another server was lost, may still be read and served when the same client
-// has connected anew and put the checkpoint back. The number of the connection is its fencing token (Gray and
-// Cheriton, Leases, SOSP 1989; Burrows, Chubby, OSDI 2006, calls it a sequencer).
+// has connected anew and put the checkpoint back. How often the job had gone back when a client last looked
+// is its fencing token (Gray and Cheriton, Leases, SOSP 1989; Burrows, Chubby, OSDI 2006, calls it a
+// sequencer).
 #pragma once
 
 #include <algorithm>
@@ -19,12 +20,12 @@
 
 namespace oe {
 
-// The fence of one job. Thread-safe. Connections are numbered in the order in which they came.
+// The fence of one job. Thread-safe.
 class Fence {
  public:
   using Hold = std::shared_lock<FairSharedMutex>;
 
-  // A client that has pulled since then may change tables, however old its connection is.
+  // How often the job has gone back: a client that has connected or pulled since may change tables.
   uint64_t seen() const { return back_.load(); }
 
   // Keeps the job from going back as long as the result lives. Not recursive.
@@ -45,10 +46,13 @@ class Fence {
     return true;
   }
 
-  // Calls `go` when there are no holds; throws as Change().
-  void GoBack(uint64_t client, uint64_t seen, const std::function<void()>& go) {
+  // Calls `go` when there are no holds. Then, also where `go` failed, the client has seen it. Throws as
+  // Change() if a newer connection than `client` has gone back: what an older one of the same client still
+  // does does not keep the newer one from going back.
+  void GoBack(uint64_t client, uint64_t* seen, const std::function<void()>& go) {
     const std::lock_guard<FairSharedMutex> lock(mutex_);
-    RequireSeen(seen);
+    if (client < newest_) RequireSeen(*seen);
+    newest_ = std::max(newest_, client);
     std::exception_ptr failure;
     try {
       go();
@@ -57,7 +61,7 @@ class Fence {
     }
     // Only now: a pull meanwhile may read old rows. Also if `go` failed, since some tables may have gone
     // back.
-    back_.store(std::max(back_.load(), client));
+    *seen = back_.fetch_add(1) + 1;
     if (failure) std::rethrow_exception(failure);
   }
 
@@ -77,7 +81,8 @@ class Fence {
   }
 
   mutable FairSharedMutex mutex_;
-  std::atomic<uint64_t> back_{0};  // the newest connection that has gone back
+  std::atomic<uint64_t> back_{0};
+  uint64_t newest_ = 0;  // of the connections that have gone back
 };
 
 }  // namespace oe

@@ -47,7 +47,8 @@ class FenceTest : public testing::Test {
 
   static Session Connect(Job* job, uint64_t number) {
     Session session{job};
-    session.client = session.seen = number;
+    session.client = number;
+    session.seen = job->fence.seen();
     return session;
   }
 
@@ -93,6 +94,19 @@ TEST_F(FenceTest, AnotherClientOfTheJobPullsAndGoesOn) {
   EXPECT_EQ(Table()["version"], 2);
 }
 
+// Servers number connections in different orders, so that one would refuse what the other takes.
+TEST_F(FenceTest, AClientThatConnectedLaterPullsToo) {
+  Ask(&lost_, Op::kCheckpoint, R"({"id": 0, "wait": true})");
+  Batch(&back_, Op::kPull);
+  Ask(&lost_, Op::kRecover, R"({"id": 0})");
+  EXPECT_EQ(MessageOf<CheckpointError>([&] { Batch(&back_, Op::kPush); }), kRefused);
+  Session later = Connect(job_, 3);
+  Batch(&later, Op::kPush);
+  Batch(&back_, Op::kPull);
+  Batch(&back_, Op::kPush);
+  EXPECT_EQ(Table()["version"], 2);
+}
+
 TEST_F(FenceTest, AClientMayGoBackAsOftenAsItLikes) {
   Ask(&lost_, Op::kCheckpoint, R"({"id": 0, "wait": true})");
   for (int turn = 0; turn < 2; ++turn) {
@@ -118,28 +132,42 @@ TEST(FenceMomentsTest, GoingBackWaitsForAChangeUnderWay) {
   std::promise<void> pushed;
   bool done = false;
   auto push = std::async(std::launch::async, [&] {
-    const Fence::Hold hold = fence.Change(1);
+    const Fence::Hold hold = fence.Change(0);
     pushing.set_value();
     pushed.get_future().wait();
     done = true;
   });
   pushing.get_future().wait();
-  auto go = std::async(std::launch::async, [&] { fence.GoBack(2, 2, [&] { EXPECT_TRUE(done); }); });
+  uint64_t seen = 0;
+  auto go = std::async(std::launch::async, [&] { fence.GoBack(1, &seen, [&] { EXPECT_TRUE(done); }); });
   EXPECT_EQ(go.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
   pushed.set_value();
   go.get();
   push.get();
-  EXPECT_EQ(fence.seen(), 2U);
-  EXPECT_EQ(MessageOf<CheckpointError>([&] { (void)fence.Change(1); }), kRefused);
+  EXPECT_EQ(fence.seen(), 1U);
+  EXPECT_EQ(seen, 1U);
+  EXPECT_EQ(MessageOf<CheckpointError>([&] { (void)fence.Change(0); }), kRefused);
 }
 
 // What a client pulls meanwhile may be of before.
 TEST(FenceMomentsTest, AClientThatPullsWhileTablesGoBackHasNotSeenIt) {
   Fence fence;
-  fence.GoBack(2, 2, [&] { EXPECT_EQ(fence.seen(), 0U); });
+  uint64_t seen = 0;
+  fence.GoBack(1, &seen, [&] { EXPECT_EQ(fence.seen(), 0U); });
+  EXPECT_EQ(fence.seen(), 1U);
+  EXPECT_THROW(fence.GoBack(1, &seen, [] { throw StorageError("after some tables"); }), StorageError);
   EXPECT_EQ(fence.seen(), 2U);
-  EXPECT_THROW(fence.GoBack(3, 3, [] { throw StorageError("after some tables"); }), StorageError);
-  EXPECT_EQ(fence.seen(), 3U);
+  EXPECT_EQ(seen, 2U);
+}
+
+// Its earlier connection, which broke, may still be going back when it goes back by the next one.
+TEST(FenceMomentsTest, ANewerConnectionGoesBackAfterAnOlderOne) {
+  Fence fence;
+  uint64_t older = fence.seen();
+  uint64_t newer = fence.seen();
+  fence.GoBack(1, &older, [] {});
+  EXPECT_NO_THROW(fence.GoBack(2, &newer, [] {}));
+  EXPECT_EQ(MessageOf<CheckpointError>([&] { fence.GoBack(1, &older, [] {}); }), kRefused);
 }
 
 // A recovery has its table alone for as long as it reads; who asks for versions waits for it, and nobody for

@@ -95,7 +95,7 @@ Byte* ValuesOf(const Session& session, const BatchEntry& entry, const KeyBlock& 
 }
 
 // From now on the client may change tables, even if others went back before.
-void Sees(Session* session) { session->seen = std::max(session->seen, session->job->fence.seen()); }
+void Sees(Session* session) { session->seen = session->job->fence.seen(); }
 
 void ServeCreateTable(const Session& session, const std::string& text, Buffer* reply) {
   const TableSpec spec = TableSpecFromJsonText(text);
@@ -272,12 +272,16 @@ void ServeSave(const Session& session, Bytes body, Buffer* reply) {
 // All workers of a job go back together.
 void GoBack(Session* session, const std::function<void()>& go) {
   Job* const job = session->job;
-  const auto go_alone = [&] { job->fence.GoBack(session->client, session->seen, go); };
-  if (session->worker) {
-    job->workers.GoBack(session->client, go_alone);
-  } else {
+  const auto go_alone = [&] { job->fence.GoBack(session->client, &session->seen, go); };
+  if (!session->worker) {
     job->workers.RequireNone();
-    go_alone();
+    return go_alone();
+  }
+  try {
+    job->workers.GoBack(session->client, go_alone);
+  } catch (...) {  // another of them may have gone back for all, and failed after some tables
+    Sees(session);
+    throw;
   }
   Sees(session);
 }

@@ -16,7 +16,7 @@ struct Session {
   Job* job = nullptr;
   Scratch* scratch = nullptr;          // nullptr: the server has none
   uint64_t client = 0;                 // the number of the connection, from 1
-  uint64_t seen = 0;                   // Fence::Change; at first the same number
+  uint64_t seen = 0;                   // Fence::Change
   bool worker = false;                 // whether the client is one of the job's workers
   bool reads_only = false;             // whether it said so in its hello
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -13,7 +14,16 @@ import pytest
 from numpy.typing import NDArray
 from server_processes import Relay, Server
 
-from oe_runtime import Client, ServerLost, StorageError, StorageFull, StorageSpec, TableSpec, TornError
+from oe_runtime import (
+    CheckpointError,
+    Client,
+    ServerLost,
+    StorageError,
+    StorageFull,
+    StorageSpec,
+    TableSpec,
+    TornError,
+)
 
 pytestmark = pytest.mark.process
 
@@ -235,6 +245,15 @@ def await_half(client: Client) -> None:
         assert time.monotonic() < deadline
 
 
+def await_back(client: Client) -> None:
+    """Wait until no server is going back any more, which refuses what was pulled meanwhile."""
+    while True:
+        client.pull([SOME], [(0, 0)])
+        with contextlib.suppress(CheckpointError):
+            client.evict()
+            return
+
+
 @changes_by_key
 def test_another_client_after_half_a_change_by_key(
     servers: list[Server], tmp_path: Path, op: int, change: Callable[[Client], object]
@@ -336,6 +355,7 @@ def test_another_client_after_half_a_recovery(
             go_back(1)
     with connect(servers) as client:
         await_half(client)
+        await_back(client)
         push(client)
         two = ("checkpoint 2", "checkpoint 1") if op == 16 else ("save-2", "save-1")
         sentence = f"table '(t|huge)' started from .*{two[0]} on server .*, from .*{two[1]} on server"
