@@ -437,12 +437,16 @@ class Client:
         keys: NDArray[np.int64],
         rows: NDArray[Any],
         slots: Mapping[str, NDArray[Any]] | None = None,
+        *,
+        state: NDArray[Any] | None = None,
     ) -> Assigned:
         """Write rows by key: ``rows[i]`` of shape ``(n, dim)`` becomes the row of ``keys[i]``.
 
         ``table`` is an id or a name. Missing rows are created, whatever the admission; for eviction, each row
         counts as pushed once now. ``slots`` are all of the optimizer's slots by name, in the shapes of
-        ``slots()``. Without them existing rows keep theirs, and new rows get initial ones. Values are float64
+        ``slots()``. Without them existing rows keep theirs, and new rows get initial ones. ``state`` is the
+        same in one array ``(n, sum of slots().values())``, in their order, which is not copied. ``rows`` and
+        ``state`` may be columns of a wider array. Values are float64
         for a float64 table, float32 for all others; half-precision tables round them to the nearest. An
         assignment is not a push: optimizers that count steps do not count it. The next checkpoint, save and
         increment include the rows. With several workers, one of them calls it, between batches.
@@ -457,9 +461,13 @@ class Client:
         job goes back.
         """
         core, table = self._settled(), self._id(table)
-        state = None if slots is None else self._state(table, slots)
+        if slots is not None:
+            if state is not None:
+                raise SpecError("'slots' and 'state' are the same numbers; give one of them")
+            state = self._state(table, slots)
+        state = None if state is None else _columns(state)
         self.replacements += 1
-        found = Assigned(*core.assign(table, _keys(keys, "keys"), np.ascontiguousarray(rows), state))
+        found = Assigned(*core.assign(table, _keys(keys, "keys"), _columns(rows), state))
         warn_of_cap(self.spec(table).name, found, stacklevel=3)
         return found
 
@@ -473,7 +481,7 @@ class Client:
         """Raise what ``assign`` would raise before any change, except for duplicate keys."""
         core, table = self._settled(), self._id(table)
         state = None if slots is None else self._state(table, slots)
-        core.check_rows(table, _keys(keys, "keys"), np.ascontiguousarray(rows), state)
+        core.check_rows(table, _keys(keys, "keys"), _columns(rows), state)
 
     def most_rows(self, table: int | str) -> int:
         """Return how many rows the eviction cap of a table allows; 2^64 - 1 without a cap."""
@@ -539,19 +547,42 @@ class Client:
         """Return the optimizer's slots of a row, in order: the numbers per slot, ``dim`` for most."""
         return dict(self._core.slots(self._id(table)))
 
-    def read_rows(self, table: int | str, keys: NDArray[np.int64]) -> Rows:
+    def read_rows(
+        self,
+        table: int | str,
+        keys: NDArray[np.int64],
+        *,
+        out: NDArray[Any] | None = None,
+        state: NDArray[Any] | None = None,
+    ) -> Rows:
         """Return rows by key with the optimizer's slots, duplicates included; each row is consistent.
 
-        A key without a row (``found``) reads as a new row. Raises ``KeyRangeError``.
+        A key without a row (``found``) reads as a new row. Rows go into ``out`` of shape ``(n, dim)`` where
+        it is given, and the slots, in the order of ``slots()``, into ``state`` of shape
+        ``(n, sum of slots().values())``; with ``out`` alone they are not read. Both may be columns of a wider
+        array. Raises ``KeyRangeError``, and ``SpecError`` for arrays of another shape or dtype.
         """
         core, table = self._settled(), self._id(table)
-        found, rows, state = core.read_rows(table, _keys(keys, "keys"))
+        if out is None and state is not None:
+            raise SpecError("'state' needs 'out', where the rows go")
+        found, rows, state = core.read_rows(table, _keys(keys, "keys"), out, state)
         slots: dict[str, NDArray[Any]] = {}
+        if state is None:
+            return Rows(found, rows, slots)
         at = 0
         for name, size in core.slots(table):
             slots[name] = state[:, at : at + size]
             at += size
         return Rows(found, rows, slots)
+
+    def new_array(self, table: int | str, rows: int, columns: int) -> NDArray[Any]:
+        """Return an uninitialized array in a table's dtype for calls of ``read_rows`` and ``assign``.
+
+        Where servers of this host share memory with this client, the array lies there: a server reads and
+        writes contiguous rows of it without a copy.
+        """
+        is_float64 = self.spec(self._id(table)).dtype == "float64"
+        return self._core.new_array(rows, columns, is_float64)
 
     def _id(self, table: int | str) -> int:
         if not isinstance(table, str):
@@ -727,6 +758,14 @@ def _rates(learning_rate: float | Sequence[float]) -> list[float]:
     if rates is None or rates.ndim > 1 or isinstance(learning_rate, (str, type(None))):
         raise SpecError(f"the learning rate must be a number, or one for each group, not {learning_rate!r}")
     return [float(rate) for rate in np.atleast_1d(rates)]
+
+
+def _columns(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array whose rows are contiguous: itself, where it is a matrix of such rows."""
+    array = np.asarray(array)
+    if array.ndim != 2 or array.strides[1] != array.itemsize or array.strides[0] % array.itemsize != 0:
+        return np.ascontiguousarray(array)
+    return array if array.strides[0] >= array.shape[1] * array.itemsize else np.ascontiguousarray(array)
 
 
 def _keys(array: NDArray[Any], what: str) -> NDArray[np.int64]:

@@ -133,6 +133,13 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
     EncodeRowsRequest({table, states, {keys.data(), keys.size()}, {}, states ? 0U : 7U}, &head);
     return std::string(reinterpret_cast<const char*>(head.data()), head.size());
   };
+  const auto placed = [](uint32_t table, uint64_t place) {
+    const std::vector<uint64_t> keys{4, 5};
+    Buffer head;
+    EncodeRowsRequest(
+        {table, true, {keys.data(), keys.size()}, {}, 0, RowsRequest::Placed{place, place + 64}}, &head);
+    return std::string(reinterpret_cast<const char*>(head.data()), head.size());
+  };
   const std::string spec =
       R"({"name":"c","dim":2,"optimizer":{"name":"adam"},"initializer":{"name":"uniform","seed":1}})";
   const std::string receive =
@@ -158,6 +165,7 @@ std::vector<std::pair<std::string, std::string>> RequestSeeds() {
                            request(Op::kRecover, R"({"id":1})")},
       {"rows", request(Op::kAssign, rows(1, false, {4, 5}) + std::string(24, '\1')) +
                    request(Op::kReadRows, rows(1, true, {3, 4})) + request(Op::kErase, rows(1, false, {4}))},
+      {"placed_rows", request(Op::kAssign, placed(1, 64)) + request(Op::kReadRows, placed(1, 128))},
       {"values",
        request(Op::kSharedValue, EncodeSharedRequest({"queue", true, 0, {&kMagic[0], kMagic.size()}})) +
            other(Op::kSharedValue, EncodeSharedRequest({"queue", false, 0, {}}))},

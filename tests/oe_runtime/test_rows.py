@@ -53,6 +53,50 @@ def test_assigned_rows_are_those_that_are_read(servers):
         assert (read.slots["velocity"][3] == 0).all()
 
 
+def test_rows_and_state_are_columns_of_the_callers_array(servers):
+    with Client(servers.endpoints) as client:
+        table = client.create_table(ADAM)
+        values = client.new_array(table, 1000, 14)  # weights, 2 columns that nobody touches, state
+        values[:] = random((1000, 14))
+        wanted = values.copy()
+        assert client.assign(table, KEYS, values[:, :4], state=values[:, 6:]) == (1000, 0, 0)
+        values[:, :4] = values[:, 6:] = 0
+        read = client.read_rows("e", KEYS, out=values[:, :4], state=values[:, 6:])
+        assert read.found.all()
+        assert (values == wanted).all()
+        assert (read.slots["velocity"] == wanted[:, 10:]).all()
+        assert np.shares_memory(read.slots["velocity"], values)
+        only = np.empty((1000, 4), np.float32)
+        assert client.read_rows("e", KEYS, out=only).slots == {}
+        assert (only == wanted[:, :4]).all()
+        read = client.read_rows("e", [KEYS[3], 10**15], out=values[:2, :4], state=values[:2, 6:])
+        assert read.found.tolist() == [True, False]
+        assert (values[1, 6:] == 0).all()
+        # Rows that do not lie together are brought together to be written, and refused to be read.
+        client.assign(table, KEYS, np.asfortranarray(wanted[:, :4]))
+        assert (client.read_rows("e", KEYS).rows == wanted[:, :4]).all()
+        frozen = only.copy()
+        frozen.flags.writeable = False
+        for arrays, message in (
+            ({"out": np.asfortranarray(only)}, "the rows of a key do not lie one after the other"),
+            ({"out": only[::-1]}, "the rows of a key do not lie one after the other"),
+            ({"out": only.astype(np.float64)}, r"float64 of shape \(1000, 4\); expected float32"),
+            ({"out": only[:9]}, r"of shape \(9, 4\); expected float32 of shape \(1000, 4\)"),
+            (
+                {"out": only, "state": only},
+                r"slots are .* \(1000, 4\); expected float32 of shape \(1000, 8\)",
+            ),
+            ({"state": np.empty((1000, 8), np.float32)}, "'state' needs 'out'"),
+        ):
+            with pytest.raises(SpecError, match=message):
+                client.read_rows("e", KEYS, **arrays)
+        with pytest.raises(ValueError, match="not writeable"):
+            client.read_rows("e", KEYS, out=frozen)
+        with pytest.raises(SpecError, match="'slots' and 'state' are the same"):
+            client.assign("e", KEYS, only, {}, state=values[:, 6:])
+        assert (only == wanted[:, :4]).all()
+
+
 def test_erased_keys_read_as_new_ones(servers):
     with Client(servers.endpoints) as client:
         table = client.create_table(ADAM)

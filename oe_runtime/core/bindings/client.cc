@@ -291,14 +291,25 @@ py::array PullRows(Client& client, uint32_t table, const Ids& keys) {
   return ArrayIn(std::move(rows), DtypeOf(spec) == Dtype::kFloat64, {n, spec.dim});
 }
 
-// Rows as the table's dtype has them, of n keys; another dtype is a mistake that no cast should hide.
-void RequireRows(const TableSpec& spec, const py::array& array, size_t n, size_t of_key, const char* what) {
+// Rows as the table's dtype has them, of n keys; another dtype is a mistake that no cast should hide. Returns
+// their stride (RowStrides): they may be columns of a wider array.
+size_t RequireRows(const TableSpec& spec, const py::array& array, size_t n, size_t of_key, const char* what) {
   const bool is_float64 = DtypeOf(spec) == Dtype::kFloat64;
-  const bool known = is_float64 ? py::isinstance<py::array_t<double, py::array::c_style>>(array)
-                                : py::isinstance<py::array_t<float, py::array::c_style>>(array);
+  const bool known = is_float64 ? py::isinstance<py::array_t<double, 0>>(array)
+                                : py::isinstance<py::array_t<float, 0>>(array);
   if (known && array.ndim() == 2 && static_cast<size_t>(array.shape(0)) == n &&
       static_cast<size_t>(array.shape(1)) == of_key) {
-    return;
+    const auto unit = static_cast<py::ssize_t>(ValueBytes(DtypeOf(spec)));
+    const auto least = static_cast<py::ssize_t>(of_key) * unit;
+    if (n * of_key == 0) return 0;
+    const py::ssize_t stride = n == 1 ? least : array.strides(0);
+    const bool aligned = reinterpret_cast<uintptr_t>(array.data()) % static_cast<size_t>(unit) == 0;
+    if ((of_key == 1 || array.strides(1) == unit) && stride >= least && stride % unit == 0 && aligned) {
+      return static_cast<size_t>(stride);
+    }
+    throw SpecError("table '" + spec.name + "': the " + what +
+                    " of a key do not lie one after the other in " +
+                    "memory; make the array contiguous, or take it from columns of one that is");
   }
   throw SpecError("table '" + spec.name + "': the " + what + " are " +
                   py::str(array.dtype()).cast<std::string>() + " of shape " +
@@ -307,32 +318,44 @@ void RequireRows(const TableSpec& spec, const py::array& array, size_t n, size_t
                   std::to_string(of_key) + ")");
 }
 
-// `states` is None or the optimizer's state of each row. Throws what Client::Assign would throw, but for keys
-// that are there twice.
-void CheckRows(const Client& client, uint32_t table, const Ids& keys, const py::array& weights,
-               const py::object& states) {
-  const TableSpec spec = client.Spec(table);
-  const auto n = static_cast<size_t>(keys.size());
-  RequireRows(spec, weights, n, spec.dim, "rows");
-  const void* of_states = nullptr;
-  if (!states.is_none()) {
-    RequireRows(spec, states.cast<py::array>(), n, client.StateValues(table), "slots");
-    of_states = states.cast<py::array>().data();
+// Rows by key, as Python brings them: checked for their shapes.
+struct RowArrays {
+  size_t n = 0;
+  const Key* keys = nullptr;
+  const void* weights = nullptr;
+  const void* states = nullptr;
+  RowStrides strides;
+
+  // `states` is None or the optimizer's state of each row.
+  RowArrays(const Client& client, uint32_t table, const Ids& ids, const py::array& rows,
+            const py::object& slots)
+      : n(static_cast<size_t>(ids.size())),
+        keys(reinterpret_cast<const Key*>(ids.data())),
+        weights(rows.data()) {
+    const TableSpec spec = client.Spec(table);
+    strides.weights = RequireRows(spec, rows, n, spec.dim, "rows");
+    if (slots.is_none()) return;
+    const auto of_slots = slots.cast<py::array>();
+    strides.states = RequireRows(spec, of_slots, n, client.StateValues(table), "slots");
+    states = of_slots.data();
   }
-  client.CheckRows(table, reinterpret_cast<const Key*>(keys.data()), n, weights.data(), of_states);
+};
+
+// Throws what Client::Assign would throw, but for keys that are there twice.
+void CheckRows(Client& client, uint32_t table, const Ids& keys, const py::array& weights,
+               const py::object& states) {
+  const RowArrays rows(client, table, keys, weights, states);
+  const py::gil_scoped_release release;
+  client.CheckRows(table, rows.keys, rows.n, rows.weights, rows.states, rows.strides);
 }
 
 py::tuple Assign(Client& client, uint32_t table, const Ids& keys, const py::array& weights,
                  const py::object& states) {
-  CheckRows(client, table, keys, weights, states);
-  const auto n = static_cast<size_t>(keys.size());
-  const auto* data = reinterpret_cast<const Key*>(keys.data());
-  const void* rows = weights.data();
-  const void* of_states = states.is_none() ? nullptr : states.cast<py::array>().data();
+  const RowArrays rows(client, table, keys, weights, states);
   Table::AssignCounts counts;
   {
     const py::gil_scoped_release release;
-    counts = client.Assign(table, data, n, rows, of_states);
+    counts = client.Assign(table, rows.keys, rows.n, rows.weights, rows.states, rows.strides);
   }
   return py::make_tuple(counts.created, counts.evicted, counts.no_room);
 }
@@ -344,23 +367,36 @@ uint64_t Erase(Client& client, uint32_t table, const Ids& keys) {
   return client.Erase(table, data, n);
 }
 
-// Which keys have rows, and (n, dim) weights and (n, state values) of the optimizer of all.
-py::tuple ReadRows(Client& client, uint32_t table, const Ids& keys) {
-  const TableSpec spec = client.Spec(table);
-  const bool is_float64 = DtypeOf(spec) == Dtype::kFloat64;
-  const size_t state_values = client.StateValues(table);
-  const auto n = static_cast<size_t>(keys.size());
-  const auto* data = reinterpret_cast<const Key*>(keys.data());
-  py::array_t<bool> found(static_cast<py::ssize_t>(n));
-  Buffer weights(n * spec.dim * ValueBytes(DtypeOf(spec)));
-  Buffer states(n * state_values * ValueBytes(DtypeOf(spec)));
+// Which keys have rows, (n, dim) weights and (n, state values) of the optimizer of all: in the caller's
+// arrays, or new ones where `weights` is None. Where only `states` is, they are not read.
+py::tuple ReadRows(Client& client, uint32_t table, const Ids& keys, py::object weights, py::object states) {
+  if (weights.is_none()) {
+    const TableSpec spec = client.Spec(table);
+    const auto n = static_cast<size_t>(keys.size());
+    const auto make = [&](size_t of_key) {
+      return ArrayIn(Buffer(n * of_key * ValueBytes(DtypeOf(spec))), DtypeOf(spec) == Dtype::kFloat64,
+                     {n, of_key});
+    };
+    weights = make(spec.dim);
+    states = make(client.StateValues(table));
+  }
+  auto of_weights = weights.cast<py::array>();
+  const RowArrays rows(client, table, keys, of_weights, states);
+  py::array_t<bool> found(static_cast<py::ssize_t>(rows.n));
   auto* of_found = reinterpret_cast<uint8_t*>(found.mutable_data());
+  void* const to_weights = of_weights.mutable_data();  // throws where it may not be written to
+  void* const to_states = rows.states == nullptr ? nullptr : states.cast<py::array>().mutable_data();
   {
     const py::gil_scoped_release release;
-    client.ReadRows(table, data, n, weights.data(), states.data(), of_found);
+    client.ReadRows(table, rows.keys, rows.n, to_weights, to_states, of_found, rows.strides);
   }
-  return py::make_tuple(found, ArrayIn(std::move(weights), is_float64, {n, spec.dim}),
-                        ArrayIn(std::move(states), is_float64, {n, state_values}));
+  return py::make_tuple(found, weights, states);
+}
+
+// A (rows, columns) array in memory that servers of this host see, too, if there is room for it.
+py::array NewArray(Client& client, size_t rows, size_t columns, bool is_float64) {
+  return ArrayIn(client.NewBuffer(rows * columns * (is_float64 ? sizeof(double) : sizeof(float))), is_float64,
+                 {rows, columns});
 }
 
 std::vector<std::pair<std::string, size_t>> SlotsOfTable(const Client& client, uint32_t table) {
@@ -497,7 +533,8 @@ void BindClient(py::module_& module) {
       .def("assign", &Assign, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))
       .def("check_rows", &CheckRows, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))
       .def("erase", &Erase, py::arg("table"), py::arg("keys"))
-      .def("read_rows", &ReadRows, py::arg("table"), py::arg("keys"))
+      .def("read_rows", &ReadRows, py::arg("table"), py::arg("keys"), py::arg("rows"), py::arg("slots"))
+      .def("new_array", &NewArray, py::arg("rows"), py::arg("columns"), py::arg("is_float64"))
       .def("slots", &SlotsOfTable, py::arg("table"))
       .def("keys", &KeysOf, py::arg("table"), py::arg("part") = py::none())
       .def("most_rows", &Client::MostRows)

@@ -28,13 +28,17 @@ struct ServerBatch {
   bool skip = false;                    // nothing goes to this server
 };
 
-// One server's part of a request for rows by key.
+// One server's part of a request for rows by key, in the caller's memory.
 struct ServerRows {
   uint32_t table = 0;  // its id there
-  std::vector<Key> keys;
-  Buffer weights;
-  std::optional<Buffer> states;  // the optimizer's, if they are brought or wanted
-  std::vector<uint8_t> found;    // of a read, see Table::ReadRows
+  KeyBlock keys;
+  std::byte* weights = nullptr;  // where they go (read), or where they are (assign)
+  size_t weights_bytes = 0;
+  bool with_states = false;  // whether the optimizer's are brought or wanted
+  std::byte* states = nullptr;
+  size_t states_bytes = 0;
+  uint8_t* found = nullptr;  // of a read, see Table::ReadRows
+  RowStrides strides;        // of values that TakesInPlace() takes
 };
 
 class Backend {
@@ -58,11 +62,14 @@ class Backend {
   virtual void Tear(const std::string& reason) = 0;
   // Throws TornError if the servers do not have the same changes: pushes, rows by key, recoveries, restores.
   virtual void RequireSameChanges() {}
-  // Store::Assign, Store::Erase and Store::ReadRows on every server whose part has keys; sums of all.
+  // Store::Assign, Store::Erase and Store::ReadRows on every server whose part has keys; sums of all. What is
+  // assigned has been checked (Table::Assign).
   virtual Table::AssignCounts Assign(const std::vector<ServerRows>& parts) = 0;
   virtual uint64_t Erase(const std::vector<ServerRows>& parts) = 0;
-  // Fills weights and states, which have their size, and found.
-  virtual void ReadRows(std::vector<ServerRows>* parts) = 0;
+  virtual void ReadRows(const std::vector<ServerRows>& parts) = 0;
+  // With one server, whether its part of rows by key takes values where the caller has them: one after the
+  // other, if `dense`, else with RowStrides. Otherwise they are copied into or out of a NewBuffer().
+  virtual bool TakesInPlace(const std::byte* values, bool dense) const = 0;
   // The keys of a part of a table on all servers (Table::Keys); ids[s] is the table's id on server s.
   virtual std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) = 0;
   // An array, see Store::Save. `since` is the directory of the last save, or empty.

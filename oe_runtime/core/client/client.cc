@@ -86,21 +86,24 @@ void RequireInRange(const TableSpec& spec, const Key* keys, size_t n) {
   }
 }
 
-void RequireDistinct(const TableSpec& spec, const Key* keys, size_t n) {
+// By the parts of a hash, which the threads share.
+void RequireDistinct(const TableSpec& spec, const Key* keys, size_t n, ThreadPool* pool) {
+  constexpr uint32_t kParts = 64;
+  std::vector<std::vector<Key>> parts(kParts);
+  for (std::vector<Key>& part : parts) part.reserve(n / kParts * 3 / 2 + 8);
+  for (size_t i = 0; i < n; ++i) parts[server_of(keys[i], kParts, false)].push_back(keys[i]);
+  std::atomic<bool> distinct{true};
+  pool->ParallelFor(kParts, [&](size_t part) {
+    std::vector<int32_t> inverse(parts[part].size());
+    const std::vector<Key>& of_part = parts[part];
+    if (FindUnique(of_part.data(), of_part.size(), inverse.data()).size() < of_part.size()) distinct = false;
+  });
+  if (distinct) return;
   std::vector<Key> sorted(keys, keys + n);
   std::sort(sorted.begin(), sorted.end());
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice == sorted.end()) return;
   throw SpecError("table '" + spec.name + "': key " + std::to_string(static_cast<int64_t>(*twice)) +
                   " is there twice; give each key one row");
-}
-
-void Gather(const void* from, const std::vector<size_t>& positions, size_t bytes, std::byte* to) {
-  if (bytes == 0) return;
-  for (const size_t at : positions) {
-    std::memcpy(to, static_cast<const std::byte*>(from) + at * bytes, bytes);
-    to += bytes;
-  }
 }
 
 }  // namespace
@@ -483,7 +486,7 @@ size_t Client::StateValues(uint32_t table) const {
 }
 
 void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,
-                          const std::function<void(std::vector<ServerRows>*, const Positions&)>& work) {
+                          const std::function<void(RowsPiece*)>& work) {
   const TableSpec spec = Spec(table);
   std::vector<uint32_t> ids;
   {
@@ -493,15 +496,97 @@ void Client::ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t byte
   const size_t most = std::clamp<size_t>(kPieceBytes / bytes_of_key, 1, kPieceKeys);
   for (size_t begin = 0; begin < n; begin += most) {
     const size_t end = std::min(n, begin + most);
-    std::vector<ServerRows> parts(servers_);
-    Positions positions(servers_);
-    for (uint32_t s = 0; s < servers_; ++s) parts[s].table = ids[s];
-    for (size_t i = begin; i < end; ++i) {
-      const uint32_t server = server_of(keys[i], servers_, spec.index == "array");
-      parts[server].keys.push_back(keys[i]);
-      positions[server].push_back(i);
+    RowsPiece piece;
+    piece.begin = begin;
+    piece.parts.resize(servers_);
+    if (servers_ > 1) {
+      piece.keys.resize(servers_);
+      piece.positions.resize(servers_);
+      for (size_t i = begin; i < end; ++i) {
+        const uint32_t server = server_of(keys[i], servers_, spec.index == "array");
+        piece.keys[server].push_back(keys[i]);
+        piece.positions[server].push_back(i);
+      }
     }
-    work(&parts, positions);
+    for (uint32_t s = 0; s < servers_; ++s) {
+      piece.parts[s].table = ids[s];
+      piece.parts[s].keys = {keys + begin, end - begin};
+      if (servers_ > 1) piece.parts[s].keys = {piece.keys[s].data(), piece.keys[s].size()};
+    }
+    work(&piece);
+  }
+}
+
+// The values of a call in the caller's memory. Those that are assigned are not written to.
+struct Client::RowColumns {
+  std::byte* weights = nullptr;
+  std::byte* states = nullptr;  // nullptr: neither brought nor wanted
+  uint8_t* found = nullptr;
+  size_t bytes = 0;  // of the weights of a key
+  size_t state_bytes = 0;
+  RowStrides strides;  // none is 0
+
+  RowColumns(const void* of_weights, const void* of_states, uint8_t* of_found, const RowStrides& given,
+             size_t row_bytes, size_t states_bytes)
+      : weights(static_cast<std::byte*>(const_cast<void*>(of_weights))),
+        states(static_cast<std::byte*>(const_cast<void*>(of_states))),
+        found(of_found),
+        bytes(row_bytes),
+        state_bytes(of_states != nullptr ? states_bytes : 0),
+        strides(given) {
+    if (strides.weights == 0) strides.weights = bytes;
+    if (strides.states == 0) strides.states = state_bytes;
+  }
+  bool dense() const {
+    return strides.weights == bytes && (state_bytes == 0 || strides.states == state_bytes);
+  }
+};
+
+void Client::PlaceRows(const RowColumns& columns, RowsPiece* piece, std::vector<Buffer>* memory) const {
+  memory->resize(servers_);
+  for (uint32_t s = 0; s < servers_; ++s) {
+    ServerRows& part = piece->parts[s];
+    const size_t n = part.keys.size;
+    part.weights_bytes = n * columns.bytes;
+    part.states_bytes = n * columns.state_bytes;
+    part.with_states = columns.states != nullptr;
+    if (servers_ == 1 && backend_->TakesInPlace(columns.weights, columns.dense())) {
+      part.weights = columns.weights + piece->begin * columns.strides.weights;
+      if (part.with_states) part.states = columns.states + piece->begin * columns.strides.states;
+      if (columns.found != nullptr) part.found = columns.found + piece->begin;
+      part.strides = columns.strides;
+      continue;
+    }
+    Buffer& own = (*memory)[s];
+    const size_t bytes = part.weights_bytes + part.states_bytes + n;
+    if (own.capacity() < bytes) own = backend_->NewBuffer(bytes);
+    part.weights = own.as<std::byte>();
+    if (part.with_states) part.states = part.weights + part.weights_bytes;
+    part.found = own.data() + part.weights_bytes + part.states_bytes;
+  }
+}
+
+void Client::CopyRows(const RowColumns& columns, const RowsPiece& piece, Way way) {
+  constexpr size_t kAtOnce = 4096;  // keys
+  for (uint32_t s = 0; s < servers_; ++s) {
+    const ServerRows& part = piece.parts[s];
+    const size_t n = part.keys.size;
+    if (servers_ == 1 && part.strides.weights != 0) continue;  // they lie where the caller has them
+    pool_.ParallelFor((n + kAtOnce - 1) / kAtOnce, [&](size_t chunk) {
+      for (size_t i = chunk * kAtOnce; i < std::min(n, (chunk + 1) * kAtOnce); ++i) {
+        const size_t at = servers_ == 1 ? piece.begin + i : piece.positions[s][i];
+        const auto copy = [&](std::byte* callers, std::byte* servers, size_t bytes) {
+          std::memcpy(way == Way::kToCaller ? callers : servers, way == Way::kToCaller ? servers : callers,
+                      bytes);
+        };
+        copy(columns.weights + at * columns.strides.weights, part.weights + i * columns.bytes, columns.bytes);
+        if (columns.state_bytes > 0) {
+          copy(columns.states + at * columns.strides.states, part.states + i * columns.state_bytes,
+               columns.state_bytes);
+        }
+        if (way == Way::kToCaller) columns.found[at] = part.found[i];
+      }
+    });
   }
 }
 
@@ -511,8 +596,8 @@ uint64_t Client::MostRows(uint32_t table) const {
   return Eviction(spec.eviction, format.dtype, format.dim, format.facts_at).most_rows();
 }
 
-void Client::CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights,
-                       const void* states) const {
+void Client::CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights, const void* states,
+                       const RowStrides& strides) {
   const TableSpec spec = Spec(table);
   RequireInRange(spec, keys, n);
   if (n > MostRows(table)) {
@@ -520,39 +605,34 @@ void Client::CheckRows(uint32_t table, const Key* keys, size_t n, const void* we
                     std::to_string(MostRows(table)) +
                     " of its 'eviction' cap; raise the cap, or assign fewer");
   }
-  RefuseNonfinite(spec, keys, n, weights, spec.dim, "row");
-  if (states != nullptr) RefuseNonfinite(spec, keys, n, states, StateValues(table), "optimizer's state");
+  RefuseNonfinite(spec, keys, n, weights, spec.dim, "row", strides.weights, &pool_);
+  if (states == nullptr) return;
+  RefuseNonfinite(spec, keys, n, states, StateValues(table), "optimizer's state", strides.states, &pool_);
 }
 
 Table::AssignCounts Client::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
-                                   const void* states) {
+                                   const void* states, const RowStrides& strides) {
   const TableSpec spec = Spec(table);
-  const size_t state_values = states != nullptr ? StateValues(table) : 0;
-  CheckRows(table, keys, n, weights, states);
-  RequireDistinct(spec, keys, n);
-  const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));
-  const size_t state_bytes = state_values * ValueBytes(DtypeOf(spec));
+  CheckRows(table, keys, n, weights, states, strides);
+  RequireDistinct(spec, keys, n, &pool_);
+  const size_t unit = ValueBytes(DtypeOf(spec));
+  const RowColumns columns(weights, states, nullptr, strides, spec.dim * unit, StateValues(table) * unit);
   Table::AssignCounts sum;
   size_t sent = 0;
-  const auto assign = [&](std::vector<ServerRows>* parts, const Positions& positions) {
-    for (uint32_t s = 0; s < servers_; ++s) {
-      ServerRows& part = (*parts)[s];
-      part.weights.Resize(part.keys.size() * bytes);
-      Gather(weights, positions[s], bytes, part.weights.as<std::byte>());
-      if (states == nullptr) continue;
-      part.states.emplace(part.keys.size() * state_bytes);
-      Gather(states, positions[s], state_bytes, part.states->as<std::byte>());
-    }
+  std::vector<Buffer> memory;
+  const auto assign = [&](RowsPiece* piece) {
+    PlaceRows(columns, piece, &memory);
+    CopyRows(columns, *piece, Way::kToServers);
     const std::lock_guard<std::mutex> request(request_mutex_);
     ++others_;
-    const Table::AssignCounts counts = backend_->Assign(*parts);
+    const Table::AssignCounts counts = backend_->Assign(piece->parts);
     sum.created += counts.created;
     sum.evicted += counts.evicted;
     sum.no_room += counts.no_room;
-    for (const ServerRows& part : *parts) sent += part.keys.size();
+    for (const ServerRows& part : piece->parts) sent += part.keys.size;
   };
   try {
-    ForEachPiece(table, keys, n, sizeof(Key) + bytes + state_bytes, assign);
+    ForEachPiece(table, keys, n, sizeof(Key) + columns.bytes + columns.state_bytes, assign);
   } catch (const StorageError& error) {
     if (sent == 0) throw;
     throw StorageError(std::string(error.what()) + " (" + std::to_string(sent) + " of " + std::to_string(n) +
@@ -564,43 +644,30 @@ Table::AssignCounts Client::Assign(uint32_t table, const Key* keys, size_t n, co
 uint64_t Client::Erase(uint32_t table, const Key* keys, size_t n) {
   RequireInRange(Spec(table), keys, n);
   uint64_t erased = 0;
-  ForEachPiece(table, keys, n, sizeof(Key), [&](std::vector<ServerRows>* parts, const Positions&) {
+  ForEachPiece(table, keys, n, sizeof(Key), [&](RowsPiece* piece) {
     const std::lock_guard<std::mutex> request(request_mutex_);
     ++others_;
-    erased += backend_->Erase(*parts);
+    erased += backend_->Erase(piece->parts);
   });
   return erased;
 }
 
-void Client::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states,
-                      uint8_t* found) {
+void Client::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
+                      const RowStrides& strides) {
   const TableSpec spec = Spec(table);
-  const size_t bytes = spec.dim * ValueBytes(DtypeOf(spec));
-  const size_t state_bytes = states != nullptr ? StateValues(table) * ValueBytes(DtypeOf(spec)) : 0;
   RequireInRange(spec, keys, n);
-  const auto read = [&](std::vector<ServerRows>* parts, const Positions& positions) {
-    for (ServerRows& part : *parts) {
-      part.weights.Resize(part.keys.size() * bytes);
-      if (states != nullptr) part.states.emplace(part.keys.size() * state_bytes);
-    }
+  const size_t unit = ValueBytes(DtypeOf(spec));
+  const RowColumns columns(weights, states, found, strides, spec.dim * unit, StateValues(table) * unit);
+  std::vector<Buffer> memory;
+  const auto read = [&](RowsPiece* piece) {
+    PlaceRows(columns, piece, &memory);
     {
       const std::lock_guard<std::mutex> request(request_mutex_);
-      backend_->ReadRows(parts);
+      backend_->ReadRows(piece->parts);
     }
-    for (uint32_t s = 0; s < servers_; ++s) {
-      const ServerRows& part = (*parts)[s];
-      for (size_t i = 0; i < part.keys.size(); ++i) {
-        const size_t at = positions[s][i];
-        found[at] = part.found[i];
-        std::memcpy(static_cast<std::byte*>(weights) + at * bytes, part.weights.as<std::byte>() + i * bytes,
-                    bytes);
-        if (state_bytes == 0) continue;
-        std::memcpy(static_cast<std::byte*>(states) + at * state_bytes,
-                    part.states->as<std::byte>() + i * state_bytes, state_bytes);
-      }
-    }
+    CopyRows(columns, *piece, Way::kToCaller);
   };
-  ForEachPiece(table, keys, n, sizeof(Key) + bytes + state_bytes + 1, read);
+  ForEachPiece(table, keys, n, sizeof(Key) + columns.bytes + columns.state_bytes + 1, read);
 }
 
 nlohmann::json Client::Save(const std::string& directory, const std::string& since) {

@@ -107,15 +107,18 @@ class Client {
   // KeyRangeError and SpecError (a key twice, a number that is not finite) before anything changes; after
   // another error some of the rows may have been written, and the message says how many.
   Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
-                             const void* states);
+                             const void* states, const RowStrides& strides = {});
   // What Assign() checks before anything changes, but for keys that are there twice; throws as it does.
-  void CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights, const void* states) const;
+  void CheckRows(uint32_t table, const Key* keys, size_t n, const void* weights, const void* states,
+                 const RowStrides& strides = {});
   // The most rows that an eviction cap lets a table have.
   uint64_t MostRows(uint32_t table) const;
   // Removes rows; how many of the keys had one.
   uint64_t Erase(uint32_t table, const Key* keys, size_t n);
-  // See Table::ReadRows; duplicates allowed.
-  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found);
+  // See Table::ReadRows; duplicates allowed. From one server, values that lie one after the other come right
+  // where they belong.
+  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
+                const RowStrides& strides = {});
   // Numbers of the optimizer's state that a row of the table has.
   size_t StateValues(uint32_t table) const;
 
@@ -162,11 +165,23 @@ class Client {
   std::vector<std::vector<uint32_t>> AddCounts(const BatchPlan& plan,
                                                std::vector<ServerBatch>* batches) const;
 
-  // Calls `work` for one piece of the keys after the other, with each server's part and the positions of its
-  // keys.
-  using Positions = std::vector<std::vector<size_t>>;
+  // The keys from `begin` on of a call for rows by key: each server's part of them, without values.
+  struct RowsPiece {
+    size_t begin = 0;
+    std::vector<ServerRows> parts;
+    // Of several servers; with one, its part is the caller's keys as they come.
+    std::vector<std::vector<Key>> keys;
+    std::vector<std::vector<size_t>> positions;  // of the keys in the call
+  };
+  // Calls `work` for one piece of the keys after the other.
   void ForEachPiece(uint32_t table, const Key* keys, size_t n, size_t bytes_of_key,
-                    const std::function<void(std::vector<ServerRows>*, const Positions&)>& work);
+                    const std::function<void(RowsPiece*)>& work);
+  // Between the caller's memory and the parts of a piece: those whose values cannot go from or to where the
+  // caller has them get memory of their own, which `CopyRows` fills from there, or copies there.
+  struct RowColumns;
+  void PlaceRows(const RowColumns& columns, RowsPiece* piece, std::vector<Buffer>* memory) const;
+  enum class Way : uint8_t { kToServers, kToCaller };
+  void CopyRows(const RowColumns& columns, const RowsPiece& piece, Way way);
   std::vector<ServerBatch> BatchesToPull(const BatchPlan& plan, std::vector<Buffer>* rows) const;
   void PullInto(const BatchPlan& plan, std::vector<Buffer>* rows);  // under request_mutex_
 

@@ -28,6 +28,7 @@ struct Peer {
   size_t shared = 0;
   bool reads_ahead = false;            // whether it takes Op::kReadAhead
   bool counts_changes = false;         // whether it takes RowsRequest::change
+  bool places_rows = false;            // whether it takes RowsRequest::placed
   uint16_t version = kOldestProtocol;  // that both sides speak (wire/frame.h)
   HostWatch host;
 };

@@ -68,13 +68,12 @@ class LocalBackend : public Backend {
     Table::AssignCounts sum;
     ForAll("an assignment", true, [&](size_t i) {
       const ServerRows& part = parts[i];
-      const Table::AssignCounts counts =
-          stores_[i]->Assign(part.table, part.keys.data(), part.keys.size(), part.weights.data(),
-                             part.states ? part.states->data() : nullptr);
+      const Table::AssignCounts counts = stores_[i]->Assign(part.table, part.keys.keys, part.keys.size,
+                                                            part.weights, part.states, 0, part.strides, true);
       sum.created += counts.created;
       sum.evicted += counts.evicted;
       sum.no_room += counts.no_room;
-      return !part.keys.empty();
+      return part.keys.size > 0;
     });
     return sum;
   }
@@ -83,21 +82,21 @@ class LocalBackend : public Backend {
     CheckOpen();
     uint64_t erased = 0;
     ForAll("an erase", true, [&](size_t i) {
-      erased += stores_[i]->Erase(parts[i].table, parts[i].keys.data(), parts[i].keys.size());
-      return !parts[i].keys.empty();
+      erased += stores_[i]->Erase(parts[i].table, parts[i].keys.keys, parts[i].keys.size);
+      return parts[i].keys.size > 0;
     });
     return erased;
   }
 
-  void ReadRows(std::vector<ServerRows>* parts) override {
+  void ReadRows(const std::vector<ServerRows>& parts) override {
     CheckOpen();
     for (size_t i = 0; i < stores_.size(); ++i) {
-      ServerRows& part = (*parts)[i];
-      part.found.resize(part.keys.size());
-      stores_[i]->ReadRows(part.table, part.keys.data(), part.keys.size(), part.weights.data(),
-                           part.states ? part.states->data() : nullptr, part.found.data());
+      const ServerRows& part = parts[i];
+      stores_[i]->ReadRows(part.table, part.keys.keys, part.keys.size, part.weights, part.states, part.found,
+                           part.strides);
     }
   }
+  bool TakesInPlace(const std::byte* /*values*/, bool /*dense*/) const override { return true; }
 
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
     CheckOpen();

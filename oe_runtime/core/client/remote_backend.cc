@@ -219,25 +219,30 @@ class RemoteBackend : public Backend {
     return erased;
   }
 
-  void ReadRows(std::vector<ServerRows>* parts) override {
+  void ReadRows(const std::vector<ServerRows>& parts) override {
     RequireVersion(kVersion6, "rows by key");
-    std::vector<Buffer> heads(parts->size());
-    std::vector<Call> calls(parts->size());
-    for (size_t s = 0; s < parts->size(); ++s) {
-      ServerRows& part = (*parts)[s];
-      part.found.resize(part.keys.size());
-      calls[s].skip = part.keys.empty();
+    Share();
+    std::vector<Buffer> heads(parts.size());
+    std::vector<Call> calls(parts.size());
+    for (size_t s = 0; s < parts.size(); ++s) {
+      const ServerRows& part = parts[s];
+      calls[s].skip = part.keys.size == 0;
       if (calls[s].skip) continue;
-      EncodeRowsRequest(RequestOf(part), &heads[s]);
+      const RowsRequest request = RequestOf(part, *peers_[s]);
+      EncodeRowsRequest(request, &heads[s]);
       calls[s].body = {View(heads[s])};
       calls[s].exact = true;
-      calls[s].into = {asio::buffer(part.weights.data(), part.weights.size())};
-      if (part.states && part.states->size() > 0) {
-        calls[s].into.push_back(asio::buffer(part.states->data(), part.states->size()));
-      }
-      calls[s].into.push_back(asio::buffer(part.found));
+      AddValues(request, part, [&](asio::mutable_buffer values) { calls[s].into.push_back(values); });
+      calls[s].into.push_back(asio::buffer(part.found, part.keys.size));
     }
     RunWhole(Op::kReadRows, &calls, patience_);
+  }
+
+  // A copy costs less than to send them.
+  bool TakesInPlace(const std::byte* values, bool dense) const override {
+    const Peer& peer = *peers_.front();
+    const bool shares = arena_ != nullptr && peer.places_rows && peer.nonce;
+    return dense && (!shares || arena_->PlaceOf(values));
   }
 
   std::vector<Key> Keys(const std::vector<uint32_t>& ids, uint32_t part) override {
@@ -639,8 +644,32 @@ class RemoteBackend : public Backend {
     return entries;
   }
 
-  static RowsRequest RequestOf(const ServerRows& part) {
-    return {part.table, part.states.has_value(), {part.keys.data(), part.keys.size()}, {}, 0};
+  static RowsRequest KeysOf(const ServerRows& part) {
+    return {part.table, part.with_states, part.keys, {}, 0};
+  }
+  // With the places of values that lie in the shared memory, as far as the server sees it.
+  RowsRequest RequestOf(const ServerRows& part, const Peer& peer) const {
+    RowsRequest request = KeysOf(part);
+    if (arena_ == nullptr || !peer.places_rows || part.weights_bytes == 0) return request;
+    RowsRequest::Placed placed;
+    const auto find = [&](const std::byte* values, size_t bytes, uint64_t* place) {
+      const std::optional<uint64_t> found = arena_->PlaceOf(values);
+      if (!found || *found + bytes > peer.shared) return false;
+      *place = *found;
+      return true;
+    };
+    if (!find(part.weights, part.weights_bytes, &placed.weights)) return request;
+    if (part.states_bytes > 0 && !find(part.states, part.states_bytes, &placed.states)) return request;
+    request.placed = placed;
+    return request;
+  }
+
+  // The values that go over the socket.
+  template <typename ToBuffer>
+  static void AddValues(const RowsRequest& request, const ServerRows& part, const ToBuffer& add) {
+    if (request.placed) return;
+    add(asio::buffer(part.weights, part.weights_bytes));
+    if (part.states_bytes > 0) add(asio::buffer(part.states, part.states_bytes));
   }
 
   // Takes a change back from servers without keys of it that have counted it, after those with keys have
@@ -651,7 +680,7 @@ class RemoteBackend : public Backend {
     std::vector<Call> calls(parts.size());
     for (Call& call : calls) call.skip = true;
     for (const size_t s : counted) {
-      RowsRequest request = RequestOf(parts[s]);
+      RowsRequest request = KeysOf(parts[s]);
       request.change = uint64_t{0} - change;
       EncodeRowsRequest(request, &heads[s]);
       calls[s].body = {View(heads[s])};
@@ -665,22 +694,20 @@ class RemoteBackend : public Backend {
   std::vector<std::pair<size_t, Call>> AskRows(Op op, const std::vector<ServerRows>& parts, bool values) {
     RequireVersion(kVersion6, "rows by key");
     RequireIntact();
+    Share();
     const uint64_t change = (uint64_t{random_()} << 32) | random_() | 1;
     std::vector<Buffer> heads(parts.size());
     std::vector<Call> calls(parts.size());
     for (size_t s = 0; s < parts.size(); ++s) {
       const ServerRows& part = parts[s];
-      RowsRequest request = RequestOf(part);
+      RowsRequest request = values ? RequestOf(part, *peers_[s]) : KeysOf(part);
       if (peers_.size() > 1 && peers_[s]->counts_changes) request.change = change;
-      calls[s].skip = part.keys.empty() && request.change == 0;
+      calls[s].skip = part.keys.size == 0 && request.change == 0;
       if (calls[s].skip) continue;
       EncodeRowsRequest(request, &heads[s]);
       calls[s].body = {View(heads[s])};
       if (!values) continue;
-      calls[s].body.push_back(View(part.weights));
-      if (part.states && part.states->size() > 0) {
-        calls[s].body.push_back(View(*part.states));
-      }
+      AddValues(request, part, [&](asio::const_buffer of_part) { calls[s].body.push_back(of_part); });
     }
     const std::string what = op == Op::kErase ? "an erase" : "an assignment";
     RunChange(what, op, &calls, patience_, true);
@@ -688,7 +715,7 @@ class RemoteBackend : public Backend {
     bool failed = false;
     for (size_t s = 0; s < calls.size(); ++s) {
       failed = failed || calls[s].failed;
-      if (calls[s].skip || calls[s].failed || !parts[s].keys.empty()) continue;
+      if (calls[s].skip || calls[s].failed || parts[s].keys.size > 0) continue;
       counted.push_back(s);
       calls[s].skip = true;
     }
@@ -770,6 +797,7 @@ class RemoteBackend : public Backend {
       peers_[i]->nonce = NonceOf(reply, *peers_[i]);
       peers_[i]->reads_ahead = reply.value("reads_ahead", false);
       peers_[i]->counts_changes = reply.value("counts_changes", false);
+      peers_[i]->places_rows = reply.value("places_rows", false);
       const auto index = reply.value("index", uint64_t{0});
       const auto count = reply.value("count", uint64_t{0});
       if (wire_checkpoints_ && !reply.value("checkpoint_dir", false)) {

@@ -68,6 +68,7 @@ class Server::Impl {
     if (options.storage.type == "dram_ssd") context_.read_ahead = &read_ahead_;
     context_.hello["reads_ahead"] = context_.read_ahead != nullptr;
     context_.hello["counts_changes"] = true;
+    context_.hello["places_rows"] = true;
     context_.shares = options.tls != TlsMode::kOn;
     context_.stats = [this] { return Stats().dump(); };
     context_.on_shutdown = [this] {

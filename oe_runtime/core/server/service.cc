@@ -52,14 +52,14 @@ std::string AbsolutePath(const json& value) {
   return directory;
 }
 
-// Where the values of an entry lie in the client's memory.
-std::byte* SharedValues(const Session& session, const BatchEntry& entry, uint64_t bytes) {
-  const size_t unit = session.job->store.IsFloat64(entry.table) ? sizeof(double) : sizeof(float);
-  if (entry.place % unit != 0 || bytes > session.shared_size || entry.place > session.shared_size - bytes) {
-    throw ProtocolError("a batch with values at place " + std::to_string(entry.place) +
-                        " of shared memory of " + std::to_string(session.shared_size) + " bytes");
+// Where values of a table lie in the client's memory.
+std::byte* SharedValues(const Session& session, uint32_t table, uint64_t place, uint64_t bytes) {
+  const size_t unit = session.job->store.IsFloat64(table) ? sizeof(double) : sizeof(float);
+  if (place % unit != 0 || bytes > session.shared_size || place > session.shared_size - bytes) {
+    throw ProtocolError("values at place " + std::to_string(place) + " of shared memory of " +
+                        std::to_string(session.shared_size) + " bytes");
   }
-  return session.shared + entry.place;
+  return session.shared + place;
 }
 
 // How many bytes of rows the entries have in the message or its reply; bounded, together with those in shared
@@ -75,7 +75,7 @@ size_t CountBytes(const Session& session, const BatchView& batch) {
       throw ProtocolError("a batch of more than " + std::to_string(kMaxBody) + " bytes of rows");
     }
     if (entry.place != BatchEntry::kInline) {
-      (void)SharedValues(session, entry, of_entry);
+      (void)SharedValues(session, entry.table, entry.place, of_entry);
       continue;
     }
     if (in_line % sizeof(double) != 0 && store.IsFloat64(entry.table)) {
@@ -90,7 +90,7 @@ size_t CountBytes(const Session& session, const BatchView& batch) {
 template <typename Byte>
 Byte* ValuesOf(const Session& session, const BatchEntry& entry, const KeyBlock& block, Byte** next) {
   const uint64_t bytes = block.size * session.job->store.WireBytes(entry.table);
-  if (entry.place != BatchEntry::kInline) return SharedValues(session, entry, bytes);
+  if (entry.place != BatchEntry::kInline) return SharedValues(session, entry.table, entry.place, bytes);
   return std::exchange(*next, *next + bytes);
 }
 
@@ -189,6 +189,35 @@ uint64_t RowBytes(const Session& session, const RowsRequest& request) {
   return bytes;
 }
 
+// Those of them that the message or its reply has.
+uint64_t InLineBytes(const Session& session, const RowsRequest& request) {
+  const uint64_t bytes = RowBytes(session, request);
+  return request.placed ? 0 : bytes;
+}
+
+// Where the values of rows by key are: at their places, or in the message or its reply.
+struct RowsValues {
+  std::byte* weights = nullptr;
+  std::byte* states = nullptr;  // nullptr: neither brought nor wanted
+};
+
+RowsValues ValuesOf(const Session& session, const RowsRequest& request, uint8_t* in_line) {
+  const Store& store = session.job->store;
+  const uint64_t bytes = request.keys.size * store.WireBytes(request.table);
+  RowsValues values;
+  if (request.placed) {
+    const uint64_t state_bytes = request.states ? request.keys.size * store.StateBytes(request.table) : 0;
+    values.weights = SharedValues(session, request.table, request.placed->weights, bytes);
+    if (request.states) {
+      values.states = SharedValues(session, request.table, request.placed->states, state_bytes);
+    }
+  } else {
+    values.weights = reinterpret_cast<std::byte*>(in_line);
+    if (request.states) values.states = values.weights + bytes;
+  }
+  return values;
+}
+
 void RequireRest(const RowsRequest& request, uint64_t bytes) {
   if (request.rest.size == bytes) return;
   throw ProtocolError("rows with " + std::to_string(request.rest.size) + " bytes of values instead of " +
@@ -198,15 +227,15 @@ void RequireRest(const RowsRequest& request, uint64_t bytes) {
 void ServeAssign(const Session& session, Bytes body, Buffer* reply) {
   const RowsRequest request = ParseRowsRequest(body);
   Store* const store = &session.job->store;
-  RequireRest(request, RowBytes(session, request));
+  RequireRest(request, InLineBytes(session, request));
   const KeyBlock& keys = request.keys;
-  const uint8_t* const weights = request.rest.data;
-  const uint8_t* const states = weights + keys.size * store->WireBytes(request.table);
+  // Nobody writes to what is assigned.
+  const RowsValues values = ValuesOf(session, request, const_cast<uint8_t*>(request.rest.data));
   // Without keys it is only counted.
   if (!session.worker && keys.size > 0) session.job->workers.RequireNone();
   const Fence::Hold hold = session.job->fence.Change(session.seen);
-  const Table::AssignCounts counts = store->Assign(request.table, keys.keys, keys.size, weights,
-                                                   request.states ? states : nullptr, request.change);
+  const Table::AssignCounts counts =
+      store->Assign(request.table, keys.keys, keys.size, values.weights, values.states, request.change);
   Put(json{{"created", counts.created}, {"evicted", counts.evicted}, {"no_room", counts.no_room}}.dump(),
       reply);
 }
@@ -225,11 +254,10 @@ void ServeReadRows(const Session& session, Bytes body, Buffer* reply) {
   const Store& store = session.job->store;
   RequireRest(request, 0);
   const KeyBlock& keys = request.keys;
-  const uint64_t bytes = RowBytes(session, request);
+  const uint64_t bytes = InLineBytes(session, request);
   reply->Resize(static_cast<size_t>(bytes) + keys.size);
-  uint8_t* const states = reply->data() + keys.size * store.WireBytes(request.table);
-  store.ReadRows(request.table, keys.keys, keys.size, reply->data(), request.states ? states : nullptr,
-                 reply->data() + bytes);
+  const RowsValues values = ValuesOf(session, request, reply->data());
+  store.ReadRows(request.table, keys.keys, keys.size, values.weights, values.states, reply->data() + bytes);
 }
 
 uint64_t IdOf(const json& request) {
@@ -471,7 +499,7 @@ uint64_t ReplyBytes(const Session& session, Op op, Bytes body) {
   }
   if (op == Op::kReadRows) {
     const RowsRequest request = ParseRowsRequest(body);
-    return RowBytes(session, request) + request.keys.size;
+    return InLineBytes(session, request) + request.keys.size;
   }
   if (op == Op::kSharedValue) return session.job->shared.Bytes(ParseSharedRequest(body).name);
   if (op == Op::kReadFile) {

@@ -104,6 +104,58 @@ TEST(SharedMemoryServerTest, TheSameRows) {
   }
 }
 
+// Rows by key, one after the other and as columns of a wider array; in memory of this test, and in memory
+// that the client shares: all are the same, and where memory is shared hardly anything is sent.
+TEST(SharedMemoryServerTest, RowsByKey) {
+  constexpr size_t kDim = 8;
+  constexpr size_t kWidth = 4 * kDim;  // weights, Adam's state, and what nobody may touch
+  std::vector<Key> keys(kIds);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 7919;
+  for (const uint32_t count : {1U, 3U}) {
+    for (const bool shares : {true, false}) {
+      SCOPED_TRACE(std::to_string(count) + (shares ? " shares" : " sends"));
+      Cluster cluster(count);
+      cluster.remote.share_memory = shares;
+      const auto client = Client::Connect(cluster.remote, 2);
+      const uint32_t table = client->CreateTable(Spec("t", kDim, "adam"));
+      Buffer buffer = client->NewBuffer(kIds * kWidth * sizeof(float));
+      std::vector<float> own(kIds * kWidth);
+      float value = 0;
+      for (float* wide : {own.data(), buffer.as<float>()}) {
+        for (const bool dense : {false, true}) {
+          const RowStrides strides = dense ? RowStrides{} : RowStrides{4 * kWidth, 4 * kWidth};
+          float* const states = wide + (dense ? kIds * kDim : kDim);
+          for (size_t i = 0; i < kIds * kWidth; ++i) wide[i] = ++value;
+          const std::vector<float> wanted(wide, wide + kIds * kWidth);
+          (void)client->Assign(table, keys.data(), kIds, wide, states, strides);
+          for (size_t i = 0; i < kIds; ++i) {  // all but what nobody may touch
+            const auto clear = [&](float* values, size_t n, size_t step) {
+              std::fill_n(values + i * (dense ? n : step), n, -1.0F);
+            };
+            clear(wide, kDim, kWidth);
+            clear(states, 2 * kDim, kWidth);
+          }
+          std::vector<uint8_t> found(kIds);
+          client->ReadRows(table, keys.data(), kIds, wide, states, found.data(), strides);
+          EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), wide)) << "dense: " << dense;
+          EXPECT_EQ(std::count(found.begin(), found.end(), 1), static_cast<std::ptrdiff_t>(kIds));
+          std::vector<float> pulled(kIds * kDim);
+          client->PullRows(table, keys.data(), kIds, pulled.data());
+          EXPECT_EQ(pulled[kDim], wanted[dense ? kDim : kWidth]);
+        }
+      }
+      EXPECT_EQ(Connections(cluster)["sharing_memory"], shares ? 1 : 0);
+      if (count > 1) continue;
+      const uint64_t values = 8 * kIds * 3 * kDim * sizeof(float);
+      if (shares) {
+        EXPECT_LT(Traffic(cluster), values / 2);  // with the pulls, and keys
+      } else {
+        EXPECT_GT(Traffic(cluster), values);
+      }
+    }
+  }
+}
+
 // Connections that must be encrypted share nothing, nor does a client that wants them to be.
 TEST(SharedMemoryServerTest, NotWhereEncryptionIsDemanded) {
   const auto local = Client::InProcess({}, 1, 2);
@@ -190,6 +242,13 @@ class PlacesTest : public ::testing::Test {
     return {reinterpret_cast<const char*>(head.data()), head.size()};
   }
 
+  static std::string Rows(uint32_t table, uint64_t weights, uint64_t states, bool with_states = false) {
+    const std::vector<Key> keys = {1, 2};
+    Buffer head;
+    EncodeRowsRequest({table, with_states, {keys.data(), keys.size()}, {}, 0, {{weights, states}}}, &head);
+    return {reinterpret_cast<const char*>(head.data()), head.size()};
+  }
+
   Cluster cluster_{1};
   std::shared_ptr<SharedArena> arena_;
   asio::io_context io_;
@@ -217,6 +276,34 @@ TEST_F(PlacesTest, PlacesBeyondTheMemoryAreRefused) {
 TEST_F(PlacesTest, UnalignedPlacesAreRefused) {
   EXPECT_EQ(Share(), "true");
   EXPECT_NE(Ask(Op::kPull, Batch(1, 4100)).find("at place 4100"), std::string::npos);
+}
+
+TEST_F(PlacesTest, OfRowsByKeyAreChecked) {
+  EXPECT_EQ(Share(), "true");
+  const uint64_t size = arena_->size();
+  for (const Op op : {Op::kAssign, Op::kReadRows}) {
+    const std::string done =
+        op == Op::kAssign ? R"({"created":2,"evicted":0,"no_room":0})" : std::string(2, '\1');
+    EXPECT_EQ(Ask(op, Rows(0, size - 8, 0)), done);
+    EXPECT_EQ(Ask(op, Rows(0, size - 8, size, true)),
+              op == Op::kAssign ? R"({"created":0,"evicted":0,"no_room":0})" : done);
+  }
+}
+
+TEST_F(PlacesTest, OfRowsByKeyBeyondTheMemoryAreRefused) {
+  EXPECT_EQ(Share(), "true");
+  EXPECT_NE(Ask(Op::kReadRows, Rows(1, arena_->size() - 8, 0)).find("at place"), std::string::npos);
+}
+
+TEST_F(PlacesTest, OfStatesBeyondTheMemoryAreRefused) {
+  EXPECT_EQ(Share(), "true");
+  EXPECT_NE(Ask(Op::kAssign, Rows(0, 4096, ~uint64_t{0} - 3, true)).find("at place"), std::string::npos);
+}
+
+TEST_F(PlacesTest, ARequestWithPlacesHasNoValues) {
+  EXPECT_EQ(Share(), "true");
+  EXPECT_NE(Ask(Op::kAssign, Rows(0, 4096, 0) + "12345678").find("8 bytes of values instead of 0"),
+            std::string::npos);
 }
 
 TEST_F(PlacesTest, OffsetsNearTheLargestInteger) {

@@ -484,13 +484,14 @@ void Store::PushSums(const std::vector<std::vector<PushPart>>& tables) {
 }
 
 Table::AssignCounts Store::Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
-                                  const void* states, uint64_t change) {
+                                  const void* states, uint64_t change, const RowStrides& strides,
+                                  bool checked) {
   RequireIntact();
   const std::shared_ptr<Table> of = Get(table);
   const Pushing changing = CountPush();
   const std::shared_lock<FairSharedMutex> lock(changes_mutex_);
   Table::AssignCounts counts;
-  if (n > 0) counts = of->Assign(keys, n, weights, states, pool_);
+  if (n > 0) counts = of->Assign(keys, n, weights, states, pool_, strides, checked);
   if (n > 0 || change != 0) NoteChange(*of, change);
   return counts;
 }
@@ -517,9 +518,9 @@ void Store::NoteChange(const Table& table, uint64_t change) {
   for (auto& [id, sum] : history->second.checkpoints) add(&sum);
 }
 
-void Store::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states,
-                     uint8_t* found) const {
-  Get(table)->ReadRows(keys, n, weights, states, found, pool_);
+void Store::ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
+                     const RowStrides& strides) const {
+  Get(table)->ReadRows(keys, n, weights, states, found, pool_, strides);
 }
 
 void Store::Upkeep() noexcept {

@@ -104,9 +104,11 @@ class Store {
   // See Table. Keys are unique. `change` counts in Versions() once the rows are changed
   // (RowsRequest::change). Of several servers it goes to all, also to those with n = 0.
   Table::AssignCounts Assign(uint32_t table, const Key* keys, size_t n, const void* weights,
-                             const void* states, uint64_t change = 0);
+                             const void* states, uint64_t change = 0, const RowStrides& strides = {},
+                             bool checked = false);
   uint64_t Erase(uint32_t table, const Key* keys, size_t n, uint64_t change = 0);
-  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found) const;
+  void ReadRows(uint32_t table, const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
+                const RowStrides& strides = {}) const;
 
   // Table::Upkeep of all tables. Call it when a pull was answered.
   void Upkeep() noexcept;

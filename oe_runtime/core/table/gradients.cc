@@ -52,12 +52,35 @@ size_t CountNonfinite(const TableSpec& spec, const void* grads, size_t n, Execut
 }
 
 void RefuseNonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* values, size_t of_key,
-                     const std::string& what) {
+                     const std::string& what, size_t stride, Executor* executor) {
+  if (spec.nonfinite_gradients == "pass" || n * of_key == 0) return;
   const Dtype dtype = DtypeOf(spec);
   const auto* from = static_cast<const std::byte*>(values);
-  if (spec.nonfinite_gradients == "pass" || PieceIsFinite(dtype, from, n * of_key)) return;
-  size_t first = 0;
-  while (PieceIsFinite(dtype, from + first * of_key * ValueBytes(dtype), of_key)) ++first;
+  const size_t bytes = of_key * ValueBytes(dtype);
+  if (stride == 0) stride = bytes;
+  const size_t at_once = std::max<size_t>(1, (size_t{1} << 18) / bytes);
+  std::atomic<size_t> bad{n};  // the first key of the first piece that has some
+  const auto check = [&](size_t piece) {
+    const size_t begin = piece * at_once;
+    const size_t end = std::min(n, begin + at_once);
+    bool finite = true;
+    if (stride == bytes) finite = PieceIsFinite(dtype, from + begin * bytes, (end - begin) * of_key);
+    for (size_t i = begin; stride != bytes && finite && i < end; ++i) {
+      finite = PieceIsFinite(dtype, from + i * stride, of_key);
+    }
+    size_t first = bad.load();
+    while (!finite && begin < first && !bad.compare_exchange_weak(first, begin)) {
+    }
+  };
+  const size_t pieces = (n + at_once - 1) / at_once;
+  if (executor != nullptr && pieces > 1) {
+    executor->ParallelFor(pieces, check);
+  } else {
+    for (size_t piece = 0; piece < pieces; ++piece) check(piece);
+  }
+  size_t first = bad;
+  if (first == n) return;
+  while (PieceIsFinite(dtype, from + first * stride, of_key)) ++first;
   throw SpecError("table '" + spec.name + "': the " + what + " of key " +
                   std::to_string(static_cast<int64_t>(keys[first])) +
                   " is not finite; give finite numbers, or set the table's nonfinite_gradients to pass");

@@ -21,9 +21,10 @@ bool AllFinite(const TableSpec& spec, const void* grads, size_t n, Executor* exe
 size_t CountNonfinite(const TableSpec& spec, const void* grads, size_t n, Executor* executor = nullptr);
 
 // Throws SpecError naming the first key with NaN or an infinity among its `of_key` values, doubles for
-// float64 tables and floats for others, unless the table's nonfinite_gradients is "pass".
+// float64 tables and floats for others, unless the table's nonfinite_gradients is "pass". `stride` as
+// RowStrides.
 void RefuseNonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* values, size_t of_key,
-                     const std::string& what);
+                     const std::string& what, size_t stride = 0, Executor* executor = nullptr);
 
 // The error of a table that refuses such gradients: names the table and the first key with one.
 GradientError Nonfinite(const TableSpec& spec, const Key* keys, size_t n, const void* grads);

@@ -51,6 +51,13 @@ struct PolicyCounts {
   uint64_t clock_jumps = 0;                 // TtlClock::jumps
 };
 
+// Bytes from the values of one key to those of the next, of rows by key in the caller's memory; 0: they lie
+// one after the other. So weights and state may be columns of one wider array.
+struct RowStrides {
+  size_t weights = 0;
+  size_t states = 0;
+};
+
 // One server's part of an embedding table. Every method is safe to call from any thread. Pulls and pushes run
 // beside each other; a row sees pushes one after the other. A save makes pushes wait. A restore makes
 // everything wait only while it exchanges the content.
@@ -121,16 +128,16 @@ class Table {
   // missing rows, whatever admission says; a cap of rows holds. For eviction, each row counts as pushed once
   // now. version() stays. Pushes wait meanwhile. Throws KeyRangeError, SpecError (a key of another server, a
   // number that is not finite) and StorageError. Then no row has other weights or state than before, but rows
-  // may have been created or evicted.
+  // may have been created or evicted. `checked`: the caller has looked for numbers that are not finite.
   AssignCounts Assign(const Key* keys, size_t n, const void* weights, const void* states,
-                      Executor* executor = nullptr);
+                      Executor* executor = nullptr, const RowStrides& strides = {}, bool checked = false);
   // Removes the rows of the keys and returns how many there were. Throws as Assign(); after StorageError,
   // some are gone.
   uint64_t Erase(const Key* keys, size_t n, Executor* executor = nullptr);
   // Reads the weights, and the optimizer's state unless `states` is nullptr, each row at one moment. found[i]
   // says whether keys[i] has a row; without one, the values are those of a new row. Throws as Pull().
   void ReadRows(const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
-                Executor* executor = nullptr) const;
+                Executor* executor = nullptr, const RowStrides& strides = {}) const;
   // How many numbers of optimizer state a row has.
   size_t state_values() const;
 

@@ -10,15 +10,39 @@
 #include "oe_runtime/core/table/row_ops.h"
 
 namespace oe {
+namespace {
+
+constexpr size_t kAhead = 8;  // rows that are fetched before they are copied
+
+// The values of keys in the caller's memory, by position.
+template <typename Byte>
+class Columns {
+ public:
+  template <typename Void>
+  Columns(Void* values, size_t stride, size_t bytes)
+      : values_(static_cast<Byte*>(values)), stride_(stride == 0 ? bytes : stride) {}
+  Byte* operator[](size_t at) const { return values_ + at * stride_; }
+
+ private:
+  Byte* const values_;
+  const size_t stride_;
+};
+
+}  // namespace
 
 size_t Table::state_values() const { return ops_->format().state_values; }
 
 Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights, const void* states,
-                                  Executor* executor) {
+                                  Executor* executor, const RowStrides& strides, bool checked) {
   RequireWhole();
   const RowFormat& format = ops_->format();
-  RefuseNonfinite(spec_, keys, n, weights, format.dim, "row");
-  if (states != nullptr) RefuseNonfinite(spec_, keys, n, states, format.state_values, "optimizer's state");
+  if (!checked) {
+    RefuseNonfinite(spec_, keys, n, weights, format.dim, "row", strides.weights, executor);
+    if (states != nullptr) {
+      RefuseNonfinite(spec_, keys, n, states, format.state_values, "optimizer's state", strides.states,
+                      executor);
+    }
+  }
   const Plan plan = MakePlan(keys, n);
   const std::unique_ptr<uint32_t[]> numbers(new uint32_t[n]);
   std::array<AssignCounts, kShards> counts{};
@@ -34,21 +58,25 @@ Table::AssignCounts Table::Assign(const Key* keys, size_t n, const void* weights
   });
   const auto step = static_cast<uint32_t>(content_->version.load());
   const uint32_t seconds = eviction_.has_ttl() ? clock_.Read().now : 0;
-  const size_t bytes = format.value_bytes();
-  const size_t state_bytes = format.state_bytes();
+  const size_t state_bytes = states != nullptr ? format.state_bytes() : 0;
+  const Columns<const std::byte> of_weights(weights, strides.weights, format.value_bytes());
+  const Columns<const std::byte> of_states(states, strides.states, state_bytes);
   plan.ForEachShard(executor, [&](size_t begin, size_t end, size_t shard) {
     RowMap& map = *content_->shards[shard];
     const std::unique_lock<FairSharedMutex> lock(map.mutex());
     const std::unique_lock<std::mutex> copies_lock = map.store().LockCopies();
     for (size_t i = begin; i < end; ++i) {
+      const size_t ahead = i + kAhead;
+      if (ahead < end && numbers[ahead] != kNoRow) {
+        PrefetchRow(map.row(numbers[ahead]), row_bytes_);
+        PrefetchRow(of_weights[plan.order[ahead]], format.value_bytes());
+        if (state_bytes > 0) PrefetchRow(of_states[plan.order[ahead]], state_bytes);
+      }
       if (numbers[i] == kNoRow) continue;  // no room
       std::byte* row = map.row(numbers[i]);
       const size_t at = plan.order[i];
-      ops_->Write(static_cast<const std::byte*>(weights) + at * bytes, row);
-      if (states != nullptr && state_bytes > 0) {
-        std::memcpy(row + format.state_at, static_cast<const std::byte*>(states) + at * state_bytes,
-                    state_bytes);
-      }
+      ops_->Write(of_weights[at], row);
+      if (state_bytes > 0) std::memcpy(row + format.state_at, of_states[at], state_bytes);
       if (has_policies_) eviction_.facts().Touch(row, step, 1, seconds);
     }
     map.store().Unpin(&numbers[begin], end - begin);
@@ -120,12 +148,14 @@ uint64_t Table::Erase(const Key* keys, size_t n, Executor* executor) {
 }
 
 void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uint8_t* found,
-                     Executor* executor) const {
+                     Executor* executor, const RowStrides& strides) const {
   RequireWhole();
   constexpr size_t kAtOnce = 256;
   const RowFormat& format = ops_->format();
-  const size_t bytes = format.value_bytes();
-  const size_t state_bytes = format.state_bytes();
+  const size_t state_bytes = states != nullptr ? format.state_bytes() : 0;
+  const size_t used_bytes = state_bytes > 0 ? row_bytes_ : format.value_bytes();
+  const Columns<std::byte> of_weights(weights, strides.weights, format.value_bytes());
+  const Columns<std::byte> of_states(states, strides.states, state_bytes);
   const Plan plan = MakePlan(keys, n);
   const std::shared_lock<FairSharedMutex> content_lock(content_mutex_);
   std::array<std::vector<Key>, kShards> damaged;
@@ -143,16 +173,13 @@ void Table::ReadRows(const Key* keys, size_t n, void* weights, void* states, uin
         if (entry.error != 0) damaged[shard].push_back(entry.key);
       }
       for (size_t i = 0; i < size; ++i) {
-        if (rows[i] != nullptr) PrefetchRow(rows[i], row_bytes_);
-      }
-      for (size_t i = 0; i < size; ++i) {
+        if (i + kAhead < size && rows[i + kAhead] != nullptr) PrefetchRow(rows[i + kAhead], used_bytes);
         const size_t at = plan.order[begin + i];
         found[at] = rows[i] != nullptr ? 1 : 0;
         if (rows[i] == nullptr) ops_->Init(plan.keys[begin + i], fresh.get());
         const std::byte* row = rows[i] != nullptr ? rows[i] : fresh.get();
-        ops_->Read(row, static_cast<std::byte*>(weights) + at * bytes);
-        if (states == nullptr || state_bytes == 0) continue;
-        std::memcpy(static_cast<std::byte*>(states) + at * state_bytes, row + format.state_at, state_bytes);
+        ops_->Read(row, of_weights[at]);
+        if (state_bytes > 0) std::memcpy(of_states[at], row + format.state_at, state_bytes);
       }
     }
   });

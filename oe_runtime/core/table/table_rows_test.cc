@@ -3,18 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "oe_runtime/core/checkpoint/table_file.h"
 #include "oe_runtime/core/common/test_directory.h"
+#include "oe_runtime/core/common/thread_pool.h"
 #include "oe_runtime/core/storage/test_storage.h"
 #include "oe_runtime/core/table/table.h"
 
@@ -236,6 +239,77 @@ TEST_P(TableRowsTest, RefusesNumbersThatAreNotFinite) {
             }).find("optimizer's state of key 4"),
             std::string::npos);
   EXPECT_EQ(table->rows(), 0U);
+}
+
+// Weights and state as columns of a wider array, by several threads; what lies between them stays.
+TEST_P(TableRowsTest, MayBeColumnsOfAWiderArray) {
+  constexpr size_t kWidth = 1 + kDim + 2 + kState;
+  constexpr size_t kStateAt = 1 + kDim + 2;
+  constexpr RowStrides kStrides = {kWidth * sizeof(float), kWidth * sizeof(float)};
+  ThreadPool pool(2);
+  const auto table = New(storage());
+  Oracle oracle;
+  Change(table.get(), &oracle);
+  const std::vector<Key> keys = SomeKeys(1500);
+  std::vector<float> wide(keys.size() * kWidth, -7.0F);
+  std::vector<float> wanted = wide;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Row& row = oracle[keys[i]];
+    row.clear();
+    for (size_t d = 0; d < kDim + kState; ++d) row.push_back(Number());
+    std::copy_n(&row[0], kDim, &wanted[i * kWidth + 1]);
+    std::copy_n(&row[kDim], kState, &wanted[i * kWidth + kStateAt]);
+  }
+  table->Assign(keys.data(), keys.size(), &wanted[1], &wanted[kStateAt], &pool, kStrides);
+  EXPECT_TRUE(RowsOf(*table) == oracle);
+  std::vector<uint8_t> found(keys.size());
+  table->ReadRows(keys.data(), keys.size(), &wide[1], &wide[kStateAt], found.data(), &pool, kStrides);
+  EXPECT_EQ(wide, wanted);
+  EXPECT_EQ(std::count(found.begin(), found.end(), 1), static_cast<std::ptrdiff_t>(keys.size()));
+  wanted[700 * kWidth + kStateAt + kState - 1] = std::numeric_limits<float>::infinity();
+  EXPECT_NE(MessageOf<SpecError>([&] {
+              table->Assign(keys.data(), keys.size(), &wanted[1], &wanted[kStateAt], &pool, kStrides);
+            }).find("state of key " + std::to_string(keys[700])),
+            std::string::npos);
+  EXPECT_TRUE(RowsOf(*table) == oracle);
+}
+
+// Each row is read as one of the calls wrote it, while others write and pull.
+TEST_P(TableRowsTest, AreWholeWhileOthersWrite) {
+  const auto table = New(storage());
+  const std::vector<Key> keys = Range(0, 500);
+  const auto write = [&](float value) {
+    const std::vector<float> weights(keys.size() * kDim, value);
+    const std::vector<float> states(keys.size() * kState, value);
+    table->Assign(keys.data(), keys.size(), weights.data(), states.data());
+  };
+  write(0);
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    for (int round = 1; round <= 30; ++round) {
+      write(static_cast<float>(round));
+      table->Upkeep();
+    }
+    done = true;
+  });
+  std::vector<float> weights(keys.size() * kDim);
+  std::vector<float> states(keys.size() * kState);
+  std::vector<float> pulled(keys.size() * kDim);
+  std::vector<uint8_t> found(keys.size());
+  for (bool last = false; !last;) {
+    last = done;
+    table->ReadRows(keys.data(), keys.size(), weights.data(), states.data(), found.data());
+    table->Pull(keys.data(), keys.size(), pulled.data());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const float value = weights[i * kDim];
+      EXPECT_EQ(std::count(&weights[i * kDim], &weights[i * kDim] + kDim, value), kDim);
+      EXPECT_EQ(std::count(&states[i * kState], &states[i * kState] + kState, value), kState);
+      EXPECT_EQ(std::count(&pulled[i * kDim], &pulled[i * kDim] + kDim, pulled[i * kDim]), kDim);
+    }
+    if (!last) continue;
+    EXPECT_EQ(weights, std::vector<float>(keys.size() * kDim, 30.0F));
+  }
+  writer.join();
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, TableRowsTest,

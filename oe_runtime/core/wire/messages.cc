@@ -12,6 +12,7 @@ namespace {
 // Flags of a RowsRequest.
 constexpr uint32_t kStates = 1;
 constexpr uint32_t kChange = 2;
+constexpr uint32_t kPlaced = 4;
 
 // Takes bytes from the front of a body.
 class Reader {
@@ -139,14 +140,20 @@ KeysRequest ParseKeysRequest(Bytes body) {
 }
 
 void EncodeRowsRequest(const RowsRequest& request, Buffer* head) {
-  const size_t keys_at = request.change != 0 ? 24 : 16;
+  const size_t places_at = request.change != 0 ? 24 : 16;
+  const size_t keys_at = places_at + (request.placed ? 16 : 0);
   head->Resize(keys_at + request.keys.size * 8);
-  const uint32_t flags = (request.states ? kStates : 0) | (request.change != 0 ? kChange : 0);
+  const uint32_t flags =
+      (request.states ? kStates : 0) | (request.change != 0 ? kChange : 0) | (request.placed ? kPlaced : 0);
   const uint64_t size = request.keys.size;
   std::memcpy(head->data(), &request.table, 4);
   std::memcpy(head->data() + 4, &flags, 4);
   std::memcpy(head->data() + 8, &size, 8);
   if (request.change != 0) std::memcpy(head->data() + 16, &request.change, 8);
+  if (request.placed) {
+    std::memcpy(head->data() + places_at, &request.placed->weights, 8);
+    std::memcpy(head->data() + places_at + 8, &request.placed->states, 8);
+  }
   if (size > 0) std::memcpy(head->data() + keys_at, request.keys.keys, size * 8);
 }
 
@@ -158,12 +165,20 @@ RowsRequest ParseRowsRequest(Bytes body) {
   RowsRequest request;
   request.table = reader.Number<uint32_t>("table");
   const auto flags = reader.Number<uint32_t>("flags");
-  if (flags > (kStates | kChange)) throw ProtocolError("rows: unknown flags " + std::to_string(flags));
+  if (flags > (kStates | kChange | kPlaced))
+    throw ProtocolError("rows: unknown flags " + std::to_string(flags));
   request.states = (flags & kStates) != 0;
   const auto size = reader.Number<uint64_t>("number of keys");
   if ((flags & kChange) != 0) {
     request.change = reader.Number<uint64_t>("change");
     if (request.change == 0) throw ProtocolError("rows: the number of the change is 0");
+  }
+  if ((flags & kPlaced) != 0) {
+    RowsRequest::Placed placed;
+    placed.weights = reader.Number<uint64_t>("place of weights");
+    placed.states = reader.Number<uint64_t>("place of states");
+    if (!request.states && placed.states != 0) throw ProtocolError("rows: a place of states without states");
+    request.placed = placed;
   }
   request.keys.keys = reinterpret_cast<const uint64_t*>(reader.TakeMany(size, 8, "keys"));
   request.keys.size = static_cast<size_t>(size);

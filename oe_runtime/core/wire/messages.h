@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,9 @@
 namespace oe {
 
 // Op::kHello. The reply is JSON: {index, count, storage, is_pmem, pid, checkpoint_dir: bool}, since version 6
-// {version}, with a server that would share memory {nonce} (wire/shared_memory.h), and reads_ahead: bool,
-// whether it takes Op::kReadAhead.
+// {version}, with a server that would share memory {nonce} (wire/shared_memory.h), and bools: reads_ahead,
+// whether it takes Op::kReadAhead, counts_changes, whether RowsRequest::change, places_rows, whether
+// RowsRequest::placed.
 struct Hello {
   uint16_t version = 0;  // the newest that the client speaks (frame.h)
   std::string token;
@@ -95,13 +97,19 @@ KeysRequest ParseKeysRequest(Bytes body);
 // Op::kAssign, Op::kErase and Op::kReadRows:
 //
 //   uint32 table, uint32 flags: 1 if the optimizer's state is in the request (assign) or wanted (read), 2 if
-//     a change follows, else 0
-//   uint64 number of keys; the change, uint64; keys, uint64 each
-//   assign only: keys x dim values, and with the state keys x state_values of them
+//     a change follows, 4 if places follow
+//   uint64 number of keys; the change, uint64; the places, uint64 each; keys, uint64 each
+//   assign without places only: keys x dim values, and with the state keys x state_values of them
 //
 // A value is a float64 for a table of that dtype, else a float32. The reply to kReadRows is weights and state
-// in this order, then a byte for each key: whether it has a row.
+// in this order, unless they have places, then a byte for each key: whether it has a row.
 struct RowsRequest {
+  // Where weights and state lie in the memory that the client shares (wire/shared_memory.h), aligned as they
+  // are; of a request without state, the second is 0.
+  struct Placed {
+    uint64_t weights = 0;
+    uint64_t states = 0;
+  };
   uint32_t table = 0;
   bool states = false;
   KeyBlock keys;
@@ -109,6 +117,7 @@ struct RowsRequest {
   // Of an assign or erase: its number, which every server of the job gets, also those without keys. 0: none,
   // as from clients of 0.2.0. Only for servers whose reply to the hello says that they count changes.
   uint64_t change = 0;
+  std::optional<Placed> placed = {};  // only for servers whose reply to the hello says that they take it
 };
 // All but the values, which follow.
 void EncodeRowsRequest(const RowsRequest& request, Buffer* head);
