@@ -1,20 +1,27 @@
 """Keys a second of pull, push and a whole step, over loopback and in process.
 
-    python benchmarks/engine_loopback.py [--dims 9 64] [--servers 1] [--steps 30] [--tls off on] [--save]
+    python benchmarks/engine_loopback.py [--dims 9 64] [--servers 1] [--steps 30] [--tls off on]
+        [--by-key 1000000] [--save]
 
 A batch is 4096 examples of 26 fields with skewed ids (each field has its own range of keys in one hash
 table, as many as Criteo's). Keys count ids, duplicates included, because that is what a trainer has. Servers
 are real processes on this machine and share its cores with the client. With --tls off, rows and gradients
 lie in memory that both see, and in a second run they are sent.
+
+With --by-key, rows with Adam's state are read and written as they are, as under a cache of another library:
+so many, in random order, all in one call and 50,000 per call. The last line is what the memory allows: the
+same bytes, copied one after the other by a thread per core.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import secrets
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -74,6 +81,45 @@ def measure(client: oe.Client, dim: int, steps: int) -> tuple[float, float, floa
     return pull, push, pull + push, float(np.mean(unique))
 
 
+def measure_by_key(client: oe.Client, dim: int, count: int, per_call: int) -> tuple[float, float]:
+    """Rows per second that are found, and that are put, with Adam's state; medians of five."""
+    table = client.create_table(oe.TableSpec(f"rows{dim}.{per_call}", dim, optimizer={"name": "adam"}))
+    values = client.new_array(table, min(per_call, count), 3 * dim)
+    values[:] = np.random.default_rng(0).random(values.shape, np.float32)
+    rows, state = values[:, :dim], values[:, dim:]
+    keys = np.arange(count) * 7919
+    order = np.random.default_rng(1).permutation(keys)
+    seconds: list[tuple[float, float]] = []
+    for _ in range(6):
+        calls = [order[begin : begin + per_call] for begin in range(0, count, per_call)]
+        start = time.perf_counter()
+        for some in calls:
+            client.assign(table, some, rows[: len(some)], state=state[: len(some)])
+        middle = time.perf_counter()
+        for some in calls:
+            found = client.read_rows(table, some, out=rows[: len(some)], state=state[: len(some)]).found
+        seconds.append((time.perf_counter() - middle, middle - start))
+        assert found.all()
+        order = np.random.default_rng(len(seconds)).permutation(keys)
+    client.drop_table(table)
+    find, put = np.median(seconds[1:], axis=0)
+    return count / float(find), count / float(put)
+
+
+def copied(count: int, row_bytes: int) -> float:
+    """Rows per second of `row_bytes` that a thread per core copies."""
+    cores = len(os.sched_getaffinity(0))
+    source = np.ones((cores, count * row_bytes // cores), np.uint8)
+    target = np.zeros_like(source)
+    seconds = []
+    with ThreadPoolExecutor(cores) as threads:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(threads.map(np.copyto, target, source))
+            seconds.append(time.perf_counter() - start)
+    return count / float(np.median(seconds))
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -83,11 +129,13 @@ def main() -> None:
     parser.add_argument("--servers", type=int, nargs="+", default=[1])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--tls", choices=("off", "on"), nargs="+", default=["off"])
+    parser.add_argument("--by-key", type=int, default=0, metavar="ROWS", help="measure rows by key, too")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/engine_loopback.md")
     options = parser.parse_args()
 
     keys = BATCH * len(CARDINALITIES)
     rows: list[list[str]] = []
+    by_key: list[list[str]] = []
     token = secrets.token_hex()
 
     def add(where: str, client: oe.Client) -> None:
@@ -95,6 +143,9 @@ def main() -> None:
             pull, push, step, unique = measure(client, dim, options.steps)
             speeds = [f"{keys / seconds / 1e6:.2f}" for seconds in (pull, push, step)]
             rows.append([where, str(dim), f"{unique * 100:.0f} %", *speeds])
+            for per_call in (50_000, options.by_key) if options.by_key else ():
+                read = measure_by_key(client, dim, options.by_key, per_call)
+                by_key.append([where, str(dim), f"{per_call:,}", *(f"{speed / 1e6:.2f}" for speed in read)])
 
     with oe.Client.in_process() as client:
         add("in process", client)
@@ -110,6 +161,12 @@ def main() -> None:
                     add(f"{what}, {by}", client)
     columns = ["where", "dim", "unique", "pull", "push", "step"]
     page = header("The engine over loopback and in process") + "Mkeys/s.\n\n" + table(columns, rows)
+    if options.by_key:
+        for dim in options.dims:
+            speed = f"{copied(options.by_key, 3 * 4 * dim) / 1e6:.2f}"
+            by_key.append([f"copied, {3 * 4 * dim} bytes per row", str(dim), "", speed, speed])
+        columns = ["where", "dim", "keys per call", "found", "put"]
+        page += "\nRows by key with Adam's state, Mrows/s.\n\n" + table(columns, by_key)
     print(page)
     if options.save:
         (RESULTS / "engine_loopback.md").write_text(page)
