@@ -3,7 +3,9 @@
 import json
 import os
 import shlex
+import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -413,6 +415,7 @@ def test_the_mpi_launcher_names_the_workers_of_its_host_file(tmp_path: Path) -> 
     mpirun.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     mpirun.chmod(0o755)
     script = launcher["command"][2].replace("/etc/mpi/hostfile", shlex.quote(str(tmp_path / "hosts")))
+    script = script.replace("/tmp/ssh_config", str(tmp_path / "ssh_config"))
     values = {item["name"]: item["value"] for item in launcher["env"]}
     done = subprocess.run(
         ["/bin/sh", "-ec", script, "launcher", *launcher["args"]],
@@ -431,9 +434,69 @@ def test_the_mpi_launcher_names_the_workers_of_its_host_file(tmp_path: Path) -> 
     assert {words[place + 1] for place, word in enumerate(words) if word == "-x"} >= {
         "RUN",
         "OMP_NUM_THREADS",
+        "PATH",
+        "HOME",
     }
+    assert words[words.index("--bind-to") + 1] == "none"
     assert words[words.index("-n") + 1] == "2"
     assert '--rank "$OMPI_COMM_WORLD_RANK"' in done.stdout
+
+
+def test_the_mpi_launcher_reaches_the_workers_sshd_and_no_other(tmp_path: Path) -> None:
+    """With the keys of the operator alone: no right to low ports, no known hosts, no configuration."""
+    for program in ("sshd", "ssh", "ssh-keygen"):
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None:
+            pytest.skip(f"{program} is not installed")
+    replicas = made(tmp_path, VARIANTS["mpijob"])["MPIJob/ctr"]["spec"]["mpiReplicaSpecs"]
+    launcher, worker = (
+        replicas[name]["template"]["spec"]["containers"][0] for name in ("Launcher", "Worker")
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+
+    def here(text: str) -> str:
+        text = text.replace(workers._HOME, str(tmp_path)).replace(str(workers._SSH_PORT), port)
+        return text.replace("/tmp/ssh_config", str(tmp_path / "ssh_config"))
+
+    keys = tmp_path / ".ssh"
+    keys.mkdir()
+    for name in ("id_rsa", "other"):
+        words = [
+            "ssh-keygen",
+            "-q",
+            "-t",
+            "ecdsa",
+            "-b",
+            "521",
+            "-m",
+            "PEM",
+            "-N",
+            "",
+            "-f",
+            str(keys / name),
+        ]
+        subprocess.run(words, check=True)
+    (keys / "authorized_keys").write_text((keys / "id_rsa.pub").read_text())
+    config = here(launcher["command"][2]).partition("mpirun")[0].replace("/etc/mpi/hostfile", "/dev/null")
+    subprocess.run(["/bin/sh", "-ec", config], env={**os.environ, "PORT": "1"}, check=True)
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd of root needs it; a pod's is not root's
+    words = ["ssh", "-F", str(tmp_path / "ssh_config"), "-i", str(keys / "id_rsa"), "-o", "BatchMode=yes"]
+    sshd = subprocess.Popen([here(word) for word in worker["command"]], stderr=subprocess.DEVNULL)
+    try:
+        said = subprocess.run(
+            [*words, "127.0.0.1", "echo reached"], capture_output=True, text=True, check=False
+        )
+        assert said.stdout == "reached\n", said.stderr
+        (keys / "authorized_keys").write_text((keys / "other.pub").read_text())
+        said = subprocess.run(
+            [*words, "127.0.0.1", "echo reached"], capture_output=True, text=True, check=False
+        )
+        assert "Host key verification failed" in said.stderr
+    finally:
+        sshd.terminate()
+        sshd.wait(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,8 @@ def command(script: str, name: str, words: list[str]) -> Document:
     return {"command": ["/bin/sh", "-ec", script, name], "args": words}
 
 
-def passing_on(words: str) -> str:
-    """A shell script that runs a command, passes on signals to it and sets ``status``.
+def passing_on(words: str, sent: str = "TERM") -> str:
+    """A shell script that runs a command, passes on signals to it as ``sent`` and sets ``status``.
 
     The first process of a container gets only signals that it handles, and Python handles none while it
     imports: deleting the pod would take the whole grace period. A trap interrupts `wait`: hence the loop.
@@ -137,7 +137,7 @@ def passing_on(words: str) -> str:
     return f"""\
 {words} &
 process=$!
-trap 'kill -TERM "$process"' TERM INT
+trap 'kill -{sent} "$process"' TERM INT
 while true; do
   wait "$process" && status=0 || status=$?
   kill -0 "$process" 2>/dev/null || break

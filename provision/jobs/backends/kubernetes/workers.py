@@ -46,12 +46,32 @@ for place in sys.argv[2].split(","):
 """
 _WAIT_SECONDS = 1800  # servers may take to recover their rows
 
-# mpirun runs this in the launcher: the operator's list of hosts says where the workers are.
-_MPI_LAUNCHER = """\
-workers=$(sed -e 's/[: ].*//' -e "s/$/:$PORT/" /etc/mpi/hostfile | paste -s -d , -)
-exec mpirun --map-by ppr:1:node -n "$WORKERS" $PASSED /bin/sh -ec "$SCRIPT" worker \
-  ${MANY:+--workers "$workers"} "$@"
+# Of MPIJob, whose operator puts one key into ~/.ssh of all pods; it is also their host key.
+_SSH_PORT = 7703  # no process has the right to listen on 22
+_SSHD = ["/usr/sbin/sshd", "-De", "-f", "/dev/null", "-p", str(_SSH_PORT)]
+_SSHD += ["-o", f"HostKey={_HOME}/.ssh/id_rsa", "-o", f"AuthorizedKeysFile={_HOME}/.ssh/authorized_keys"]
+_SSHD += ["-o", "StrictModes=no", "-o", "PidFile=none", "-o", "PasswordAuthentication=no"]
+# Without a binding, workers have all CPUs. mpirun kills processes one second after a SIGTERM of its own, so
+# SIGUSR1 asks the workers to stop.
+_MPIRUN = """\
+mpirun --map-by ppr:1:node --bind-to none -n "$WORKERS" --mca plm_rsh_args '-F /tmp/ssh_config' \
+  --mca plm_rsh_no_tree_spawn 1 --mca odls_base_signal_direct_children_only 1 $PASSED \
+  /bin/sh -ec "$SCRIPT" worker ${MANY:+--workers "$workers"} "$@"\
 """
+# Runs in the launcher: the operator's list of hosts says where the workers are.
+_MPI_LAUNCHER = f"""\
+workers=$(sed -e 's/[: ].*//' -e "s/$/:$PORT/" /etc/mpi/hostfile | paste -s -d , -)
+cat >/tmp/ssh_config <<'END'
+Port {_SSH_PORT}
+ConnectionAttempts 30
+StrictHostKeyChecking yes
+UserKnownHostsFile /dev/null
+KnownHostsCommand /bin/sed "s/^/* /" {_HOME}/.ssh/authorized_keys
+END
+{parts.passing_on(_MPIRUN, "USR1")}exit "$status"
+"""
+# A worker's container ends with its sshd, so it waits until the training has written its checkpoint.
+_MPI_STOP = "while grep -qsx orted /proc/[0-9]*/comm; do sleep 1; done"
 
 
 def documents(plan: PodPlan) -> list[Document]:
@@ -61,7 +81,7 @@ def documents(plan: PodPlan) -> list[Document]:
     many = plan.settings.workers > 1
     service = [_service(plan)] if many and plan.settings.form == "job" else []
     files = [_script_files(plan)] if plan.script is not None and plan.script.files is not None else []
-    return [*files, *service, *([_policy(plan)] if many and plan.settings.form != "mpijob" else []), found]
+    return [*files, *service, *([_policy(plan)] if many else []), found]
 
 
 def name(plan: PodPlan) -> str:
@@ -162,10 +182,12 @@ def _mpijob(plan: PodPlan) -> Document:
     launcher = template["spec"]["containers"][0]
     launcher["command"] = ["/bin/sh", "-ec", _MPI_LAUNCHER, "launcher"]
     rank = '--rank "$OMPI_COMM_WORLD_RANK"' if count > 1 else ""
-    passed = [item["name"] for item in launcher["env"] if item["name"] != "HOME"]
+    passed = ["PATH", *(item["name"] for item in launcher["env"])]
     launcher["env"] += parts.environment(
         {
-            "SCRIPT": _start(plan).replace("oe_runtime.train", f"oe_runtime.train {rank}".rstrip()),
+            "SCRIPT": _start(plan)
+            .replace("oe_runtime.train", f"oe_runtime.train {rank}".rstrip())
+            .replace("TERM INT", "TERM INT USR1"),
             "PASSED": " ".join(f"-x {name}" for name in passed),
             "PORT": str(WORKER_PORT),
             "WORKERS": str(count),
@@ -176,7 +198,8 @@ def _mpijob(plan: PodPlan) -> Document:
     launcher["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     worker = _template(plan, "worker", [])
     container = worker["spec"]["containers"][0]
-    container["command"] = ["/usr/sbin/sshd", "-De", "-f", f"{_HOME}/.sshd_config"]
+    container["command"] = _SSHD
+    container["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", _MPI_STOP]}}}
     del container["args"], worker["spec"]["initContainers"]
     for item in (template, worker):
         del item["spec"]["restartPolicy"]
@@ -184,6 +207,7 @@ def _mpijob(plan: PodPlan) -> Document:
         **parts.document(plan, "kubeflow.org/v2beta1", "MPIJob", name(plan), role=ROLE),
         "spec": {
             "slotsPerWorker": 1,
+            "launcherCreationPolicy": "WaitForWorkersReady",  # before that they have no address
             "sshAuthMountPath": f"{_HOME}/.ssh",
             "runPolicy": {"backoffLimit": RETRIES * count, "cleanPodPolicy": "Running"},
             "mpiReplicaSpecs": {
