@@ -138,8 +138,8 @@ def batches(layout: Callable[[Batch], Any] | None = None) -> Iterator[Any]:
 
     --schema, --batch-size, --epochs, --steps, --holdout, --eval-data, --max-bad-rows, --max-cardinality and
     --follow choose the rows, as for built-in models. All epochs are in it. A resumed loop begins after the
-    batch of its checkpoint. What `train_on_batch` of a Keras model is given is known ahead, so that the rows
-    of its tables are prefetched.
+    batch of its checkpoint. The rows of the next batch are prefetched: those of a Keras model whose
+    `train_on_batch` is given the batch as it comes, and those that a PyTorch module looks up in it.
 
     A batch is (features, labels), or (features, labels, weights) if the schema has them, as
     `oe_runtime.data.dataset` has them; or what `layout` makes of an `oe_runtime.data.Batch`. A last batch
@@ -193,13 +193,17 @@ def _state(model: Any, optimizer: Any, others: Mapping[str, Any], *, windows: bo
     if torch is not None and isinstance(model, torch.nn.Module) and optimizer is not None:
         from oe_runtime.torch.job_state import TorchScriptState
 
-        if current().options.steps_of_models() != Client.steps:
+        how = current().options.steps_of_models()
+        if how["micro_batches"] != Client.steps["micro_batches"]:
             raise JobError(
-                "--no-pipeline, --staleness and --micro-batch are of Keras models: leave them out for PyTorch"
+                "--micro-batch is of Keras models: leave it out for PyTorch, and call backward for parts of "
+                "a batch in the program"
             )
         if current().options.timeline:
             raise JobError("--timeline traces by TensorFlow's profiler: leave it out for PyTorch")
-        return TorchScriptState(model, optimizer, others)
+        return TorchScriptState(
+            model, optimizer, others, pipeline=how["pipeline"], staleness=how["staleness"]
+        )
     known = hasattr(model, "served") or current().options.stock
     if not known or optimizer is not None or others:
         raise JobError(

@@ -65,7 +65,7 @@ class KerasScriptState(ScriptState):
             return 0  # tf-keras, and stock models
         return 2 if self.model.client.reads_ahead else 1
 
-    def announce(self, following: Sequence[Any]) -> None:
+    def announce(self, batch: Any, following: Sequence[Any]) -> None:
         """See ScriptState; for train_on_batch."""
         known = [one for one in following if isinstance(one, tuple) and 1 <= len(one) <= 3]
         if known and len(known) == len(following):

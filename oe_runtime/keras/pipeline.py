@@ -17,7 +17,7 @@ them from the drive until k + 2 is pulled.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from oe_runtime.client import Client
 from oe_runtime.keras.program import Prepared
 from oe_runtime.keras.step import Steps
 from oe_runtime.keras.step_bodies import Body
+from oe_runtime.support.background import Background
 
 _END = object()
 # What reads a batch, and whose it is: an iterator's, or the data themselves.
@@ -54,8 +55,8 @@ class Pipeline:
         self._body = body
         self._ahead = ahead
         self._staleness = staleness
-        self._thread: ThreadPoolExecutor | None = None
-        self._reader: ThreadPoolExecutor | None = None
+        self._thread: Background | None = None
+        self._reader: Background | None = None
         self._announced: list[Any] = []
         self._next: tuple[Any, Future[_Batch]] | None = None  # what the thread prepares, and whose it is
 
@@ -141,15 +142,15 @@ class Pipeline:
                 self._steps.refresh(batch.prepared)
         return batch
 
-    def _in_thread(self) -> ThreadPoolExecutor:
+    def _in_thread(self) -> Background:
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "oe-pull-ahead")
+            self._thread = Background("oe-pull-ahead")
         return self._thread
 
-    def _in_reader(self) -> ThreadPoolExecutor:
+    def _in_reader(self) -> Background:
         """Return the other thread: a push must not wait for input."""
         if self._reader is None:
-            self._reader = ThreadPoolExecutor(1, "oe-read-ahead")
+            self._reader = Background("oe-read-ahead")
         return self._reader
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -134,7 +134,7 @@ class Steps:
         for pulled in prepared.pulls:
             self._client.refresh(pulled, staleness=staleness)
 
-    def finish(self, prepared: Prepared, thread: ThreadPoolExecutor | None = None) -> Any:
+    def finish(self, prepared: Prepared, thread: Executor | None = None) -> Any:
         """Compute, and push the gradients of training, in `thread` if there is one.
 
         Returns Keras's logs, or the model's outputs.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from functools import partial
 from typing import Any
 
 from oe_runtime.data import Batch
+from oe_runtime.data.batches import with_following
 from oe_runtime.errors import ServerLost
 from oe_runtime.run.course import Course
 from oe_runtime.run.run_input import RunInput
@@ -69,7 +70,8 @@ class Loop:
             next(iterator, None)
         if done:
             self._state.skipped()
-        for batch in iterator:
+        for batch, following in with_following(iterator, int(self._state.reads_ahead(data))):
+            self._state.announce(batch, following)
             yield from self._stepped_by(batch, None)
 
     def _stepped_by(self, batch: Any, rows: int | None) -> Iterator[Any]:
@@ -95,7 +97,7 @@ class Loop:
             return
         self._left_early = True
         for _, part, batch, following in self._laid_out(layout):
-            self._state.announce(following)
+            self._state.announce(batch, [data for _, data in following])
             yield from self._stepped_by(batch, part.rows)
         self._left_early = False
 
@@ -132,8 +134,8 @@ class Loop:
     def _take_steps(self, layout: Callable[[Batch], Any], step: Callable[[Any], Any]) -> None:
         course, state = self._course, self._state
 
-        def run(batch: Any, following: list[Any]) -> Any:
-            state.announce(following)
+        def run(batch: Any, following: Sequence[tuple[Batch, Any]]) -> Any:
+            state.announce(batch, [data for _, data in following])
             return step(batch)
 
         with closing(self._laid_out(layout)) as batches:
@@ -168,8 +170,8 @@ class Loop:
 
     def _laid_out(
         self, layout: Callable[[Batch], Any]
-    ) -> Generator[tuple[int, Batch, Any, list[Any]], None, None]:
-        """Yield the batches that are left: rows, this worker's part, layouts of it and of the next ones."""
+    ) -> Generator[tuple[int, Batch, Any, list[tuple[Batch, Any]]], None, None]:
+        """Yield the batches that are left: rows, this worker's part, its layout, and the next ones' both."""
         course, state = self._course, self._state
         if course.goes_on():
             state.skipped()
@@ -184,8 +186,8 @@ class Loop:
         with closing(course.batches(state.batches_ahead)) as batches:
             for size, part, following in batches:
                 batch = laid_out(part)
-                known = [(one, laid_out(one)) for one in following]
-                yield size, part, batch, [data for _, data in known]
+                known = state.lay_out_ahead(partial(_both, following, laid_out))
+                yield size, part, batch, known
 
     def step(self, loss: Any, rows: int | None) -> None:
         """See oe_runtime.job.step."""
@@ -239,6 +241,10 @@ def begin(
     )
     session.loop = loop = Loop(session, course, course.state, done=not course.begin_part())
     return loop
+
+
+def _both(batches: Sequence[Batch], layout: Callable[[Batch], Any]) -> list[tuple[Batch, Any]]:
+    return [(one, layout(one)) for one in batches]
 
 
 def _rows(batch: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,16 @@ class ScriptState:
         """How many batches beyond the present one `announce` takes; for subclasses."""
         return 0
 
-    def announce(self, following: Sequence[Any]) -> None:
-        """Note what the next steps train on, so that their rows are prefetched; for subclasses."""
+    def announce(self, batch: Any, following: Sequence[Any]) -> None:
+        """Before a step of `batch`: note what the next train on, to prefetch their rows; for subclasses."""
+
+    def lay_out_ahead(self, lay_out: Callable[[], list[Any]]) -> list[Any]:
+        """Return the layouts of the next batches, or none where that would change results; for subclasses."""
+        return lay_out()
+
+    def reads_ahead(self, data: Any) -> bool:
+        """Whether to read a program's own `data` a batch ahead, for `announce`; for subclasses."""
+        return False
 
     def begin_epoch(self, *, resumed: bool) -> None:
         """Before the data of an epoch; for subclasses."""

@@ -7,7 +7,9 @@ from enum import Enum
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _DEEPEST = 6  # parts of parts of a batch, which may refer back to it
 _MOST_COLUMNS = 4096  # of a matrix, that are compared with an argument
@@ -15,7 +17,7 @@ Path: TypeAlias = tuple[tuple[str, Any], ...]  # how to get from a batch to a pa
 
 
 class BatchParts:
-    """The tensors and jagged tensors in a batch: in lists, tuples, dicts and attributes."""
+    """The tensors, arrays and jagged tensors in a batch: in lists, tuples, dicts and attributes."""
 
     def __init__(self, batch: Any) -> None:
         self._parts = list(_parts(batch, ()))
@@ -44,6 +46,8 @@ def part_at(batch: Any, path: Path) -> Any:
     for kind, name in path:
         if kind == "attribute":
             batch = getattr(batch, name)
+        elif kind == "array":
+            batch = _tensor(batch)
         elif kind == "reshape":
             batch = batch.reshape(name)
         elif kind == "type":
@@ -59,6 +63,9 @@ def _parts(data: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         return
     if isinstance(data, torch.Tensor) or hasattr(data, "offsets"):
         yield path, data
+    elif isinstance(data, np.ndarray):
+        if data.dtype.kind in "iufb" and data.dtype.isnative:
+            yield (*path, ("array", None)), _tensor(data)
     elif isinstance(data, dict):
         for key, part in data.items():
             yield from _parts(part, (*path, ("item", key)))
@@ -68,6 +75,13 @@ def _parts(data: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     else:
         for name, part in getattr(data, "__dict__", {}).items():
             yield from _parts(part, (*path, ("attribute", name)))
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return an array as a tensor, in its memory if that can be: a program's own `from_numpy` is a view."""
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
 
 
 def _view(part: Any, argument: Any) -> Path | None:

@@ -50,7 +50,7 @@ def _has_layers(module: nn.Module) -> bool:
 
 
 @dataclass
-class _KnownCall:
+class KnownCall:
     """A call that forward passes make, by where its arguments are in the module's."""
 
     layer: TableLayer
@@ -64,6 +64,36 @@ class _KnownCall:
         return Call(self.layer, part_at(data, self.ids).clone(), offsets)
 
 
+class KnownCalls:
+    """Which layers are called with which parts of some data, learned from passes with other data."""
+
+    def __init__(self) -> None:
+        self._known: dict[bool, list[KnownCall]] = {False: [], True: []}  # by whether the module trains
+        self._misses: dict[TableLayer, int] = {}
+
+    def known(self, *, training: bool) -> list[KnownCall]:
+        """Return the calls that are known now of a module that trains, or does not."""
+        return self._known[training]
+
+    def learn(self, forward: Forward, data: Any, *, training: bool) -> list[TableLayer]:
+        """After a pass: learn from the calls that were not foreseen; return the layers of those not found."""
+        unused = [answer.call.layer for answer in forward.answers]
+        for layer in {*unused, *(call.layer for call in forward.missed)}:
+            self._misses[layer] = self._misses.get(layer, 0) + 1
+        known = [one for one in self._known[training] if one.layer not in unused]
+        news = [call for call in forward.missed if self._misses[call.layer] <= _MOST_MISSES]
+        lost = []
+        if news:
+            parts = BatchParts(data)
+            for call in news:
+                if (found := _find(call, parts)) is None:
+                    lost.append(call.layer)
+                else:
+                    known.append(found)
+        self._known[training] = known
+        return lost
+
+
 class _ForwardPull:
     """What a module's forward passes look up, learned from the last one.
 
@@ -72,8 +102,7 @@ class _ForwardPull:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bool, list[_KnownCall]] = {False: [], True: []}  # by whether the module trains
-        self._misses: dict[TableLayer, int] = {}
+        self._calls = KnownCalls()
 
     def begin(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Before a forward pass: pull the rows of the calls that are known."""
@@ -83,9 +112,13 @@ class _ForwardPull:
         own = [i for i, one in enumerate(stack) if one.owner is self]
         del stack[own[0] if own else len(stack) :]  # an interrupt has left them
         foreseen = {answer.call.layer for one in stack for answer in one.answers}
-        calls = [one for one in self._known[module.training] if one.layer not in foreseen]
-        calls = [one for one in calls if not one.layer.ahead]
-        stack.append(Forward(self, _answers(calls, (arguments, named)) if calls else [], []))
+        known = self._calls.known(training=module.training)
+        calls = [one for one in known if one.layer not in foreseen and not one.layer.ahead]
+        planned = plan_calls(calls, (arguments, named))
+        for client, pulled, _ in planned.requests:
+            client.settle()
+            client.refresh(pulled)
+        stack.append(Forward(self, planned.answers(), []))
 
     def end(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
         """After a forward pass: learn from the calls that were not foreseen."""
@@ -96,28 +129,48 @@ class _ForwardPull:
         if forward is None:
             return
         del stack[stack.index(forward) :]
-        unused = [answer.call.layer for answer in forward.answers]
-        for layer in {*unused, *(call.layer for call in forward.missed)}:
-            self._misses[layer] = self._misses.get(layer, 0) + 1
-        known = [one for one in self._known[module.training] if one.layer not in unused]
-        news = [call for call in forward.missed if self._misses[call.layer] <= _MOST_MISSES]
-        if news:
-            parts = BatchParts((arguments, named))
-            known += [one for call in news if (one := _find(call, parts)) is not None]
-        self._known[module.training] = known
+        self._calls.learn(forward, (arguments, named), training=module.training)
 
 
-def _find(call: Call, parts: BatchParts) -> _KnownCall | None:
+def _find(call: Call, parts: BatchParts) -> KnownCall | None:
     layer = call.layer
     if (ids := parts.find(call.ids)) is None:
         return None
     offsets = None if call.offsets is None else parts.find(call.offsets)
     is_pooled = not call.is_weighted and (call.offsets is None) == (offsets is None)
-    return _KnownCall(layer, ids, offsets if is_pooled else None, is_pooled)
+    return KnownCall(layer, ids, offsets if is_pooled else None, is_pooled)
 
 
-def _answers(known: Sequence[_KnownCall], data: Any) -> list[Answer]:
-    """Pull the rows of all calls, in one request for those that train and are pooled."""
+@dataclass
+class PlannedCalls:
+    """Requests for the rows of calls, without rows before `Client.refresh`."""
+
+    pooled: list[tuple[list[tuple[Call, pooling.Feature]], list[pooling.Request]]]
+    others: list[tuple[list[tuple[TableLayer, Any]], Pulled]]
+
+    @property
+    def requests(self) -> list[tuple[Client, Pulled, list[TableLayer]]]:
+        """Each request, with the layers whose rows it brings."""
+        found = []
+        for _, planned in self.pooled:
+            found += [(one.client, one.pulled, [part.layer for part in one.features]) for one in planned]
+        for asked, pulled in self.others:
+            found.append((asked[0][0].bound().client, pulled, [layer for layer, _ in asked]))
+        return found
+
+    def answers(self) -> list[Answer]:
+        """Return the answers to the calls, once the requests have their rows."""
+        answers = [answer for some, planned in self.pooled for answer in _outputs(some, planned)]
+        for asked, pulled in self.others:
+            answers += [
+                Answer(Call(layer, ids), found)
+                for (layer, ids), found in zip(asked, split(asked, pulled), strict=True)
+            ]
+        return answers
+
+
+def plan_calls(known: Sequence[KnownCall], data: Any) -> PlannedCalls:
+    """Plan the requests of all calls: one for those that train and are pooled."""
     pooled: dict[tuple[bool, Any], list[tuple[Call, pooling.Feature]]] = {}
     others: dict[TableLayer, list[Call]] = {}
     for one in known:
@@ -133,26 +186,9 @@ def _answers(known: Sequence[_KnownCall], data: Any) -> list[Answer]:
     try:
         plans = [(some, pooling.plan([feature for _, feature in some])) for some in pooled.values()]
         asked = requests("forward", {layer: [call.ids for call in some] for layer, some in others.items()})
-        rows = [(some, plan(some)) for some in asked]
+        return PlannedCalls(plans, [(some, plan(some)) for some in asked])
     except KeyRangeError:
-        return []  # the call itself raises it
-    answers = []
-    for some, planned in plans:
-        _refresh([(one.client, one.pulled) for one in planned])
-        answers += _outputs(some, planned)
-    for of_layers, pulled in rows:
-        _refresh([(of_layers[0][0].bound().client, pulled)])
-        answers += [
-            Answer(Call(layer, ids), found)
-            for (layer, ids), found in zip(of_layers, split(of_layers, pulled), strict=True)
-        ]
-    return answers
-
-
-def _refresh(pulls: Sequence[tuple[Client, Pulled]]) -> None:
-    for client, pulled in pulls:
-        client.settle()
-        client.refresh(pulled)
+        return PlannedCalls([], [])  # the call itself raises it
 
 
 def feature_of(call: Call, weights: Any = None) -> pooling.Feature | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
 from oe_runtime.torch.model import table_layers
 from oe_runtime.torch.optimizer_state import WITHOUT_ROWS
+from oe_runtime.torch.pipeline import PullAhead, is_trained_in_backward
 from oe_runtime.torch.rows import Rows
 
 _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
@@ -128,13 +131,67 @@ class TorchDense:
 
 
 class TorchScriptState(ScriptState):
-    """The same with the states of random generators, schedulers and other objects."""
+    """The same with the states of random generators, schedulers and other objects.
 
-    def __init__(self, model: Any, optimizer: Any, others: Mapping[str, Any]) -> None:
+    With `pipeline`, the rows of a batch that is known ahead are pulled while the one before computes.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        others: Mapping[str, Any],
+        *,
+        pipeline: bool = False,
+        staleness: int = 0,
+    ) -> None:
         self._trained = TorchDense(model, optimizer)
         super().__init__(model, self._trained)
         self._others = others
+        self._ahead: PullAhead | None = None
+        self._next: tuple[Any, Future[Any]] | None = None  # the batch that is prefetched
+        self._draws = False  # whether a layout draws random numbers
+        # Otherwise rows that were not asked for would lack an update that no step tells of.
+        if pipeline and self._trained.tables and (staleness or not is_trained_in_backward(model)):
+            self._ahead = PullAhead(model, staleness)
+            _follow_steps(optimizer, self._ahead)
         self._epoch: NDArray[Any] = torch.get_rng_state().numpy().copy()  # of the generator, at its begin
+
+    @property
+    def batches_ahead(self) -> int:
+        """See ScriptState."""
+        return int(self._ahead is not None and not self._draws)
+
+    def announce(self, batch: Any, following: Sequence[Any]) -> None:
+        """See ScriptState."""
+        if self._ahead is None:
+            return
+        self._ahead.end_forward()
+        waiting, self._next = self._next, None
+        if waiting is not None and waiting[0] is batch:
+            read = waiting[1].result()
+        else:
+            read = self._ahead.read(lambda: batch)
+        ahead = self._ahead.begin(read, (lambda: following[0]) if following else None)
+        if ahead is not None:
+            self._next = following[0], ahead
+
+    def lay_out_ahead(self, lay_out: Callable[[], list[Any]]) -> list[Any]:
+        """See ScriptState: a layout that draws random numbers must do so in its turn."""
+        if self._draws:
+            return []
+        before = torch.get_rng_state()
+        found = lay_out()
+        if torch.equal(before, torch.get_rng_state()):
+            return found
+        torch.set_rng_state(before)
+        self._draws = True
+        return []
+
+    def reads_ahead(self, data: Any) -> bool:
+        """See ScriptState: of a DataLoader with processes, whose batches draw no random numbers here."""
+        is_read_elsewhere = isinstance(data, torch.utils.data.DataLoader) and data.num_workers > 0
+        return self._ahead is not None and is_read_elsewhere
 
     def extra(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
@@ -172,6 +229,23 @@ class TorchScriptState(ScriptState):
         """Set the generator's state."""
         if (state := self.loaded_own(name)) is not None:
             torch.set_rng_state(torch.from_numpy(state.copy()))
+
+
+def _follow_steps(optimizer: Any, ahead: PullAhead) -> None:
+    """Tell `ahead` of the optimizer's steps, while it is there."""
+    known = weakref.ref(ahead)
+
+    def before(*_: Any) -> None:
+        if (one := known()) is not None:
+            one.wait()
+
+    def after(*_: Any) -> None:  # rows that were not asked for lack this step
+        if (one := known()) is not None:
+            one.end_forward()
+
+    hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+    for hook in hooks:
+        weakref.finalize(ahead, hook.remove)
 
 
 def _is_wrapper(module: Any) -> bool:
