@@ -81,13 +81,13 @@ class Host:
     python: str
     groups: tuple[str, ...]
     kind: Kind
-    pmem: PmemSettings
-    ssd: SsdSettings
-    kernel: KernelSettings
-    runtime: RuntimeSettings
-    gpu: GpuSettings
-    server: ServerSettings
-    worker: WorkerSettings
+    pmem: PmemSettings = field(default_factory=PmemSettings)
+    ssd: SsdSettings = field(default_factory=SsdSettings)
+    kernel: KernelSettings = field(default_factory=KernelSettings)
+    runtime: RuntimeSettings = field(default_factory=RuntimeSettings)
+    gpu: GpuSettings = field(default_factory=GpuSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
     given: frozenset[str] = frozenset()  # variables of ours that the inventory sets
     removal: Removal | None = None
     retry_trials: bool = False  # of this command only

@@ -6,17 +6,15 @@ worker's host at the same time, as the workers' user.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
-from provision.cluster.errors import HostError, TrainingError
+from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
 from provision.jobs import flavors, placement
-from provision.jobs.backends import units
-from provision.jobs.backends.containers import last_line
+from provision.jobs.backends.runners import runner_of
 from provision.jobs.request import Request, files_of_hosts, flag
 
 SECONDS = 300  # for directories of thousands of files, and TensorFlow for TFRecord
@@ -51,25 +49,8 @@ def check(inventory: Inventory, wanted: Request) -> None:
 
 def _ask(hosts: Mapping[str, Host], programs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     def one(name: str) -> str:
-        host, argv = hosts[name], list(programs[name])
-        if host.is_here:
-            return _here(argv)
-        args = {"user": units.USER, "argv": argv, "seconds": SECONDS}
-        try:
-            return str(errands.run(host, "check_data", args, SECONDS + 30)["problem"])
-        except HostError as error:
-            return error.reason
+        return runner_of(hosts[name]).check(programs[name], SECONDS)
 
     with ThreadPoolExecutor(max_workers=min(len(hosts), errands.MOST_AT_ONCE)) as pool:
         found = dict(zip(hosts, pool.map(one, hosts), strict=True))
     return {name: problem.removeprefix("error: ") for name, problem in found.items()}
-
-
-def _here(argv: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it could not be checked: {error}"
-    return last_line(done) if done.returncode else ""

@@ -20,6 +20,7 @@ from provision.cluster.settings import Storage
 from provision.cluster.training_settings import TrainingSettings
 from provision.inventory import vault
 from provision.jobs import flavors, placement, script
+from provision.jobs.backends import ssh
 from provision.jobs.placement import Placement
 from provision.jobs.request import LaunchOptions, Request, check_counts, check_url, files_of_hosts, flag
 from provision.jobs.storage import CACHED, servers_of, storage_directories, storage_of
@@ -252,7 +253,7 @@ def build(job: Job, inventory: Inventory, placed: Placement, wanted: Request, no
         inventory=str(inventory.path),
         settings=wanted.settings(),
         hosts={
-            name: placement.connection(host)
+            name: ssh.connection(host)
             for name, host in inventory.hosts.items()
             if name in used and not host.is_here
         },

@@ -34,7 +34,7 @@ from provision.jobs import (
     script_delivery,
     store,
 )
-from provision.jobs.backends import containers, ssh
+from provision.jobs.backends import containers, endpoint, ssh
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.background import start_detached
 from provision.jobs.ending import result
@@ -300,17 +300,17 @@ class Launch:
         events_from = MetricsTail(job.metrics_file).offset
         _write(job, "prepared", states, events_from)
         begun = time.monotonic()
-        hosts = {name: self.inventory.hosts[name] for name in placed.hosts}
+        hosts = {name: self.inventory.hosts[name] for name in placed.units}
         with self.console.status("preparing hosts"):
-            refused = placement.unwritable(hosts, placed)
+            refused = placement.unwritable(placed.processes)
             far = {name: host for name, host in hosts.items() if not host.is_here}
-            answers = {} if refused else known.prepare(far, placed.hosts, self.stop_request)
+            answers = {} if refused else known.prepare(far, placed.units, self.stop_request)
         for name, answer in answers.items():
             if isinstance(answer, HostError):
                 refused.append(answer)
                 continue
             for ready in answer["servers"]:
-                where = placement.endpoint(hosts[name].address, str(ready["host"]), int(ready["port"]))
+                where = endpoint(hosts[name].address, str(ready["host"]), int(ready["port"]))
                 update = {"pid": int(ready["pid"]), "started": int(ready["started"]), "endpoint": where}
                 boot = {"boot": str(answer["boot"])}
                 states[ready["name"]] = states[ready["name"]].model_copy(update={**update, **boot})

@@ -27,12 +27,12 @@ SECONDS = 60  # a host may take to show its last lines
 def logs(
     job: Job,
     *,
-    process_name: str | None = None,
+    process: str | None = None,
     follow: bool = False,
     lines: int = 20,
 ) -> int:
     """Print the last lines of a job's logs, and with ``follow`` new ones until the job ends; returns 0."""
-    view = _Logs(job, process_name, lines)
+    view = _Logs(job, process, lines)
     view.last_lines()
     if follow:
         view.follow()

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision.cluster import settings, share
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host, Inventory
-from provision.cluster.runtime_settings import RuntimeSettings
-from provision.cluster.settings import Kind
 from provision.cluster.training_settings import MODEL_SETTINGS, TrainingSettings
 from provision.jobs import gpus, script
-from provision.jobs.backends import containers, units
+from provision.jobs.backends import containers, endpoint
+from provision.jobs.backends.runners import runner_of
 from provision.jobs.backends.units import Place
 from provision.jobs.request import Request
 from provision.jobs.storage import (
     CACHED,
     POOLS,
-    cpu_count,
     cpus_of,
-    dram_bytes,
     memory_bytes,
     nodes_of,
     place_of,
@@ -35,10 +30,7 @@ from provision.jobs.store import LOCAL_RANK, LOCAL_WORLD_SIZE, SERVERS, WORKERS,
 from provision.node import numa
 from provision.node.state import State
 
-CHECKPOINT_SECONDS = 600.0  # a worker may take to write its last checkpoint
 LEAST_POOL_CHECKPOINTS = 2  # one is kept until the next is durable
-ADAPTER = "adapter.py"  # of provision/node
-WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
 
 
 def worker_hosts(inventory: Inventory) -> list[Host]:
@@ -75,39 +67,12 @@ def check_connection(host: Host) -> None:
         )
 
 
-def connection(host: Host) -> dict[str, Any]:
-    """How the host is reached, for the job file: every plain field of it."""
-    values = {item.name: getattr(host, item.name) for item in fields(host)}
-    plain = {name: value for name, value in values.items() if isinstance(value, (str, int, tuple, list))}
-    return {**plain, "kind": host.kind.value}
-
-
-def restored(values: Mapping[str, Any]) -> Host:
-    """The host that ``connection`` described, with default settings; TrainingError for unusable values."""
-    found: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-    }
-    found.update(
-        pmem=settings.PmemSettings(),
-        ssd=settings.SsdSettings(),
-        kernel=settings.KernelSettings(),
-        runtime=RuntimeSettings(),
-        gpu=settings.GpuSettings(),
-        server=settings.ServerSettings(),
-        worker=settings.WorkerSettings(),
-    )
-    try:
-        return Host(**{**found, "kind": Kind(found["kind"])})
-    except (TypeError, KeyError, ValueError) as error:
-        raise TrainingError(f"job.json does not say how its hosts are reached: {error}") from None
-
-
 @dataclass(frozen=True)
 class Placement:
-    """Every process with its command line, and what each host needs before they start; see node/job.py."""
+    """Every process with its command line, and the units that each host starts; see ``Runner``."""
 
     processes: list[ProcessSpec]
-    hosts: dict[str, dict[str, Any]]
+    units: dict[str, list[dict[str, Any]]]
 
 
 def place(
@@ -124,7 +89,7 @@ def place(
     processes = [*alone.processes, *_workers(job, workers, states, wanted, tls, wire)]
     if wanted.on:
         processes = [containers.wrapped(job, inventory, wanted, item) for item in processes]
-    return Placement(processes, alone.hosts)
+    return Placement(processes, alone.units)
 
 
 def place_servers(
@@ -135,7 +100,7 @@ def place_servers(
     counts = {host.name: servers_of(host, wanted) for host in servers}
     total = sum(counts.values())
     processes: list[ProcessSpec] = []
-    prepared = {host.name: prepared_for(job, host) for host in inventory.hosts.values()}
+    started: dict[str, list[dict[str, Any]]] = {name: [] for name in inventory.hosts}
     tls = _tls(wanted.training, servers)
     for host in servers:
         state = states.get(host.name)
@@ -151,32 +116,17 @@ def place_servers(
         for number, where in enumerate(places):
             spec = _server(job, host, wanted, tls, len(processes), total, number, places, state)
             processes.append(spec)
-            if not host.is_here:
-                port = host.server.port + number if host.server.port else 0
-                prepared[host.name]["units"].append(server_start(job, host, spec, where, port, fresh=fresh))
-            elif where.mount:
-                prepared[host.name]["storage_directory"] = where.mount
-    return Placement(processes, prepared)
+            port = host.server.port + number if host.server.port else 0
+            started[host.name] += runner_of(host).server_start(job, spec, where, port, fresh=fresh)
+    return Placement(processes, started)
 
 
-def directory_of(job: Job, host: Host) -> Path:
-    """The job's directory on the host."""
-    return job.directory if host.is_here else Path(units.job_directory(job.id))
-
-
-def prepared_for(job: Job, host: Host) -> dict[str, Any]:
-    """What a host needs, before any unit was added."""
-    user = "" if host.is_here else units.USER
-    return {"directory": str(directory_of(job, host)), "user": user, "units": [], "storage_directory": ""}
-
-
-def unwritable(hosts: Mapping[str, Host], placed: Placement) -> list[HostError]:
-    """The hosts that are this machine and whose directory for rows this user cannot write to."""
+def unwritable(processes: Sequence[ProcessSpec]) -> list[HostError]:
+    """Directories for rows on this machine that this user cannot write to."""
     return [
         HostError(name, f"{path} is not a directory that this user can write to")
-        for name, values in placed.hosts.items()
-        if hosts[name].is_here and (path := values["storage_directory"])
-        if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK))
+        for name, path in dict.fromkeys((item.host, item.storage) for item in processes if not item.unit)
+        if path and not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK))
     ]
 
 
@@ -191,11 +141,11 @@ def _server(
     places: Sequence[Place],
     state: State | None,
 ) -> ProcessSpec:
-    name, server = f"server-{index}", host.server
+    name, server, runner = f"server-{index}", host.server, runner_of(host)
     where, beside = places[number], len(places)
-    cpus = len(where.cpus) or cpu_count(host, state)
+    cpus = len(where.cpus) or runner.cpus(state)
     sharing = sum(other.cpus == where.cpus for other in places)
-    directory = directory_of(job, host)
+    directory = runner.directory(job)
     options: dict[str, Any] = {
         "host": server.host,
         "port": server.port + number if server.port else 0,
@@ -217,7 +167,7 @@ def _server(
         flags.append("--storage-recover")  # its own rows: in a new job's directory there are none
     if where.storage in CACHED:
         cache = wanted.storage_cache or server.storage_cache
-        options["storage-cache"] = cache or dram_bytes(host, state) // 4 // beside
+        options["storage-cache"] = cache or runner.dram(state) // 4 // beside
     size = server.storage_size
     if where.storage == "pmem_memkind" and where.bound and state and not size:
         # The system ends a process that touches more than a node has; so the server refuses before.
@@ -230,49 +180,18 @@ def _server(
         options["metrics-port"] = server.metrics_port + number
     if not host.is_here:
         options["checkpoint-dir"] = directory / "checkpoints" / name
-    argv = [python_of(host), "-m", "oe_runtime.server", *arguments(options), *flags]
+    argv = [runner.python, "-m", "oe_runtime.server", *arguments(options), *flags, *runner.ending]
     return ProcessSpec(
         name=name,
         role="parameter_server",
         host=host.name,
-        argv=[*argv, *(["--exit-with-parent"] if host.is_here else [])],
-        unit=units.unit_name(job.id, name, host),
+        argv=argv,
+        unit=runner.unit(job, name),
         storage=where.mount,
         pools=where.path if where.storage in POOLS else "",
         cpus=numa.list_text(list(where.cpus)),
         start_timeout=server.start_timeout,
     )
-
-
-def server_start(
-    job: Job, host: Host, spec: ProcessSpec, where: Place, port: int, *, fresh: bool
-) -> dict[str, Any]:
-    """What the host's module needs to start the server's unit; see provision/node/job.py."""
-    scratch = str(units.job_directory(job.id) / "checkpoints" / spec.name)
-    needs = [python_of(host), *([units.MEMORY_FILE, units.NUMACTL] if where.bound else [])]
-    text = units.server_unit(job.id, spec.name, spec.argv, where)
-    directories = [scratch, *([where.path] if where.path else [])]
-    return _unit_start(
-        spec, text, directories, where.mount, needs, address=host.server.host, port=port, fresh=fresh
-    )
-
-
-def _unit_start(
-    spec: ProcessSpec, text: str, directories: list[str], mount: str, needs: list[str], **more: Any
-) -> dict[str, Any]:
-    """What every unit's host needs to start it; programs of others are run by the adapter."""
-    adapter = share.node_package() / ADAPTER
-    return {
-        "name": spec.name,
-        "role": spec.role,
-        "unit": spec.unit,
-        "text": text,
-        "directories": directories,
-        "mount": mount,
-        "needs": needs,
-        "files": {ADAPTER: adapter.read_text(encoding="utf-8")} if spec.adapted else {},
-        **more,
-    }
 
 
 def _tls(training: TrainingSettings, servers: Sequence[Host]) -> str:
@@ -305,7 +224,7 @@ def _workers(
         endpoints = ",".join(f"127.0.0.1:{port + number}" for number in range(counts[0]))
     specs: list[ProcessSpec] = []
     for host, count in zip(hosts, counts, strict=True):
-        share = max(1, cpu_count(host, states.get(host.name)) // count) if count > 1 else 0
+        share = max(1, runner_of(host).cpus(states.get(host.name)) // count) if count > 1 else 0
         for number in range(count):
             rank = len(specs)
             together = ["--workers", endpoints, "--rank", str(rank)] if sum(counts) > 1 else []
@@ -328,23 +247,24 @@ def _worker(
     threads: int,
     together: Sequence[str],
 ) -> ProcessSpec:
-    directory = directory_of(job, host)
-    path = script.path_on(directory, host, training) if training.script else None
+    runner = runner_of(host)
+    directory = runner.directory(job)
+    path = runner.sent(job, Path(training.script), "script") if training.script else None
     words = training_words(training, directory / "run", path)
     options: dict[str, Any] = {"servers": SERVERS, "token_file": directory / "token", "tls": tls}
     if wire:
         options["checkpoint_transfer"] = "wire"
     if host.platform.has_gpus and training.device == "auto" and not training.script:
         options["device"] = "gpu"
-    argv = [python_of(host), "-m", "oe_runtime.train", *words, *arguments(options), *together]
+    argv = [runner.python, "-m", "oe_runtime.train", *words, *arguments(options), *together]
     name = f"worker-{rank}"
     return ProcessSpec(
         name=name,
         role="worker",
         host=host.name,
-        argv=[*argv, *(["--exit-with-parent"] if host.is_here else []), *script.words(training)],
+        argv=[*argv, *runner.ending, *script.words(training)],
         environment=worker_environment(host, threads),
-        unit=units.unit_name(job.id, name, host),
+        unit=runner.unit(job, name),
     )
 
 
@@ -370,27 +290,6 @@ def training_words(training: TrainingSettings, run_dir: Path, script: Path | Non
     options["device"] = None if training.device == "auto" else training.device
     options["export"] = run_dir / "export" if training.export else None
     return arguments({**options, "run_dir": run_dir})
-
-
-def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
-    """What the worker's host needs to start its unit; ``argv`` has the servers' endpoints."""
-    own = [spec.pools] if spec.pools else []
-    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS, writable=own)
-    needs = [argv[0]]
-    return _unit_start(spec, text, own, spec.storage, needs, address="", port=0, script=spec.script)
-
-
-def endpoint(address: str, listens: str, port: int) -> str:
-    """Where workers reach a server: where it listens, or its host's address if it listens everywhere."""
-    address = address if listens in WILDCARDS else listens
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def python_of(host: Host) -> str:
-    """The interpreter of the environment that the host's processes run in."""
-    if host.is_here and Path(host.runtime.venv) == Path(sys.prefix):
-        return sys.executable
-    return str(Path(host.runtime.venv) / "bin" / "python")
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:

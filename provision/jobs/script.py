@@ -20,8 +20,6 @@ from provision.cluster.training_settings import MODEL_SETTINGS, TrainingSettings
 from provision.jobs.request import Request, files_of_hosts, flag
 from provision.jobs.store import Job
 
-DIRECTORY = "script"  # below a job's directory on a host
-
 
 def check_settings(inventory: Inventory, given: Mapping[str, Any]) -> None:
     """Refuse settings that the script decides, by name, and arguments without a script."""
@@ -103,12 +101,6 @@ def data_check(host: Host, training: TrainingSettings) -> list[str]:
     python = sys.executable if host.is_here else host.python
     text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
     return [python, "-I", "-c", text, "match", *files_of_hosts(training).values()]
-
-
-def path_on(job_directory: Path, host: Host, training: TrainingSettings) -> Path:
-    """Where the host's workers find the script."""
-    script = Path(training.script)
-    return script if host.is_here else job_directory / DIRECTORY / script.name
 
 
 def words(training: TrainingSettings) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,15 +15,13 @@ from provision.cluster.inventory import Host, Inventory
 from provision.hosts import errands
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import environments, placement, script_files, script_packages, store
-from provision.jobs.backends import units
+from provision.jobs.backends.runners import runner_of
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
 from provision.jobs.script_files import ScriptFiles
 from provision.jobs.script_packages import Packages
 from provision.node import jobscript
-from provision.node.command import CommandError, System
-
-_SECONDS = 120  # that a host may take for an archive
+from provision.node.command import System
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,9 @@ def prepare(inventory: Inventory, wanted: Request, state_dir: Path) -> Delivery 
         return Delivery(files, None, {})
     made = {}
     for host in hosts:
-        python, index = placement.python_of(host), host.runtime.index
-        top = str(environments.directory(state_dir)) if host.is_here else jobscript.ENVIRONMENTS
-        place = f"{top}/{packages.key(python, index)}"
+        runner, index = runner_of(host), host.runtime.index
+        python = runner.python
+        place = f"{runner.environments(state_dir)}/{packages.key(python, index)}"
         made[host.name] = packages.environment(place, python, index)
     return Delivery(files, packages, made)
 
@@ -106,26 +102,13 @@ def deliver(
 def _deliver_to(host: Host, delivery: Delivery, stop: StopRequest) -> str:
     """A line that says what was done for one host; empty if nothing was to be done."""
     environment = delivery.environments.get(host.name, {})
-    packages = f"packages of {delivery.packages.source}" if delivery.packages is not None else ""
-    if host.is_here:
-        try:
-            made = bool(environment) and jobscript.make_environment(
-                System(), environment, is_wanted=lambda: not stop.count
-            )
-        except CommandError as error:
-            raise TrainingError(f"--script: {error}; nothing was started") from None
-        return f"{host.name}: {packages} installed in {environment['path']}" if made else ""
-    assert delivery.files is not None  # noqa: S101 - collected for such hosts
-    args = {"digest": delivery.files.digest, "environment": environment, "user": units.USER}
-    seconds = _SECONDS + (jobscript.PIP_SECONDS if environment else 0)
-    sent = ""
     try:
-        answer = errands.run(host, "deliver_script", {**args, "archive": ""}, seconds, stop)
-        if answer["missing"]:
-            archive = base64.b64encode(zlib.compress(delivery.files.archive, 1)).decode()
-            answer = errands.run(host, "deliver_script", {**args, "archive": archive}, seconds, stop)
-            sent = f"the script's directory was sent ({decimal(delivery.files.size)})"
+        sent, made = runner_of(host).deliver(delivery.files, environment, stop)
     except HostError as error:
         raise TrainingError(f"host {host.name}: {error.reason}; nothing was started") from None
-    done = [sent, f"{packages} installed in {environment['path']}" if answer["made"] else ""]
-    return f"{host.name}: {', '.join(filter(None, done))}" if any(done) else ""
+    done = []
+    if sent and delivery.files is not None:
+        done.append(f"the script's directory was sent ({decimal(delivery.files.size)})")
+    if made and delivery.packages is not None:
+        done.append(f"packages of {delivery.packages.source} installed in {environment['path']}")
+    return f"{host.name}: {', '.join(done)}" if done else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -146,7 +145,7 @@ def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
         nodes = [numa.node_of_mount(state, where.mount)]
     near = [numa.cpus_near(state, node) for node in nodes]
     found = sorted({cpu for cpus in near for cpu in cpus})
-    return tuple(found) if all(near) and len(found) < cpu_count(host, state) else ()
+    return tuple(found) if all(near) and len(found) < sum(len(node.cpus) for node in state.numa) else ()
 
 
 def _check_memory_nodes(host: Host, state: State | None) -> None:
@@ -198,17 +197,3 @@ def storage_directories(host: Host, storage: str) -> list[str]:
             "use --storage dram or set pmem_mode: directory"
         )
     return [host.pmem.directory]
-
-
-def cpu_count(host: Host, state: State | None) -> int:
-    """All CPUs of the host."""
-    if host.is_here:
-        return os.cpu_count() or 1
-    return sum(len(node.cpus) for node in state.numa) if state else 1
-
-
-def dram_bytes(host: Host, state: State | None) -> int:
-    """The host's DRAM in bytes; 0 if it was not observed."""
-    if host.is_here:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return numa.dram(state) if state else 0

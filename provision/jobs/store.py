@@ -78,7 +78,7 @@ class JobSpec(_Record):
     cluster: str
     inventory: str
     settings: dict[str, Any]
-    hosts: dict[str, dict[str, Any]] = {}  # how hosts of units are reached; see placement.connection
+    hosts: dict[str, dict[str, Any]] = {}  # how hosts of units are reached; see ssh.connection
     processes: list[ProcessSpec]
     foreign: list[str] = []  # hosts where another job has this id: all that has it there is that job's
 

@@ -39,7 +39,6 @@ from provision.jobs import (
     fetching,
     launching,
     observing,
-    placement,
     script_files,
     script_packages,
     servers,
@@ -47,7 +46,7 @@ from provision.jobs import (
     stopping,
     store,
 )
-from provision.jobs.backends import registry
+from provision.jobs.backends import registry, ssh
 from provision.jobs.backends.ssh import Fleet
 from provision.jobs.request import LaunchOptions
 from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
@@ -906,7 +905,7 @@ def far_job(cluster: Cluster) -> Iterator[Job]:
         cluster="hosts",
         inventory="inventory.yml",
         settings={"model": "deepfm"},
-        hosts={two.name: placement.connection(host)},
+        hosts={two.name: ssh.connection(host)},
         processes=[worker],
     )
     job.write_spec(spec)

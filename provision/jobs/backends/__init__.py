@@ -3,7 +3,7 @@
 ``Backend`` is what commands know of a job; ``registry.backend_of`` gives it. There are two: ``hosts`` for
 jobs with a ``job.json``, and ``kubernetes`` for jobs with a ``kubernetes.json``. Of the processes on hosts,
 ``local`` runs those of this machine (in a container with ``containers``), and ``ssh`` the units of others;
-``Process`` is what the supervisor knows of one.
+``Process`` is what the supervisor knows of one, and ``Runner`` what placement knows of a host's.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from provision.cluster.errors import HostError
-    from provision.cluster.inventory import Inventory
+    from provision.cluster.inventory import Host, Inventory
     from provision.hosts.stop_request import StopRequest
+    from provision.jobs.backends.units import Place
     from provision.jobs.holding import Holding
     from provision.jobs.request import LaunchOptions
     from provision.jobs.screen import JobScreen
+    from provision.jobs.script_files import ScriptFiles
     from provision.jobs.store import Job, ProcessSpec, ProcessState
+    from provision.node.state import State
+
+
+CHECKPOINT_SECONDS = 600.0  # a worker may take to write its last checkpoint
+ADAPTER = "adapter.py"  # of provision/node
+_WILDCARDS = ("0.0.0.0", "::", "*", "")  # noqa: S104 - compared with, not listened on
 
 
 class Backend(Protocol):
@@ -128,3 +136,58 @@ class Process(ABC):
     @abstractmethod
     def how_it_ended(self) -> str:
         """In words."""
+
+
+class Runner(Protocol):
+    """How processes of jobs run on a host; ``runners.runner_of`` gives it. Placement knows only this."""
+
+    host: Host
+    python: str  # the interpreter of the environment that the host's processes run in
+    own_python: str  # for programs that need no environment
+    ending: tuple[str, ...] = ()  # of the command line of each program of ours
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.python = self.own_python = str(Path(host.runtime.venv) / "bin" / "python")
+
+    def directory(self, job: Job) -> Path:
+        """The job's directory on the host."""
+
+    def sent(self, job: Job, path: Path, folder: str = "") -> Path:
+        """Where a file that is at ``path`` here is on the host, if it travels to the job's ``folder``."""
+
+    def environments(self, state_dir: Path) -> str:
+        """The directory on the host of the environments of scripts."""
+
+    def cpus(self, state: State | None) -> int:
+        """All CPUs of the host."""
+
+    def dram(self, state: State | None) -> int:
+        """The host's DRAM in bytes; 0 if it was not observed."""
+
+    def unit(self, job: Job, process: str) -> str:
+        """The name of a process's systemd unit; empty if it has none."""
+        return ""
+
+    def server_start(
+        self, job: Job, spec: ProcessSpec, where: Place, port: int, *, fresh: bool
+    ) -> list[dict[str, Any]]:
+        """What ``Fleet.prepare`` is told to start the server; nothing if the supervisor starts it."""
+        return []
+
+    def check(self, argv: Sequence[str], seconds: int) -> str:
+        """Run a check as the workers' user; its error in words, empty if there is none."""
+
+    def deliver(
+        self, files: ScriptFiles | None, environment: dict[str, object], stop: StopRequest
+    ) -> tuple[bool, bool]:
+        """Bring a script's files, and make its ``environment`` if any: whether each was missing.
+
+        TrainingError and HostError say why not.
+        """
+
+
+def endpoint(address: str, listens: str, port: int) -> str:
+    """Where workers reach a server: where it listens, or its host's address if it listens everywhere."""
+    address = address if listens in _WILDCARDS else listens
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -20,6 +20,8 @@ STAYS = False
 is_running = stopping.is_running
 stop = stopping.stop
 observe = observing.readable_report
+logs = logview.logs
+fetch = fetching.fetch
 
 
 def start(inventory: Inventory, options: LaunchOptions, *, state_dir: Path, screen: JobScreen) -> int:
@@ -41,16 +43,6 @@ def resume(
     from provision.jobs import launching
 
     return launching.launch(inventory(), options, state_dir=state_dir, screen=screen)
-
-
-def logs(job: Job, *, process: str | None, follow: bool, lines: int) -> int:
-    """See ``Backend``."""
-    return logview.logs(job, process_name=process, follow=follow, lines=lines)
-
-
-def fetch(job: Job, *, checkpoints: bool, replace: bool) -> int:
-    """See ``Backend``."""
-    return fetching.fetch(job, checkpoints=checkpoints, replace=replace)
 
 
 def results(job: Job) -> str:

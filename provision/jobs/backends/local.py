@@ -1,4 +1,4 @@
-"""A process of this machine as a child of the supervisor."""
+"""Processes of this machine, as children of the supervisor."""
 
 from __future__ import annotations
 
@@ -6,18 +6,78 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from provision.cluster.errors import TrainingError
+from provision.cluster.inventory import Host
 from provision.hosts.stop_request import TICK, StopRequest
-from provision.jobs.backends import Process, Refused, Stopped
-from provision.jobs.placement import endpoint
+from provision.jobs.backends import Process, Refused, Runner, Stopped, endpoint
+from provision.jobs.backends.containers import last_line
+from provision.jobs.environments import directory as environments_directory
+from provision.jobs.script_files import ScriptFiles
 from provision.jobs.store import Job, ProcessSpec, ProcessState
-from provision.node import environments, process
-from provision.node.command import System
+from provision.node import environments, jobscript, process
+from provision.node.command import CommandError, System
+from provision.node.state import State
+
+
+class LocalRunner(Runner):
+    """On this machine; processes end with their launcher."""
+
+    ending = ("--exit-with-parent",)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.own_python = sys.executable
+        if Path(host.runtime.venv) == Path(sys.prefix):
+            self.python = sys.executable
+
+    def directory(self, job: Job) -> Path:
+        """See ``Runner``."""
+        return job.directory
+
+    def environments(self, state_dir: Path) -> str:
+        """See ``Runner``."""
+        return str(environments_directory(state_dir))
+
+    def sent(self, job: Job, path: Path, folder: str = "") -> Path:
+        """See ``Runner``."""
+        return path
+
+    def cpus(self, state: State | None) -> int:
+        """See ``Runner``."""
+        return os.cpu_count() or 1
+
+    def dram(self, state: State | None) -> int:
+        """See ``Runner``."""
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def check(self, argv: Sequence[str], seconds: int) -> str:
+        """See ``Runner``."""
+        try:
+            done = subprocess.run(
+                argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"it could not be checked: {error}"
+        return last_line(done) if done.returncode else ""
+
+    def deliver(
+        self, files: ScriptFiles | None, environment: dict[str, object], stop: StopRequest
+    ) -> tuple[bool, bool]:
+        """See ``Runner``; the files are where they were."""
+        try:
+            made = bool(environment) and jobscript.make_environment(
+                System(), environment, is_wanted=lambda: not stop.count
+            )
+        except CommandError as error:
+            raise TrainingError(f"--script: {error}; nothing was started") from None
+        return False, made
 
 
 class Child(Process):

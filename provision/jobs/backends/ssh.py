@@ -2,34 +2,146 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from provision.cluster import share
 from provision.cluster.errors import HostError, TrainingError
 from provision.cluster.inventory import Host
+from provision.cluster.settings import Kind
 from provision.hosts import errands, fanout, remote
 from provision.hosts.stop_request import StopRequest
-from provision.jobs.backends import Process, Refused, Stopped, units
+from provision.jobs.backends import ADAPTER, CHECKPOINT_SECONDS, Process, Refused, Runner, Stopped, units
+from provision.jobs.backends.units import Place
 from provision.jobs.metrics import last_end
-from provision.jobs.placement import CHECKPOINT_SECONDS, restored, worker_start
+from provision.jobs.script_files import ScriptFiles
 from provision.jobs.store import Job, JobSpec, ProcessSpec, ProcessState, Role, write_json
+from provision.node import jobscript, numa
 from provision.node.job import MOST_EVENTS
+from provision.node.state import State
 
 OBSERVE_SECONDS = 60  # an observation may take on a slow host
 STOP_SECONDS = {"parameter_server": 180, "worker": int(CHECKPOINT_SECONDS) + 60}
 START_SECONDS = 120
+SCRIPT_SECONDS = 120  # a host may take for an archive
 POLL_SECONDS = 2.0  # between observations of a worker on another host
 LEAST_SILENCE = 120.0  # seconds that such a host may always be out of reach
 
 _EXIT_CODES = {"end": 0, "interrupted": units.INTERRUPTED, "error": 1}  # of the trainer, by its last event
 Answer = dict[str, Any]
+
+
+class SshRunner(Runner):
+    """On a host reached over SSH, as systemd units."""
+
+    def directory(self, job: Job) -> Path:
+        """See ``Runner``."""
+        return Path(units.job_directory(job.id))
+
+    def environments(self, state_dir: Path) -> str:
+        """See ``Runner``."""
+        return jobscript.ENVIRONMENTS
+
+    def sent(self, job: Job, path: Path, folder: str = "") -> Path:
+        """See ``Runner``."""
+        return self.directory(job) / folder / path.name
+
+    def cpus(self, state: State | None) -> int:
+        """See ``Runner``."""
+        return sum(len(node.cpus) for node in state.numa) if state else 1
+
+    def dram(self, state: State | None) -> int:
+        """See ``Runner``."""
+        return numa.dram(state) if state else 0
+
+    def unit(self, job: Job, process: str) -> str:
+        """See ``Runner``: ``oeprov-JOB-server-0.service``."""
+        return f"oeprov-{job.id}-{process}.service"
+
+    def server_start(
+        self, job: Job, spec: ProcessSpec, where: Place, port: int, *, fresh: bool
+    ) -> list[dict[str, Any]]:
+        """See ``Runner`` and provision/node/job.py."""
+        needs = [spec.argv[0], *([units.MEMORY_FILE, units.NUMACTL] if where.bound else [])]
+        text = units.server_unit(job.id, spec.name, spec.argv, where)
+        scratch = str(self.directory(job) / "checkpoints" / spec.name)
+        directories = [scratch, *([where.path] if where.path else [])]
+        more: dict[str, Any] = {"address": self.host.server.host, "port": port, "fresh": fresh}
+        return [_unit_start(spec, text, directories, where.mount, needs, **more)]
+
+    def check(self, argv: Sequence[str], seconds: int) -> str:
+        """See ``Runner``."""
+        args = {"user": units.USER, "argv": list(argv), "seconds": seconds}
+        try:
+            return str(errands.run(self.host, "check_data", args, seconds + 30)["problem"])
+        except HostError as error:
+            return error.reason
+
+    def deliver(
+        self, files: ScriptFiles | None, environment: dict[str, object], stop: StopRequest
+    ) -> tuple[bool, bool]:
+        """See ``Runner``."""
+        assert files is not None  # noqa: S101 - collected for such hosts
+        args = {"digest": files.digest, "environment": environment, "user": units.USER, "archive": ""}
+        seconds = SCRIPT_SECONDS + (jobscript.PIP_SECONDS if environment else 0)
+        answer = errands.run(self.host, "deliver_script", args, seconds, stop)
+        if missing := bool(answer["missing"]):
+            args["archive"] = base64.b64encode(zlib.compress(files.archive, 1)).decode()
+            answer = errands.run(self.host, "deliver_script", args, seconds, stop)
+        return missing, bool(answer["made"])
+
+
+def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]:
+    """What the worker's host needs to start its unit; ``argv`` has the servers' endpoints."""
+    own = [spec.pools] if spec.pools else []
+    text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS, writable=own)
+    needs = [argv[0]]
+    return _unit_start(spec, text, own, spec.storage, needs, address="", port=0, script=spec.script)
+
+
+def _unit_start(
+    spec: ProcessSpec, text: str, directories: list[str], mount: str, needs: list[str], **more: Any
+) -> dict[str, Any]:
+    """What every unit's host needs to start it; programs of others are run by the adapter."""
+    adapter = share.node_package() / ADAPTER
+    return {
+        "name": spec.name,
+        "role": spec.role,
+        "unit": spec.unit,
+        "text": text,
+        "directories": directories,
+        "mount": mount,
+        "needs": needs,
+        "files": {ADAPTER: adapter.read_text(encoding="utf-8")} if spec.adapted else {},
+        **more,
+    }
+
+
+def connection(host: Host) -> dict[str, Any]:
+    """How the host is reached, for the job file: every plain field of it."""
+    values = {item.name: getattr(host, item.name) for item in fields(host)}
+    plain = {name: value for name, value in values.items() if isinstance(value, (str, int, tuple, list))}
+    return {**plain, "kind": host.kind.value}
+
+
+def restored(values: Mapping[str, Any]) -> Host:
+    """The host that ``connection`` described, with default settings; TrainingError for unusable values."""
+    found: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
+    try:
+        return Host(**{**found, "kind": Kind(found["kind"])})
+    except (TypeError, KeyError, ValueError) as error:
+        raise TrainingError(f"job.json does not say how its hosts are reached: {error}") from None
 
 
 class Fleet:
@@ -146,21 +258,21 @@ class Fleet:
         return errands.run(self.hosts[spec.host], "start", args, longest, stop)
 
     def prepare(
-        self, hosts: Mapping[str, Host], wanted: Mapping[str, Mapping[str, Any]], stop: StopRequest
+        self, hosts: Mapping[str, Host], wanted: Mapping[str, Sequence[Mapping[str, Any]]], stop: StopRequest
     ) -> dict[str, Answer | HostError]:
         """Give hosts the job's directory and token, and start their servers; each one's answer.
 
-        ``wanted``: what ``placement`` says of each host. A stop request ends the wait. Hosts of servers come
-        first, and the others are asked only when these have begun: else two jobs with one id, of two
-        controllers, may each have a part of the hosts, and both are refused.
+        ``wanted``: the units of each host, as its runner says. A stop request ends the wait. Hosts of
+        servers come first, and the others are asked only when these have begun: else two jobs with one id,
+        of two controllers, may each have a part of the hosts, and both are refused.
         """
         token = self.job.token()
         limits = {item.name: item.start_timeout for item in self.processes.values()}
 
         def prepare(host: Host, cut: fanout.Cut) -> Answer:
-            items = wanted[host.name]["units"]
+            items = wanted[host.name]
             seconds = max((limits[item["name"]] for item in items), default=0)
-            args = self.args(user=wanted[host.name]["user"], token=token, seconds=seconds, units=items)
+            args = self.args(user=units.USER, token=token, seconds=seconds, units=items)
             longest = _longest_start("parameter_server", seconds)
             answer = errands.run(host, "start", args, longest, stop, cut)
             _check_servers(host, items, answer)
@@ -169,9 +281,7 @@ class Fleet:
         answers: dict[str, Answer | HostError] = {}
         for has_units in (True, False):
             if not any(isinstance(answer, HostError) for answer in answers.values()):
-                asked = {
-                    name: host for name, host in hosts.items() if bool(wanted[name]["units"]) == has_units
-                }
+                asked = {name: host for name, host in hosts.items() if bool(wanted[name]) == has_units}
                 answers |= fanout.on_hosts(asked, prepare, cut_off=False)
         return answers
 

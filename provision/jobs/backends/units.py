@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from provision.cluster.inventory import Host
-
 JOBS = PurePosixPath("/var/lib/oeprov/jobs")  # per job: token, units.json, files of its processes
 USER = "oeprov"
 MEMORY_FILE = "/etc/oeprov/memory.env"  # written by bootstrap; provision/node/numa.py
@@ -19,11 +17,6 @@ WORKER_LOST = 3  # exit status of a worker that could not continue without anoth
 ONLINE_SECONDS = 60
 # mbind, set_mempolicy and move_pages (memkind, numactl) are in none of these groups.
 DENIED_CALLS = "@clock @cpu-emulation @module @mount @obsolete @raw-io @reboot @swap bpf"
-
-
-def unit_name(job: str, process: str, host: Host) -> str:
-    """``oeprov-JOB-server-0.service``; empty on this machine, which has none."""
-    return "" if host.is_here else f"oeprov-{job}-{process}.service"
 
 
 def job_directory(job: str) -> PurePosixPath:

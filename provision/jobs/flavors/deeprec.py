@@ -14,6 +14,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.jobs import placement, request
 from provision.jobs.backends import units
+from provision.jobs.backends.runners import runner_of
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
 from provision.jobs.request import Request
@@ -123,8 +124,7 @@ def place(
     """See ``Flavor``."""
     host, training = placement.worker_hosts(inventory)[0], wanted.training
     state, script = states.get(host.name), SCRIPTS[wanted.training.model]
-    run = placement.directory_of(job, host) / "run"
-    prepared = {item.name: placement.prepared_for(job, item) for item in inventory.hosts.values()}
+    run = runner_of(host).directory(job) / "run"
     argv = [programs.program(host, "python"), f"{programs.sources_of(host)}/{script.path}"]
     argv += ["--data_location", training.data, "--output_dir", str(run), "--checkpoint", str(run / "model")]
     values = training.model_dump(mode="json")
@@ -145,8 +145,6 @@ def place(
     if where.path:
         size = max(1, host.server.storage_size // GIB)
         argv += ["--ev_storage_path", where.path + "/", "--ev_storage_size_gb", str(size)]
-        if host.is_here:
-            prepared[host.name]["storage_directory"] = where.mount
     environment = programs.environment(host)
     environment.setdefault("LD_LIBRARY_PATH", "/usr/local/lib")
     if where.storage == "pmem_memkind" and state is not None:
@@ -163,4 +161,4 @@ def place(
         storage=where.mount,
         pools=where.path,
     )
-    return Placement([spec], prepared)
+    return Placement([spec], {name: [] for name in inventory.hosts})

@@ -13,6 +13,7 @@ from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.cluster.training_settings import TrainingSettings
 from provision.jobs import placement, request, script
+from provision.jobs.backends.runners import runner_of
 from provision.jobs.request import Request
 
 place = placement.place
@@ -92,7 +93,7 @@ def data_check(host: Host, wanted: Request) -> list[str]:
     names = ("max_bad_rows", "eval_data", "schema", "label", "categories", "numbers")
     flags = placement.arguments({name: getattr(training, name) for name in names})
     flags += ["--follow"] if training.follow else []
-    python = placement.python_of(host)
+    python = runner_of(host).python
     if wanted.on:  # containers have a Python of their own, and TensorFlow, which this one may lack
         python, flags = sys.executable, [*flags, "--without-tensorflow"]
     return [python, "-m", "oe_runtime.data.check", *flags, "--", training.data]

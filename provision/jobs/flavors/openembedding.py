@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.jobs import placement, request
+from provision.jobs.backends import endpoint
+from provision.jobs.backends.runners import runner_of
 from provision.jobs.backends.units import Place
 from provision.jobs.flavors import programs
 from provision.jobs.placement import Placement
@@ -158,7 +160,7 @@ def place(
     """See ``Flavor``."""
     workers = placement.worker_hosts(inventory)
     _, variant = _variant(inventory)
-    prepared = {host.name: placement.prepared_for(job, host) for host in inventory.hosts.values()}
+    started: dict[str, list[dict[str, Any]]] = {name: [] for name in inventory.hosts}
     processes: list[ProcessSpec] = []
     pmem: list[str] = []
     if variant.server:
@@ -167,23 +169,19 @@ def place(
         spec, port = _server(job, host, wanted, where)
         pmem = _pmem(host, wanted, where)
         processes.append(spec)
-        if not host.is_here:
-            start = placement.server_start(job, host, spec, where, port, fresh=fresh)
-            prepared[host.name]["units"].append(start)
-        elif where.mount:
-            prepared[host.name]["storage_directory"] = where.mount
+        started[host.name] += runner_of(host).server_start(job, spec, where, port, fresh=fresh)
     first = states.get(workers[0].name)
     family = families.find(first.os) if first is not None else None
     mpi = family.mpi if family is not None else ""
     processes.append(_worker(job, workers, wanted, variant, _counts(inventory, wanted), mpi, pmem))
-    return Placement(processes, prepared)
+    return Placement(processes, started)
 
 
 def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[ProcessSpec, int]:
     port = host.server.port
     if not port:
         port = int(free_endpoints(1).rpartition(":")[2]) if host.is_here else PORT
-    listens = placement.endpoint(host.address, host.server.host, port)
+    listens = endpoint(host.address, host.server.host, port)
     argv = [
         programs.program(host, "python"),
         f"{programs.sources_of(host)}/{node.SERVER}",
@@ -192,7 +190,7 @@ def _server(job: Job, host: Host, wanted: Request, where: Place) -> tuple[Proces
     ]
     argv += ["--server_concurrency", str(host.server.threads or os.cpu_count() or 1)]
     argv += _pmem(host, wanted, where)
-    ready = placement.directory_of(job, host) / "ready" / "server-0.json"
+    ready = runner_of(host).directory(job) / "ready" / "server-0.json"
     options = ["--ready-file", str(ready), "--listens", listens, "--storage", where.storage]
     more = {"storage": where.mount, "pools": where.path, "start_timeout": host.server.start_timeout}
     return programs.process(job, host, "parameter_server", "server-0", options, argv, **more), port
@@ -224,7 +222,7 @@ def _worker(
         "epochs": str(training.epochs),
         "dim": str(training.dim),
     }
-    export = str(placement.directory_of(job, host) / "run" / "export" / "1") if training.export else ""
+    export = str(runner_of(host).directory(job) / "run" / "export" / "1") if training.export else ""
     if export:
         values["export"] = export
     argv = _launcher(hosts, variant, counts, mpi)

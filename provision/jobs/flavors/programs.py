@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from provision.cluster import share
 from provision.cluster.errors import TrainingError
 from provision.cluster.inventory import Host, Inventory
 from provision.jobs import placement, request
-from provision.jobs.backends import units
-from provision.jobs.placement import directory_of
+from provision.jobs.backends import ADAPTER
+from provision.jobs.backends.runners import runner_of
 from provision.jobs.request import Request, is_url
 from provision.jobs.store import Job, ProcessSpec, Role
 
@@ -31,27 +30,22 @@ def program(host: Host, name: str) -> str:
 def data_check(host: Host, kind: str, data: str, *more: str) -> list[str]:
     """The command that checks data on the worker's host; see provision/node/datafiles.py."""
     text = (share.node_package() / "datafiles.py").read_text(encoding="utf-8")
-    return [_python(host), "-I", "-c", text, kind, data, *more]
-
-
-def _python(host: Host) -> str:
-    """The interpreter that runs the adapter and checks of data."""
-    return sys.executable if host.is_here else program(host, "python")
+    return [runner_of(host).own_python, "-I", "-c", text, kind, data, *more]
 
 
 def process(
     job: Job, host: Host, role: Role, name: str, options: Sequence[str], argv: Sequence[str], **more: Any
 ) -> ProcessSpec:
     """A process that runs ``argv`` under the adapter with these ``options`` of it."""
-    adapter = (share.node_package() if host.is_here else directory_of(job, host)) / placement.ADAPTER
-    ends = ["--exit-with-parent"] if host.is_here else []
+    runner = runner_of(host)
+    begin = [runner.own_python, "-I", str(runner.sent(job, share.node_package() / ADAPTER))]
     made = ["--directory", more["pools"]] if more.get("pools") else []
     return ProcessSpec(
         name=name,
         role=role,
         host=host.name,
-        argv=[_python(host), "-I", str(adapter), *options, *made, *ends, "--", *argv],
-        unit=units.unit_name(job.id, name, host),
+        argv=[*begin, *options, *made, *runner.ending, "--", *argv],
+        unit=runner.unit(job, name),
         adapted=True,
         **more,
     )
@@ -59,7 +53,7 @@ def process(
 
 def worker_options(job: Job, host: Host, model: str, progress: str, export: str = "") -> list[str]:
     """The adapter's options for a worker."""
-    run = directory_of(job, host) / "run"
+    run = runner_of(host).directory(job) / "run"
     options = ["--metrics", str(run / "metrics.jsonl"), "--model", model, "--progress", progress]
     return [*options, "--export", export] if export else options
 

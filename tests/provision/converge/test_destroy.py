@@ -438,7 +438,7 @@ def test_a_job_of_this_state_directory_that_runs_stops_it(
 
 
 def test_removal_does_not_travel_with_jobs(tmp_path: Path) -> None:
-    from provision.jobs.placement import connection, restored
+    from provision.jobs.backends.ssh import connection, restored
 
     host = inventory(tmp_path, "re6p").hosts["one"]
     doomed = replace(host, removal=Removal((), "/j", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -15,12 +16,15 @@ from provision.cli import main
 from provision.cluster.errors import HostError, TrainingError
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import cleanup, store
-from provision.jobs.backends import Backend, registry
+from provision.jobs.backends import Backend, registry, runners, ssh
 from provision.jobs.backends.kubernetes import api, record
+from provision.jobs.backends.units import Place
 from provision.jobs.store import Job, JobSpec, JobState, ProcessSpec
 from provision.jobs.supervisor import Supervisor
 
 Make = Callable[[Path], Job]
+_HOST = {"name": "w", "address": "192.0.2.1", "port": 22, "user": "", "kind": "cpu", "groups": []}
+_HOST |= {"private_key": "", "ssh_arguments": [], "become": False, "python": "python3", "login": "key"}
 
 
 def local(state_dir: Path) -> Job:
@@ -35,8 +39,6 @@ def over_ssh(state_dir: Path) -> Job:
     job = store.create(state_dir, "far", datetime(2026, 11, 21, 12, 15))
     unit = f"oeprov-{job.id}-worker-0.service"
     process = ProcessSpec(name="worker-0", role="worker", host="w", argv=["train"], unit=unit)
-    host = {"name": "w", "address": "192.0.2.1", "port": 22, "user": "", "connection": "ssh", "kind": "cpu"}
-    more = {"private_key": "", "ssh_arguments": [], "become": False, "python": "python3", "login": "key"}
     job.write_spec(
         JobSpec(
             id=job.id,
@@ -44,7 +46,7 @@ def over_ssh(state_dir: Path) -> Job:
             cluster="c",
             inventory="i.yml",
             settings={},
-            hosts={"w": {**host, **more}},
+            hosts={"w": {**_HOST, "connection": "ssh"}},
             processes=[process],
         )
     )
@@ -85,6 +87,37 @@ def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(api.Api, "__init__", no_cluster)
     make: Make = request.param
     return make(tmp_path / "state")
+
+
+@pytest.mark.parametrize("connection", ["local", "ssh"])
+def test_each_runner_has_the_whole_interface(
+    connection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What placement asks of a host: either the supervisor starts its processes, or systemd does."""
+    asked = []
+
+    def answer(_: object, errand: str, *__: object, **___: object) -> dict[str, Any]:
+        asked.append(errand)
+        return {"problem": "error: no such file", "missing": False, "made": False}
+
+    monkeypatch.setattr("provision.hosts.errands.run", answer)
+    host, job = ssh.restored({**_HOST, "connection": connection}), make_job(tmp_path)
+    runner, name = runners.runner_of(host), "server-0"
+    script = Path(__file__)
+    server = ProcessSpec(
+        name=name, role="parameter_server", host="w", argv=["serve"], unit=runner.unit(job, name)
+    )
+    started = runner.server_start(job, server, Place(), 0, fresh=True)
+    assert [item["unit"] for item in started] == ([server.unit] if server.unit else [])
+    assert bool(server.unit) != bool(runner.ending), "a child ends with its launcher, a unit does not"
+    assert runner.sent(job, script, "script").name == script.name
+    assert runner.sent(job, script).is_relative_to(runner.directory(job)) == bool(server.unit)
+    assert runner.check([sys.executable, "-c", "raise SystemExit('error: no such file')"], 60) == (
+        "error: no such file"
+    )
+    assert runner.cpus(None) >= 1
+    assert runner.environments(tmp_path)
+    assert asked == (["check_data"] if server.unit else [])
 
 
 @pytest.mark.parametrize("place", registry.PLACES)

@@ -19,7 +19,8 @@ from provision.cluster.inventory import Inventory
 from provision.hosts.stop_request import StopRequest
 from provision.hosts.survey import ClusterSurvey
 from provision.inventory.loader import load
-from provision.jobs import data, flavors, jobspec, launching, placement, store
+from provision.jobs import data, flavors, jobspec, launching, store
+from provision.jobs.backends import ssh
 from provision.jobs.flavors import openembedding
 from provision.jobs.metrics import summary
 from provision.jobs.request import LaunchOptions
@@ -215,11 +216,11 @@ class TestOpenEmbeddingJobs:
         rocky = State(os=OsInfo("rocky", "8.10", "rhel"))
         job = made(tmp_path, replace(found, hosts=mpi), LaunchOptions(workers=4), **{"gpu-1": rocky})
         assert program(job, "worker-0")[0] == "/usr/lib64/mpich/bin/mpirun", "EL has it on no PATH"
-        (unit,) = placed.hosts["pm-1"]["units"]
+        (unit,) = placed.units["pm-1"]
         assert unit["files"]["adapter.py"].startswith('"""Run a foreign program')
         assert "mnt-pmem0.mount" in unit["text"]
         assert [item.start_timeout for item in placed.processes] == [900, 180], "its host waits that long"
-        begun = placement.worker_start(job.id, placed.processes[1], placed.processes[1].argv)
+        begun = ssh.worker_start(job.id, placed.processes[1], placed.processes[1].argv)
         assert set(begun["files"]) == {"adapter.py"}
 
 

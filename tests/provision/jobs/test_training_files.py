@@ -268,12 +268,12 @@ def test_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.log("worker-0").write_text("".join(f"line {number}\n" for number in range(5000)))
     logview.logs(store.find(tmp_path, None), lines=2)
     assert capsys.readouterr().out == "server-0 | ready\nworker-0 | line 4998\nworker-0 | line 4999\n"
-    logview.logs(store.find(tmp_path, None), process_name="worker-0", lines=1)
+    logview.logs(store.find(tmp_path, None), process="worker-0", lines=1)
     assert capsys.readouterr().out == "line 4999\n"
-    logview.logs(store.find(tmp_path, None), process_name="worker-0", lines=0)
+    logview.logs(store.find(tmp_path, None), process="worker-0", lines=0)
     assert capsys.readouterr().out == ""
     with pytest.raises(TrainingError, match="no log of process 'worker'; there are: server-0, worker-0"):
-        logview.logs(store.find(tmp_path, None), process_name="worker")
+        logview.logs(store.find(tmp_path, None), process="worker")
 
 
 def test_logs_do_not_garble_a_terminal(

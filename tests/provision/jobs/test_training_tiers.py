@@ -57,7 +57,7 @@ def flags(placed: Placement) -> dict[str, str]:
 
 
 def unit(placed: Placement) -> str:
-    return str(placed.hosts["pm-1"]["units"][0]["text"])
+    return str(placed.units["pm-1"][0]["text"])
 
 
 def test_dram_pmem_is_a_pool_with_a_cache(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def bound(placed: Placement) -> list[tuple[str, str, str]]:
     servers = [item for item in placed.processes if item.role == "parameter_server"]
     lines = [
         "".join(line for line in unit["text"].splitlines() if line.startswith("CPUAffinity="))
-        for unit in placed.hosts["pm-1"]["units"]
+        for unit in placed.units["pm-1"]
     ]
     threads = [dict(itertools.pairwise(item.argv))["--threads"] for item in servers]
     return list(zip([item.cpus for item in servers], lines, threads, strict=True))
@@ -238,7 +238,7 @@ def memory_of(placed: Placement) -> list[str]:
     """Of each server, the line of its unit that names its memory nodes."""
     return [
         "".join(line for line in unit["text"].splitlines() if line in (ALL_NODES, *ONE_EACH))
-        for unit in placed.hosts["pm-1"]["units"]
+        for unit in placed.units["pm-1"]
     ]
 
 
@@ -297,7 +297,7 @@ def test_servers_on_tiered_memory_are_bound_to_nothing(tmp_path: Path) -> None:
     """The kernel moves their pages; they wait for the memory, which their rows may need."""
     placed = place(inventory(tmp_path, "tiered"), FAR_OF_BOTH, tmp_path)
     assert bound(placed) == [("", "", "12")]
-    (unit,) = [item["text"] for item in placed.hosts["pm-1"]["units"]]
+    (unit,) = [item["text"] for item in placed.units["pm-1"]]
     assert "numactl" not in unit
     assert "memory.env" not in unit
     assert "After=oeprov-system-ram.service oeprov-tiering.service" in unit

@@ -19,12 +19,12 @@ from provision.cluster.inventory import Inventory
 from provision.cluster.state_directory import state_flag
 from provision.hosts.stop_request import StopRequest
 from provision.jobs import store
+from provision.jobs.backends import CHECKPOINT_SECONDS
 from provision.jobs.backends.kubernetes import api, checks, manifests, record, resuming, script, state
 from provision.jobs.backends.kubernetes.api import Api, ApiFailure, Document
 from provision.jobs.backends.kubernetes.follow import Follower
 from provision.jobs.backends.kubernetes.plan import settle
 from provision.jobs.backends.kubernetes.record import Record
-from provision.jobs.placement import CHECKPOINT_SECONDS
 from provision.jobs.request import LaunchOptions, checkpoint_words
 from provision.jobs.screen import JobScreen, say
 from provision.jobs.store import Job

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from provision.jobs.backends import CHECKPOINT_SECONDS
 from provision.jobs.backends.kubernetes import parts, script, servers
 from provision.jobs.backends.kubernetes.parts import WORKER_PORT, Document
 from provision.jobs.backends.kubernetes.plan import PodPlan
-from provision.jobs.placement import CHECKPOINT_SECONDS, arguments, training_words
+from provision.jobs.placement import arguments, training_words
 
 ROLE = "worker"
 _HOME = "/home/oeprov"  # of the image's user; MPI's ssh reads its keys there
