@@ -71,12 +71,11 @@ class SshRunner(Runner):
         self, job: Job, spec: ProcessSpec, where: Place, port: int, *, fresh: bool
     ) -> list[dict[str, Any]]:
         """See ``Runner`` and provision/node/job.py."""
-        needs = [spec.argv[0], *([units.MEMORY_FILE, units.NUMACTL] if where.bound else [])]
         text = units.server_unit(job.id, spec.name, spec.argv, where)
-        scratch = str(self.directory(job) / "checkpoints" / spec.name)
-        directories = [scratch, *([where.path] if where.path else [])]
-        more: dict[str, Any] = {"address": self.host.server.host, "port": port, "fresh": fresh}
-        return [_unit_start(spec, text, directories, where.mount, needs, **more)]
+        start = _unit_start(spec, text, address=self.host.server.host, port=port, fresh=fresh)
+        start["directories"].insert(0, str(self.directory(job) / "checkpoints" / spec.name))
+        start["needs"] += [units.MEMORY_FILE, units.NUMACTL] if where.bound else []
+        return [start]
 
     def check(self, argv: Sequence[str], seconds: int) -> str:
         """See ``Runner``."""
@@ -104,13 +103,10 @@ def worker_start(job: str, spec: ProcessSpec, argv: list[str]) -> dict[str, Any]
     """What the worker's host needs to start its unit; ``argv`` has the servers' endpoints."""
     own = [spec.pools] if spec.pools else []
     text = units.worker_unit(job, spec.name, argv, spec.environment, seconds=CHECKPOINT_SECONDS, writable=own)
-    needs = [argv[0]]
-    return _unit_start(spec, text, own, spec.storage, needs, address="", port=0, script=spec.script)
+    return _unit_start(spec, text, address="", port=0, script=spec.script)
 
 
-def _unit_start(
-    spec: ProcessSpec, text: str, directories: list[str], mount: str, needs: list[str], **more: Any
-) -> dict[str, Any]:
+def _unit_start(spec: ProcessSpec, text: str, **more: Any) -> dict[str, Any]:
     """What every unit's host needs to start it; programs of others are run by the adapter."""
     adapter = share.node_package() / ADAPTER
     return {
@@ -118,9 +114,9 @@ def _unit_start(
         "role": spec.role,
         "unit": spec.unit,
         "text": text,
-        "directories": directories,
-        "mount": mount,
-        "needs": needs,
+        "directories": [spec.pools] if spec.pools else [],
+        "mount": spec.storage,
+        "needs": spec.argv[:1],
         "files": {ADAPTER: adapter.read_text(encoding="utf-8")} if spec.adapted else {},
         **more,
     }
