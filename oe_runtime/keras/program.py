@@ -26,7 +26,7 @@ from oe_runtime.keras.supply import Supply
 class Prepared:
     """A batch that is ready to compute once its rows are up to date."""
 
-    program: Program
+    program: StepFunction
     tensors: list[Any]
     ids: list[NDArray[np.int64]]  # distinct ones; a model may draw others when it is asked again
     pulls: list[Pulled]
@@ -34,7 +34,7 @@ class Prepared:
     connection: int  # the client's at the time of the pulls
 
 
-class Program:
+class StepFunction:
     """The plan and the compiled function for data of one structure."""
 
     def __init__(

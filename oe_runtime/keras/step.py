@@ -15,7 +15,7 @@ from oe_runtime.keras.accumulation import accumulation_steps
 from oe_runtime.keras.arrays import not_dense_error, to_numpy, to_tensor
 from oe_runtime.keras.dense import build_optimizer, is_built
 from oe_runtime.keras.feed import NanCauses, skeleton
-from oe_runtime.keras.program import Prepared, Program
+from oe_runtime.keras.program import Prepared, StepFunction
 from oe_runtime.keras.served import Served
 from oe_runtime.keras.step_bodies import PREDICT, TEST, TRAIN, Body
 from oe_runtime.keras.workers import broadcast_weights
@@ -35,7 +35,7 @@ class Steps:
         self._model = served.model
         self._client = served.client
         self._eager = eager
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, StepFunction] = {}
         self._begun = False
         self._causes = NanCauses()
         self.examples = 0  # of the last training step
@@ -85,7 +85,7 @@ class Steps:
             self._build(data[0], tensors)
             if body is TRAIN and not self._begun:
                 self._begin()
-            program = Program(self._served, body, data, present, specs, eager=self._eager)
+            program = StepFunction(self._served, body, data, present, specs, eager=self._eager)
             self._programs[key] = program
         return self._plan(program, tensors)
 
@@ -123,7 +123,7 @@ class Steps:
                     self._client.follow(pulled, before.pulls[0])
         return prepared
 
-    def _plan(self, program: Program, tensors: list[Any]) -> Prepared:
+    def _plan(self, program: StepFunction, tensors: list[Any]) -> Prepared:
         connection = self._client.connection
         ids = program.ids(tensors)
         pulls = program.plan(self._client, ids)

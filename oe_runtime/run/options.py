@@ -457,7 +457,7 @@ def _parse_script(
     if a.follow or a.data == STDIN:
         _settle_stream(p, a, given, values)
     return RunOptions(
-        **_of_run(values) | _whole_paths(values),
+        **_select_run_options(values) | _whole_paths(values),
         script=path,
         arguments=tuple(arguments),
         input_flags=_input_flags(given, values),
@@ -494,10 +494,10 @@ def outside(
         _settle_stream(p, a, {*more}, values)
     flags = _input_flags({*more}, values)
     values |= {"run_dir": values["run_dir"].absolute(), "data": values["data"] or ""}
-    return RunOptions(**_of_run(values), script=script, input_flags=flags)
+    return RunOptions(**_select_run_options(values), script=script, input_flags=flags)
 
 
-def _of_run(values: Mapping[str, Any]) -> dict[str, Any]:
+def _select_run_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are also a script's."""
     return {one.name: values[one.name] for one in fields(RunOptions) if one.name in values}
 

@@ -333,7 +333,7 @@ class Session:
         options, rows = self.options, self.open_input()
         assert self.directory is not None  # noqa: S101 - begin
         client.values = connect_values(options)
-        mine = WorkerInput.of(self.rank, rows.source) if self.workers > 1 else None
+        mine = WorkerInput.read(self.rank, rows.source) if self.workers > 1 else None
         shared = SharedInput(options, rows.source, rows.split, self.stop, client.values, client, mine)
         rows.shared = shared
         return QueueCourse(
@@ -438,7 +438,7 @@ class Session:
         """
         rows = self.open_rows()
         if self.workers > 1 and not self._input_agreed and not self.options.workqueue:
-            check_input(WorkerInput.of(self.rank, rows.source), self.ranks)
+            check_input(WorkerInput.read(self.rank, rows.source), self.ranks)
             self._input_agreed = True
         return rows
 

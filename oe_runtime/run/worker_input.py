@@ -20,8 +20,8 @@ class WorkerInput:
     files: Sequence[InputFile]
 
     @classmethod
-    def of(cls, rank: int, source: Source) -> WorkerInput:
-        """Return the input of this process. Raises DataError for an unreadable file."""
+    def read(cls, rank: int, source: Source) -> WorkerInput:
+        """Read the input of this process. Raises DataError for an unreadable file."""
         return cls(rank, socket.gethostname(), source.identity())
 
     def to_json(self) -> str:
