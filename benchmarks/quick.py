@@ -151,6 +151,11 @@ QUICK = {
         ("torch.nn, sparse=True", "in process", "served", "collection", "collection, served"),
         ("torch",),
     ),
+    "training/torch-turns": Quick(
+        "training torch --turns --dims 4 --rows 1000 --batch-size 64 --rounds 1",
+        ("nn.EmbeddingBag(sparse=True)", "plain layers", "EmbeddingBagCollection", "the dense part alone"),
+        ("torch",),
+    ),
     "training/schemas": Quick(
         "training schemas --schemas shop --dims 9 --max-cardinality 1000 --batch-size 128 --seconds 0 "
         "--rounds 1",

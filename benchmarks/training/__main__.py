@@ -11,7 +11,8 @@ pipeline      input, pull, compute and push of a step, and what the pipeline hid
 checkpoints   what a checkpoint every so many steps costs, with rows on persistent memory
 drive         rows on a drive (dram_ssd) beside rows in memory, step by step
 workers       1 and 2 workers on 2 cores; on paper, up to 16 with 8 servers
-torch         PyTorch's sparse Embedding and EmbeddingBag beside ours (pip install torch)
+torch         PyTorch's sparse Embedding and EmbeddingBag beside ours (pip install torch);
+              --turns: processor time of a step, beside FBGEMM's tables too
 schemas       Avazu's columns and two more schemas, beside stock Keras
 job           a script with JobCallback beside the built-in model, step by step
 serving       latency and lookups/s of exports with rows inside, and of rows at a server

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytorch_turns
 from processes import run, server
 from reporting import RESULTS, append, gib, header, lines_of, measured, table, when
 from vocabularies import FIELDS, INTEGERS, SPARE, available_bytes, batches, result, samples_per_second, speed
@@ -44,10 +45,20 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--parts", type=Path, default=PARTS, help="where the lines are kept")
     parser.add_argument("--report", action="store_true", help="write the table, and measure nothing")
+    parser.add_argument(
+        "--turns",
+        action="store_true",
+        help="processor time per step instead, beside FBGEMM's tables too (pip install fbgemm-gpu-cpu)",
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--turns-worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return worker(**json.loads(options.worker))
+    if options.turns_worker:
+        return pytorch_turns.worker(**json.loads(options.turns_worker))
+    if options.turns and importlib.util.find_spec("torch") is not None:
+        return pytorch_turns.main(options.dims, options.rows[0], options.batch_size, options.rounds)
     if not options.report:
         if importlib.util.find_spec("torch") is None:
             print("error: PyTorch is not installed: pip install torch", file=sys.stderr)
