@@ -131,7 +131,7 @@ class Clock:
 
 def switch(model: Any, clock: Clock, *, ahead: bool, staleness: int) -> None:
     """Makes the next steps those of another mode, without compiling anew."""
-    from oe_runtime.keras.program import Program
+    from oe_runtime.keras.program import StepFunction
     from oe_runtime.keras.step_bodies import TRAIN
 
     model.served.settings = replace(model.served.settings, pipeline=ahead, staleness=staleness)
@@ -144,7 +144,7 @@ def switch(model: Any, clock: Clock, *, ahead: bool, staleness: int) -> None:
         (steps, "refresh", "pull"),
         (model.client, "push", "push"),
         (model.client, "push_later", "push"),
-        (Program, "run", "compute"),
+        (StepFunction, "run", "compute"),
     ):
         function = getattr(owner, name)
         original = getattr(function, "__wrapped__", function)

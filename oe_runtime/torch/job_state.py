@@ -235,15 +235,15 @@ def _follow_steps(optimizer: Any, ahead: PullAhead) -> None:
     """Tell `ahead` of the optimizer's steps, while it is there."""
     known = weakref.ref(ahead)
 
-    def before(*_: Any) -> None:
+    def wait(*_: Any) -> None:
         if (one := known()) is not None:
             one.wait()
 
-    def after(*_: Any) -> None:  # rows that were not asked for lack this step
+    def end(*_: Any) -> None:  # rows that were not asked for lack this step
         if (one := known()) is not None:
             one.end_forward()
 
-    hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+    hooks = optimizer.register_step_pre_hook(wait), optimizer.register_step_post_hook(end)
     for hook in hooks:
         weakref.finalize(ahead, hook.remove)
 
