@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oe_runtime.errors import CheckpointError
-from oe_runtime.keras.directories import published
+from oe_runtime.support.directories import published
 
 _Path = str | os.PathLike[str]
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 from oe_runtime.keras import dense
 from oe_runtime.keras.backends.tensorflow import trigger
 from oe_runtime.keras.clone import clone
-from oe_runtime.keras.directories import replacing
 from oe_runtime.keras.embedding import TableLayer
 from oe_runtime.keras.feed import feeding
 from oe_runtime.keras.plan import LookupPlan
@@ -24,6 +23,7 @@ from oe_runtime.keras.served import Table
 from oe_runtime.keras.supply import Collect, Supply
 from oe_runtime.keras.translate import expected_row_value
 from oe_runtime.model_description import FILE, Description, Lookup, Tensor
+from oe_runtime.support.directories import replacing
 
 # Bytes of rows per request.
 _PIECE = 64 << 20

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from oe_runtime.keras import backends, dense, exb
-from oe_runtime.keras.directories import published
+from oe_runtime.support.directories import published
 
 _Path = str | os.PathLike[str]
 
