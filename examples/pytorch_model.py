@@ -1,4 +1,4 @@
-"""Train a PyTorch model with its embeddings on a parameter server.
+"""Train a PyTorch model with its embeddings on a parameter server, export it, and serve the export.
 
 <!-- needs: torch -->
 
@@ -15,6 +15,7 @@ from clicks import ITEMS, USERS, clicks
 
 import oe_runtime.torch as embed
 from oe_runtime import Client
+from oe_runtime.serving import Model
 
 
 class ClickModel(torch.nn.Module):
@@ -47,6 +48,12 @@ with Client(sys.argv[1].split(",")) as client:
         value.backward()
         optimizer.step()  # also pushes the rows' gradients
         losses.append(value.item())
+    embed.export(model, "export", {"user": user[:8], "item": item[:8]})  # with the rows
+    trained = model(user[:8], item[:8]).detach().numpy()
+with Model.load("export") as served:  # python -m oe_runtime.serve export answers the same over REST
+    answers = served.predict({"user": user[:8].numpy(), "item": item[:8].numpy()})["output_0"]
+if abs(answers - trained).max() > 1e-6:
+    raise SystemExit("the served model answers differently")
 first, last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
 print(f"loss of the first ten batches {first:.3f}, of the last ten {last:.3f}")
 if last >= first:

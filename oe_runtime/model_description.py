@@ -17,6 +17,8 @@ from typing import Any
 from oe_runtime.errors import ServingError
 
 FILE = "oe_runtime.json"
+PROGRAM = "model.pt2"  # of PyTorch, in place of a SavedModel
+ROWS = "rows"  # the directory of its tables
 FORMAT = 2
 
 

@@ -67,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "model",
-        help="a model of save_serving_model, the directory of a run, or a SavedModel that includes its rows; "
+        help="a model of save_serving_model or oe_runtime.torch.export, the directory of a run, or a "
+        "SavedModel that includes its rows; "
         "also by URL: s3://…",
     )
     parser.add_argument(
@@ -128,11 +129,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _answer(options: argparse.Namespace, client: Client | None, ended: threading.Event) -> int:
     from oe_runtime.serving.grpc import GrpcServer
-    from oe_runtime.serving.model import Model
+    from oe_runtime.serving.model import Model, is_torch
     from oe_runtime.serving.rest import RestServer
 
     # Model.load refuses what is neither at once.
-    if remote_files.is_remote(options.model) or Path(options.model).is_dir():
+    is_there = remote_files.is_remote(options.model) or Path(options.model).is_dir()
+    if is_there and not is_torch(options.model):
         with without_noise():
             import tensorflow  # noqa: F401
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

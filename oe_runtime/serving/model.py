@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.errors import DataError, InputError, OeError, ServingError
-from oe_runtime.model_description import FILE, Tensor
+from oe_runtime.model_description import FILE, PROGRAM, Tensor
 from oe_runtime.models.options import ModelOptions
 from oe_runtime.serving.checkpoints import ServedCheckpoint, ServedCheckpoints, ServedRows
 from oe_runtime.serving.connections import Connections
+from oe_runtime.serving.without_rows import WithoutRows
 from oe_runtime.spec import StorageSpec, TableSpec
 from oe_runtime.support import remote_files
 from oe_runtime.support.remote_files import RemotePath
@@ -47,10 +48,11 @@ class Model:
         threads: int = 0,
         seconds: float = 60.0,
     ) -> Model:
-        """Load a model and its rows. Imports TensorFlow.
+        """Load a model and its rows. Imports PyTorch for a model of that, TensorFlow for any other.
 
-        `model` is the output of `save_serving_model`, or the directory of a run of `oe_runtime.train`, whose
-        model is made anew and whose checkpoints have the rows, or a SavedModel that includes its rows. `rows`
+        `model` is the output of `save_serving_model`, or of `oe_runtime.torch.export`, whose own rows
+        serve without `rows` and `client`. Or it is the directory of a run of `oe_runtime.train`, whose model
+        is made anew and whose checkpoints have the rows, or a SavedModel that includes its rows. `rows`
         is a directory of checkpoints, of which the newest with rows in files is used, of a run, or of one
         checkpoint. They are loaded into `storage` of this process, DRAM by default. With `client`
         (``Client(…, read_only=True)``) the running servers give the rows, and `rows`, if given, only the
@@ -72,18 +74,18 @@ class Model:
         path = Path(model)
         if not path.is_dir():
             raise ServingError(f"{path}: there is no such directory")
-        from oe_runtime.serving import saved_model
-
-        if (path / FILE).exists() or (path / "saved_model.pb").exists():
-            loaded = saved_model.load(path)
-        else:
+        if not is_model(path):
             rows = path if rows is None and client is None else rows
             with tempfile.TemporaryDirectory(prefix="oe-serving-") as directory:
-                loaded = saved_model.load(_write_serving_model(path, Path(directory) / "model"))
-        if isinstance(loaded, saved_model.WithRows):
+                loaded = _load(_write_serving_model(path, Path(directory) / "model"))
+        else:
+            loaded = _load(path)
+        if not isinstance(loaded, WithoutRows):
             if rows is not None or client is not None:
                 raise ServingError(f"{path} includes its rows; serve it without other rows or servers")
             return cls(loaded, None, None, None)
+        if rows is None and client is None:
+            rows = loaded.rows
         if rows is None and client is None:
             raise ServingError(f"{path} includes no rows: name checkpoints or servers that have them")
         specs = [TableSpec.from_json(spec) for spec in loaded.description.tables]
@@ -286,6 +288,33 @@ class Model:
         self.close()
 
 
+def is_model(path: Path) -> bool:
+    """Whether a directory has a model to serve itself, unlike that of a run."""
+    return any((path / name).exists() for name in (FILE, "saved_model.pb", PROGRAM))
+
+
+def is_torch(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory or URL has a model of PyTorch. Raises ServingError."""
+    if not remote_files.is_remote(path):
+        return (Path(path) / PROGRAM).exists()
+    try:
+        return (RemotePath(str(path).rstrip("/")) / PROGRAM).exists()
+    except OSError as error:
+        raise ServingError(f"cannot read {remote_files.describe(error)}") from error
+
+
+def _load(path: Path) -> Any:
+    if is_torch(path):
+        try:
+            from oe_runtime.serving import torch_program
+        except ImportError as error:
+            raise ServingError(f"{path} needs PyTorch ({error}): pip install 'oeprov[torch]'") from error
+        return torch_program.load(path)
+    from oe_runtime.serving import saved_model
+
+    return saved_model.load(path)
+
+
 def _array(tensor: Tensor, value: Any) -> NDArray[Any]:
     """Return `value` as the model takes it; texts as objects. Raises InputError saying why it cannot."""
     try:
@@ -388,7 +417,7 @@ def _fetch(url: RemotePath, directory: Path) -> bool:
     """
     try:
         names = [file.relative_to(url) for file in url.files()]
-        of_run = "saved_model.pb" not in names
+        of_run = not {"saved_model.pb", PROGRAM} & {str(name) for name in names}
         if of_run and CONFIG not in names:
             raise ServingError(
                 f"{url}: there is neither a model to serve nor a run, which has its {CONFIG} there at its end"
@@ -417,7 +446,7 @@ def _write_serving_model(run_directory: Path, path: Path) -> Path:
     if script := config.get("script"):
         raise ServingError(
             f"{run_directory} is a run of {script}, which alone makes its model; serve what it saves with "
-            "model.save_serving_model"
+            "oe_runtime.torch.export (PyTorch) or model.save_serving_model (Keras), and this as --rows"
         )
     try:
         options = ModelOptions.from_config(config, str(file))

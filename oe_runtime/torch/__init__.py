@@ -20,6 +20,7 @@ from oe_runtime.torch.collections import (
     PoolingType,
 )
 from oe_runtime.torch.embedding import Embedding, EmbeddingBag, pull, read_ahead
+from oe_runtime.torch.export import export
 from oe_runtime.torch.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from oe_runtime.torch.model import distributed_model, saved_tables
 from oe_runtime.torch.optimizer import distributed_optimizer
@@ -43,6 +44,7 @@ __all__ = [
     "TrainPipeline",
     "distributed_model",
     "distributed_optimizer",
+    "export",
     "pull",
     "read_ahead",
     "saved_tables",

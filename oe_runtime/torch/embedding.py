@@ -30,6 +30,8 @@ def pull(ids: Mapping[Any, Any]) -> None:
     it can: with one process, one learning rate, and one such pull since the last step. Ids that were not
     announced, or differ when they come, take a request of their own.
     """
+    if _is_exporting():
+        return
     asked_of = requests("pull", ids)
     for layer in ids:
         layer.ahead.clear()
@@ -49,6 +51,8 @@ def read_ahead(ids: Mapping[Any, Any]) -> None:
     been read of the last one. It changes no result, and does nothing unless a server has storage dram_ssd:
     then it raises as the pull of these ids would.
     """
+    if _is_exporting():
+        return
     planned: dict[Client, list[Pulled]] = {}
     for asked in requests("read_ahead", ids):
         client = asked[0][0].bound().client
@@ -229,6 +233,11 @@ def _places(inverse: NDArray[Any]) -> tuple[slice | NDArray[np.int64], NDArray[n
 def is_compiling() -> bool:
     """Whether torch.compile makes a program of what calls this, and not torch.export."""
     return bool(torch.compiler.is_compiling() and not torch.compiler.is_exporting())
+
+
+def _is_exporting() -> bool:
+    """Whether this is called for a program of torch.export, which looks up all rows at once anyway."""
+    return bool(torch.compiler.is_compiling() and torch.compiler.is_exporting())
 
 
 def look_up(*arguments: Any) -> Any:

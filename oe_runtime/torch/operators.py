@@ -6,10 +6,12 @@ what the look-up left for it by a ticket. Without torch.compile they do the same
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -146,3 +148,33 @@ def _back(ctx: Any, gradient: Any, _: Any) -> Any:
 
 
 _look_up.register_autograd(_back, setup_context=_keep)
+
+
+_served = threading.local()  # the rows of a request that this thread answers
+
+
+@contextlib.contextmanager
+def supplied(rows: Sequence[NDArray[Any]]) -> Iterator[None]:
+    """Let this thread's calls of `oe_runtime::rows` answer with these, by the number of the lookup."""
+    _served.rows = rows
+    try:
+        yield
+    finally:
+        del _served.rows
+
+
+@torch.library.custom_op("oe_runtime::rows", mutates_args=())  # type: ignore[untyped-decorator]
+def _rows(ids: torch.Tensor, table: str, dim: int, double: bool, lookup: int) -> torch.Tensor:
+    """Return the rows of ids, ids.shape + (dim,), in a program of `embed.export` that is served."""
+    rows = getattr(_served, "rows", None)
+    if rows is None:
+        raise RuntimeError(
+            f"the rows of table '{table}' are not in this program: serve it by python -m "
+            "oe_runtime.serve, or load it by oe_runtime.serving.Model"
+        )
+    return torch.from_numpy(rows[lookup]).reshape(*ids.shape, dim).to(ids.device)
+
+
+@_rows.register_fake  # type: ignore[untyped-decorator]
+def _(ids: Any, table: str, dim: int, double: bool, lookup: int) -> Any:
+    return ids.new_empty((*ids.shape, dim), dtype=torch.float64 if double else torch.float32)

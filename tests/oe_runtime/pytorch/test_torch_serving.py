@@ -1,0 +1,299 @@
+"""Exports of PyTorch models, as clients of REST and gRPC see them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from serve_process import Serving
+from server_processes import Servers
+from torch import nn
+
+import oe_runtime.torch as embed
+from oe_runtime import Client, checkpoint
+from oe_runtime.serving import InputError, Model, ServingError
+from oe_runtime.torch.job_state import TorchDense
+
+
+class Clicks(nn.Module):
+    """Tables of any id and of 80 rows, bags, and an embedding that stays in the model."""
+
+    def __init__(self, mode: str = "mean", dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.users = embed.Embedding(-1, 4, name="users")
+        self.items = nn.Embedding(80, 4, padding_idx=3)
+        self.small = nn.Embedding(10, 2)
+        self.last = nn.EmbeddingBag(100, 3, mode=mode, padding_idx=0)
+        self.coarse = nn.Embedding(80, 2, dtype=dtype)
+        self.out = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+    def forward(self, items, users, last, numbers):
+        embed.pull({self.users: users, self.items: items})
+        rows = [self.users(users).flatten(1), self.items(items), self.last(last), self.small(last[:, 1] % 11)]
+        x = torch.cat([*rows, self.coarse(items % 80).to(numbers), numbers[:, :1]], 1)
+        return {"click": torch.sigmoid(self.out(x)), "rows": x}
+
+
+def batch(examples: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    last = torch.randint(0, 100, (examples, 5), generator=random)
+    last[:, 1] = last[:, 1] % 10
+    last[0, :4] = 0
+    last[1:2] = 0  # an empty bag
+    return {
+        "numbers": torch.rand(examples, 3, generator=random),
+        "last": last,
+        "users": torch.randint(0, 50, (examples, 2), generator=random) * 2**50,
+        "items": torch.randint(0, 80, (examples,), generator=random),
+    }
+
+
+class Training:
+    def __init__(self, client: Client, **options: object) -> None:
+        torch.manual_seed(0)
+        self.client = client
+        self.model = embed.distributed_model(Clicks(**options), client)
+        adagrad = torch.optim.Adagrad(self.model.parameters(), 0.1)
+        self.optimizer = embed.distributed_optimizer(adagrad, self.model)
+
+    def fit(self, steps: int = 5) -> None:
+        self.model.train()
+        for seed in range(steps):
+            self.optimizer.zero_grad()
+            self.model(**batch(32, seed))["click"].mean().backward()
+            self.optimizer.step()
+
+    def publish(self, directory, step: int) -> None:
+        """As a job does."""
+
+        def write(place):
+            dense = TorchDense(self.model, self.optimizer)
+            dense.write(dense.values(), place)
+            return {"tables": self.client.save(place)}
+
+        directory.mkdir(exist_ok=True)
+        checkpoint.publish(directory, step, write)
+
+    def predict(self, x):
+        self.model.eval()
+        with torch.no_grad():
+            return {name: value.numpy() for name, value in self.model(**x).items()}
+
+
+def equal(got, want) -> None:
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        np.testing.assert_allclose(np.array(got[name]), values, atol=1e-6)
+
+
+def arrays(x):
+    return {name: value.numpy() for name, value in x.items()}
+
+
+def columns(x):
+    return {name: value.tolist() for name, value in x.items()}
+
+
+@pytest.fixture
+def training():
+    with Client.in_process(servers=2) as client:
+        training = Training(client)
+        training.fit()
+        yield training
+
+
+@pytest.mark.process
+def test_served_answers_are_those_of_the_trained_model(training, tmp_path):
+    """By REST and gRPC, in a second process too; bad inputs are refused as those of Keras's exports."""
+    pytest.importorskip("tensorflow_serving.apis")
+    path = embed.export(training.model, tmp_path / "export", batch(1))
+    assert training.model.training  # unchanged
+    x = batch(9, 3)
+    want = training.predict(x)
+    for _ in range(2):
+        with Serving(tmp_path, path) as serving, serving.grpc() as grpc:
+            status, reply = serving.predict(columns(x))
+            assert status == 200, reply
+            equal(reply["outputs"], want)
+            equal(grpc.predict(arrays(x)), want)
+            equal(
+                grpc.predict(arrays({name: value[:1] for name, value in x.items()})),
+                {name: value[:1] for name, value in want.items()},
+            )
+    with Serving(tmp_path, path) as serving, serving.grpc() as grpc:
+        _, reply = serving.ask("/metadata")
+        signature = reply["metadata"]["signature_def"]["signature_def"]["serving_default"]
+        assert signature["inputs"]["users"]["dtype"] == "DT_INT64"
+        assert [one["size"] for one in signature["outputs"]["click"]["tensor_shape"]["dim"]] == ["-1", "1"]
+        for name, place, value, message in [
+            ("items", (2,), -1, "input 'items' of example 2: id -1 is not in [0, 80)"),
+            ("items", (2,), 80, "input 'items' of example 2: id 80 is not in [0, 80)"),
+            ("last", (4, 2), 100, "input 'last' of example 4: id 100 is not in [0, 100)"),
+        ]:
+            bad = arrays(batch(9, 3))
+            bad[name][place] = value
+            assert serving.predict(columns(bad)) == (400, {"error": message})
+            assert grpc.refusal(grpc.prediction.Predict, grpc.request(bad)) == ("INVALID_ARGUMENT", message)
+        for name, value, message in [
+            ("users", [[1.5, 2.0]] * 9, "input 'users' is int64, but the request has float64"),
+            ("users", [[1]] * 9, "input 'users' has shape (9, 1); the model takes (any, 2)"),
+            ("items", [1] * 8, "input 'items' has 8 examples, but 'users' has 9"),
+        ]:
+            status, reply = serving.predict({**columns(x), name: value})
+            assert status == 400
+            assert message in reply["error"]
+
+
+@pytest.mark.process
+def test_rows_at_servers(tmp_path):
+    """Rows are those of the servers at each request, dense weights those of the export."""
+    pytest.importorskip("tensorflow_serving.apis")
+    servers = Servers(tmp_path, 2)
+    try:
+        with Client(servers.endpoints) as client:
+            training = Training(client)
+            training.fit()
+            path = embed.export(training.model, tmp_path / "export", batch(4))
+            x = batch(9, 3)
+            with Serving(tmp_path, path, "--servers", ",".join(servers.endpoints)) as serving:
+                equal(serving.predict(columns(x))[1]["outputs"], training.predict(x))
+                name = training.model.users.bound().number
+                keys = np.unique(x["users"].numpy())
+                client.assign(name, keys, np.ones((len(keys), 4), np.float32))
+                equal(serving.predict(columns(x))[1]["outputs"], training.predict(x))
+    finally:
+        servers.end()
+
+
+def test_rows_that_follow_checkpoints(training, tmp_path):
+    """A run that goes on training brings its rows and dense weights, and its step."""
+    path = embed.export(training.model, tmp_path / "export", batch(4))
+    training.publish(tmp_path / "checkpoints", 5)
+    x = batch(9, 3)
+    with Model.load(path, tmp_path / "checkpoints") as served:
+        assert served.version == 5
+        equal(served.predict(arrays(x)), training.predict(x))
+        training.fit()
+        training.publish(tmp_path / "checkpoints", 10)
+        assert served.refresh()
+        assert served.version == 10
+        equal(served.predict(arrays(x)), training.predict(x))
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "sum"}, {"mode": "max"}, {"dtype": torch.bfloat16}, {"dtype": torch.float64}]
+)
+def test_kinds_of_layers(options, tmp_path):
+    with Client.in_process() as client:
+        training = Training(client, **options)
+        training.fit()
+        path = embed.export(training.model, tmp_path / "export", batch(4))
+        x = batch(9, 3)
+        with Model.load(path) as served:
+            equal(served.predict(arrays(x)), training.predict(x))
+
+
+def test_serving_does_not_import_tensorflow(training, tmp_path):
+    path = embed.export(training.model, tmp_path / "export", batch(4))
+    program = (
+        "import sys, oe_runtime.serve; from oe_runtime.serving import Model, rest;"
+        f"Model.load({str(path)!r}).close(); sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class OfRows(nn.Module):
+    """Its second look-up is of ids that it computes from rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Embedding(100, 4), nn.Embedding(100, 4)
+
+    def forward(self, ids):
+        return self.second(self.first(ids).sum(1).long() % 100)
+
+
+class Offsets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(100, 4)
+
+    def forward(self, ids):
+        return self.bags(ids.reshape(-1), torch.arange(len(ids)) * ids.shape[1])
+
+
+class Total(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(100, 4)
+
+    def forward(self, ids):
+        return self.rows(ids).sum()
+
+
+IDS = torch.zeros(3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (OfRows(), IDS, "ids are computed from rows of table 'first'"),
+        (Offsets(), IDS[:, None], "bags with offsets cannot be exported"),
+        (Total(), IDS, "output 'output_0' is one number"),
+        (Total(), {"ids": [1, 2]}, "input 'ids' is list"),
+        (Total(), (IDS, IDS), "example_inputs do not fit Total.forward"),
+        (Total(), {"ids": torch.tensor(1)}, "input 'ids' of shape () has no example"),
+        (Clicks(), {**batch(3), "items": IDS[:2]}, "input 'items' has 2 rows, but 'users' has 3"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(model, inputs, message, tmp_path):
+    with Client.in_process() as client:
+        model = embed.distributed_model(model, client)
+        with pytest.raises(ValueError, match="has no table on servers: give its model"):
+            embed.export(model, tmp_path / "export", inputs)
+        embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            embed.export(model, tmp_path / "export", inputs)
+        assert not (tmp_path / "export").exists()
+
+
+def test_collections_are_refused(tmp_path):
+    with Client.in_process() as client:
+        tables = [embed.EmbeddingBagConfig(100, 4, "table")]
+        model = embed.distributed_model(nn.Sequential(embed.EmbeddingBagCollection(tables)), client)
+        embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+        with pytest.raises(ValueError, match=r"layer '0' \(EmbeddingBagCollection\) cannot be exported yet"):
+            embed.export(model, tmp_path / "export", IDS)
+
+
+def test_damaged_and_dangerous_programs(training, tmp_path):
+    """A program with pickled objects is refused before PyTorch would run them."""
+    path = embed.export(training.model, tmp_path / "export", batch(4))
+    with pytest.raises(FileExistsError):
+        embed.export(training.model, path, batch(4))
+    embed.export(training.model, path, batch(4), overwrite=True)
+    with zipfile.ZipFile(path / "model.pt2") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path / "model.pt2", "w") as archive:
+        for name, value in content.items():
+            archive.writestr(name, value.replace(b'"use_pickle": false', b'"use_pickle": true'))
+    with pytest.raises(ServingError, match="is a pickled object, which is not loaded"):
+        Model.load(path)
+    (path / "model.pt2").write_bytes(b"nothing")
+    with pytest.raises(ServingError, match=r"model\.pt2: cannot be read as a program of PyTorch"):
+        Model.load(path)
+
+
+def test_a_single_tensor_has_the_name_of_its_argument(tmp_path):
+    with Client.in_process() as client:
+        model = embed.distributed_model(nn.Sequential(nn.Embedding(100, 4)), client)
+        embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+        with Model.load(embed.export(model, tmp_path / "export", IDS)) as served:
+            equal(served.predict(np.arange(5)), {"output_0": model(torch.arange(5)).detach().numpy()})
+            with pytest.raises(InputError, match="input 'input' of example 1: id 100 is not in"):
+                served.predict(np.array([0, 100]))
