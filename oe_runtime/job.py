@@ -165,7 +165,8 @@ def train(
 
         job.train(step, model)
 
-    It also reads `--data -`, and with `--workqueue` takes ranges of the data from the workers' queue.
+    It also reads `--data -`, and with `--workqueue` takes ranges of the data from the workers' queue. The
+    gradients of a PyTorch step are those at its `optimizer.step()`.
 
     `step` returns the mean loss of its rows, or the metrics of a Keras model as above: then loss and AUC are
     those metrics' over all workers' rows since the last line of progress. After the loss of a

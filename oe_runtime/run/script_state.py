@@ -72,7 +72,8 @@ class ScriptState:
     def bind(self, workers: Any) -> None:
         """Let the dense weights be those of asynchronous workers. Raises RunError; for subclasses."""
         raise RunError(
-            "--workqueue: asynchronous workers train models of Keras 3; leave the flag out for this one"
+            "--workqueue: asynchronous workers train models of Keras 3 and PyTorch; leave the flag out for "
+            "this one"
         )
 
     def begin_window(self) -> None:

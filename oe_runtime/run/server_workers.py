@@ -1,4 +1,4 @@
-"""Asynchronous workers of a TensorFlow job: their dense weights, which the servers sum."""
+"""Asynchronous workers of a job: their dense weights, which the servers sum."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+from numpy.typing import NDArray
 
 from oe_runtime.client import Client
 from oe_runtime.run.run_directory import RunError
@@ -18,8 +18,8 @@ class ServerWorkers:
 
     The counterpart of DeepRec's parameter servers. A table holds the sum of updates to the first weights, so
     its optimizer's updates must not depend on the weight: no decay, no FTRL. Around each step, `pull` gets
-    the weights and `push` sends the gradients of the mean loss of this worker's batch; the updates of the
-    model's own optimizer in between are overwritten.
+    the weights and `push` sends the gradients of the mean loss of this worker's batch, which the step keeps;
+    the updates of the model's own optimizer in between are overwritten.
     """
 
     NAME, _DIM = "dense_weights", 64
@@ -34,8 +34,11 @@ class ServerWorkers:
     def bind(
         self, variables: Sequence[Any], rule: Mapping[str, Any], learning_rate: Callable[[], float]
     ) -> None:
-        """Make the table of a model's trainable variables. Raises RunError for its optimizer's `rule`."""
-        if rule["name"] == "ftrl" or rule.get("weight_decay"):
+        """Make the table of a model's trainable variables. Raises RunError for its optimizer's `rule`.
+
+        A variable has a `shape`, its values as an array, and `assign`.
+        """
+        if rule["name"] == "ftrl" or rule.get("weight_decay") or rule.get("coupled_weight_decay"):
             raise RunError(f"optimizer {rule['name']}: asynchronous workers need one without decay")
         if rule["name"] == "rowwise_adagrad":
             raise RunError(
@@ -49,7 +52,7 @@ class ServerWorkers:
         zero = {"name": "constant", "value": 0.0}
         spec = TableSpec(self.NAME, self._DIM, "array", len(self._keys), optimizer=rule, initializer=zero)
         self._table = self._client.create_table(spec)
-        self._gradients = tf.Variable(tf.zeros([self._size]), trainable=False)
+        self._gradients: NDArray[np.float32] | None = None  # of this step
         self.rebase()
 
     def rebase(self) -> None:
@@ -67,14 +70,19 @@ class ServerWorkers:
             weights = weights[size:]
 
     def push(self) -> None:
-        """Push the last step's gradients."""
-        gradients = np.zeros((len(self._keys), self._DIM), np.float32)
-        gradients.reshape(-1)[: self._size] = self._gradients.numpy()
-        self._client.push(self._pulled, [gradients], self._learning_rate())
+        """Push the step's gradients, if it has kept any."""
+        kept, self._gradients = self._kept(), None
+        if kept is not None:
+            gradients = np.zeros((len(self._keys), self._DIM), np.float32)
+            gradients.reshape(-1)[: self._size] = kept
+            self._client.push(self._pulled, [gradients], self._learning_rate())
 
     def keep(self, dense: Sequence[Any]) -> None:
         """In a step, keep the gradients for `push`."""
-        self._gradients.assign(tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in dense], 0))
+        self._gradients = np.concatenate([np.ravel(np.asarray(g, np.float32)) for g in dense])
+
+    def _kept(self) -> NDArray[np.float32] | None:
+        return self._gradients
 
     def sum(self, values: Any, what: int) -> Any:
         """Raise RuntimeError: asynchronous workers sum nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from oe_runtime.client import Client
 from oe_runtime.data import Batch, Schema, open_source
 from oe_runtime.data.library import by_column
 from oe_runtime.data.stream import STDIN
-from oe_runtime.errors import OeError
+from oe_runtime.errors import OeError, WorkerLost
 from oe_runtime.run import uploads
 from oe_runtime.run.checkpoints import check_resume
 from oe_runtime.run.connection import connect, connect_values, refuse_trained
@@ -28,18 +29,19 @@ from oe_runtime.run.options import RunOptions, outside
 from oe_runtime.run.outcome import STOP_SECONDS, end_at_limit
 from oe_runtime.run.progress import View
 from oe_runtime.run.queue_course import QueueCourse
-from oe_runtime.run.ranks import CollectiveRanks, Ranks, check_agreement, check_input, join_workers
+from oe_runtime.run.ranks import CollectiveRanks, Ranks, Stopped, check_agreement, check_input, join_workers
 from oe_runtime.run.run_directory import RunDirectory, RunError
 from oe_runtime.run.run_input import RunInput, columns_fixed
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.run.shared_input import HoldingClient, SharedInput
 from oe_runtime.run.stopping import StopRequest
 from oe_runtime.run.worker_input import WorkerInput
+from oe_runtime.shared_values import SharedValues
 from oe_runtime.support import horovod, job_hooks
 
 _COLUMN_FLAGS = ("--schema", "--label", "--categories", "--numbers", "--max-cardinality")
 OF_SCRIPT = "OE_JOB_SCRIPT"  # the environment of what a script of a job starts: the script's name
-_KERAS_ALONE = "--workqueue: asynchronous workers train models of Keras 3; leave the flag out for this one"
+_POLL = 0.2  # seconds
 _STDIN = "standard input, which cannot be read again"
 _FIT_ALONE = (
     "fit is no part of the job without its callback, and would have no progress, checkpoints or stop: give "
@@ -62,6 +64,11 @@ def _refuse_strategy() -> None:
             "a tf.distribute.MultiWorkerMirroredStrategy was made before the workers of the job have met: "
             "import oe_runtime.keras first, and make models with tables outside of the strategy's scope"
         )
+
+
+def _is_torch() -> bool:
+    """Whether the program trains by PyTorch."""
+    return "torch" in sys.modules and "oe_runtime.keras" not in sys.modules
 
 
 class Session:
@@ -90,6 +97,7 @@ class Session:
         self.exported: Path | None = None  # a SavedModel, which uploads include
         self._client: Client | None = None
         self._workers: Any = None
+        self._values: SharedValues | None = None  # of asynchronous workers
         self._ranks: Ranks | None = None
         self._resume_step: int | None = None
         self._saved_optimizers: Mapping[str, Mapping[str, Any]] | None = None
@@ -229,7 +237,9 @@ class Session:
             self._meet()
             client = self.connect()
             assert client is not None  # noqa: S101 - only stock models have none
-            client.restores, client.workers = self.options.resume, self.together()
+            # Asynchronous workers begin with the rows that worker 0 has saved.
+            client.restores = self.options.resume or (self.options.workqueue and self.rank > 0)
+            client.workers = self.together()
             client.saved_optimizers = self.saved_optimizers
             client.steps = self.options.steps_of_models()
             client.fit_alone = _FIT_ALONE if self.launched else ""
@@ -247,6 +257,8 @@ class Session:
             return
         if self.workers == 1 or self.options.workqueue:  # which agree by the queue
             self._ranks = Ranks()
+            if self.workers > 1 and self.options.resume:
+                self._share_resume()
             return
         _refuse_strategy()
         self._workers = join_workers(self.options, self.stop)
@@ -255,8 +267,7 @@ class Session:
 
     def _meet(self) -> None:
         """Wait for the other workers, by the library that the script trains with."""
-        torch = "torch" in sys.modules and "oe_runtime.keras" not in sys.modules
-        if self._ranks is not None or self.workers == 1 or not torch:
+        if self._ranks is not None or self.workers == 1 or self.options.workqueue or not _is_torch():
             self.join()
             return
         from oe_runtime.run.torch_ranks import TorchRanks
@@ -274,16 +285,32 @@ class Session:
         saved = {} if self.rank else self.saved_optimizers
         self._saved_optimizers = json.loads(ranks.share(json.dumps(saved).encode()))
 
+    def _share_resume(self) -> None:
+        """Let asynchronous workers that do not see the run directory know what the run goes on from."""
+        values = self._values = connect_values(self.options)
+        name = f"resume-{self.options.generation}"
+        if self.rank == 0:
+            values.write(name, json.dumps([self.resume_step, self.saved_optimizers]).encode())
+            return
+        deadline = time.monotonic() + self.options.worker_wait
+        while not (found := values.read_written(name)):
+            if self.stop:
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise WorkerLost(f"worker 0 did not come within {self.options.worker_wait} s")
+            self.stop.wait(_POLL)
+        self._resume_step, self._saved_optimizers = json.loads(found)
+
     def together(self) -> Any:
         """See oe_runtime.job.together."""
         self.join()
         if self._workers is None and self.options.workqueue and self._client is not None:
-            if "torch" in sys.modules and "oe_runtime.keras" not in sys.modules:
-                raise JobError(_KERAS_ALONE)
-            from oe_runtime.run.server_workers import ServerWorkers
-
+            if _is_torch():
+                from oe_runtime.run.server_workers import ServerWorkers as Workers
+            else:
+                from oe_runtime.run.tensorflow_workers import TensorFlowServerWorkers as Workers
             # A single worker acts as one of two, the other without work.
-            self._workers = ServerWorkers(self._client, self.rank, max(2, self.workers))
+            self._workers = Workers(self._client, self.rank, max(2, self.workers))
         return self._workers
 
     @property
@@ -332,7 +359,7 @@ class Session:
         """Return the course of one of asynchronous workers, with its end of their work queue."""
         options, rows = self.options, self.open_input()
         assert self.directory is not None  # noqa: S101 - begin
-        client.values = connect_values(options)
+        client.values = self._values or connect_values(options)
         mine = WorkerInput.read(self.rank, rows.source) if self.workers > 1 else None
         shared = SharedInput(options, rows.source, rows.split, self.stop, client.values, client, mine)
         rows.shared = shared

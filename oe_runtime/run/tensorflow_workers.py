@@ -8,10 +8,12 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from oe_runtime.run.server_workers import ServerWorkers
 
 # Keys of the workers' sums, the same in all workers.
 _GROUP = 1
@@ -63,6 +65,24 @@ class TensorFlowWorkers:
             communication_hint="ring",
             timeout_seconds=self._timeout,
         )
+
+
+class TensorFlowServerWorkers(ServerWorkers):
+    """Asynchronous workers whose step is a tf.function, which keeps the gradients in a variable."""
+
+    def bind(
+        self, variables: Sequence[Any], rule: Mapping[str, Any], learning_rate: Callable[[], float]
+    ) -> None:
+        """See ServerWorkers."""
+        super().bind(variables, rule, learning_rate)
+        self._variable = tf.Variable(tf.zeros([self._size]), trainable=False)
+
+    def keep(self, dense: Sequence[Any]) -> None:
+        """See ServerWorkers."""
+        self._variable.assign(tf.concat([tf.reshape(tf.cast(g, tf.float32), [-1]) for g in dense], 0))
+
+    def _kept(self) -> Any:
+        return self._variable.numpy()
 
 
 def _be_patient(count: int, silence: float) -> None:

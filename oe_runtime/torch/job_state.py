@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from oe_runtime.errors import CheckpointError
+from oe_runtime.run.run_directory import RunError
 from oe_runtime.run.script_state import ScriptState
 from oe_runtime.spec import TableSpec
 from oe_runtime.support import dense_file
@@ -21,6 +22,7 @@ from oe_runtime.torch.model import table_layers
 from oe_runtime.torch.optimizer_state import WITHOUT_ROWS
 from oe_runtime.torch.pipeline import PullAhead, is_trained_in_backward
 from oe_runtime.torch.rows import Rows
+from oe_runtime.torch.translate import table_optimizer
 
 _GROUPS = "optimizer/groups"  # JSON: the hyperparameters of the optimizer's groups
 
@@ -54,6 +56,35 @@ class TorchDense:
     def trained(self) -> dict[str, NDArray[Any]]:
         """Return the weights that the optimizer trains."""
         return {name: _array(p) for name, p in self._parameters.items() if p.requires_grad}
+
+    def bind(self, workers: Any) -> None:
+        """Let these weights be those of asynchronous workers. Raises RunError where they cannot be."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise RunError(
+                "--workqueue: asynchronous workers of PyTorch share weights by the servers: leave out "
+                "init_process_group and DistributedDataParallel"
+            )
+        dense = {id(p): p for p in self._parameters.values() if p.requires_grad}
+        groups = [
+            i
+            for i, group in enumerate(self._optimizer.param_groups)
+            if any(id(p) in dense for p in group["params"])
+        ]
+        of_dense = [self._optimizer.param_groups[i] for i in groups]
+        settings = [(table_optimizer(self._optimizer, group), group["lr"]) for group in of_dense]
+        if not settings or any(one != settings[0] for one in settings):
+            raise RunError(
+                "--workqueue: asynchronous workers train all dense weights alike: give the optimizer one "
+                "group of them, or groups of equal settings"
+            )
+
+        def keep(*_: Any) -> None:
+            given = [torch.zeros_like(p) if p.grad is None else p.grad for p in dense.values()]
+            workers.keep(list(map(_array, given)))
+
+        variables = [_Assigned(p) for p in dense.values()]
+        workers.bind(variables, settings[0][0], lambda: float(self._optimizer.param_groups[groups[0]]["lr"]))
+        self._optimizer.register_step_pre_hook(keep)
 
     def _state(self) -> dict[str, Any]:
         """Return the model's state without tables, by its names outside of DistributedDataParallel."""
@@ -128,6 +159,22 @@ class TorchDense:
                 state[number] = values
         whole = {"state": state, "param_groups": plain["param_groups"], WITHOUT_ROWS: True}
         self._optimizer.load_state_dict(whole)
+
+
+class _Assigned:
+    """A parameter as ServerWorkers use it."""
+
+    def __init__(self, parameter: Any) -> None:
+        self._parameter = parameter
+        self.shape = tuple(parameter.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(_array(self._parameter), dtype)
+
+    def assign(self, values: NDArray[Any]) -> None:
+        """Set the parameter."""
+        with torch.no_grad():
+            self._parameter.copy_(torch.from_numpy(values))
 
 
 class TorchScriptState(ScriptState):
@@ -207,6 +254,10 @@ class TorchScriptState(ScriptState):
     def equal_values(self) -> Mapping[str, NDArray[Any]]:
         """See ScriptState."""
         return self._trained.trained()
+
+    def bind(self, workers: Any) -> None:
+        """See ScriptState."""
+        self._trained.bind(workers)
 
     def load_extra(self, arrays: dict[str, NDArray[Any]]) -> None:
         """See ScriptState."""

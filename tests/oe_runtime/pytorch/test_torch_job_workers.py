@@ -155,3 +155,142 @@ def test_the_same_script_alone(tmp_path: Path) -> None:
     codes, said = ended([start(write(tmp_path, SCRIPT.replace("epochs(6)", "epochs(1)")), tmp_path / "run")])
     assert codes == [0], said
     assert max(losses(tmp_path / "run")) == 20
+
+
+# By job.train, on two columns of generated rows; the metrics are the job's.
+TRAIN = """
+import os, signal
+import torch
+import oe_runtime.job as job
+import oe_runtime.torch as embed
+
+torch.set_num_threads(1)
+torch.manual_seed(1 + job.rank)
+names = [one.name for one in job.schema.categories][:2]
+rows = [torch.nn.Embedding(1000, 4) for _ in names]
+dense = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+model = embed.distributed_model(torch.nn.ModuleList([*rows, dense]), job.client())
+optimizer = embed.distributed_optimizer(torch.optim.Adam(model.parameters(), 0.01), model)
+loss_of = torch.nn.BCEWithLogitsLoss()
+stops = [int(step) for step in job.arguments]
+
+
+def predict(features):
+    found = [layer(torch.as_tensor(features[name])).flatten(1) for layer, name in zip(model, names)]
+    return model[-1](torch.cat(found, 1))[:, 0]
+
+
+def evaluate():
+    for features, labels in job.eval_batches():
+        with torch.no_grad():
+            yield labels, torch.sigmoid(predict(features))
+
+
+def step(batch):
+    features, labels = batch
+    done = max((int(one["step"]) for one in optimizer.state.values() if "step" in one), default=0) + 1
+    if done in stops and done > job.resume_step:
+        os.kill(os.getpid(), signal.SIGTERM)
+    optimizer.zero_grad()
+    loss = loss_of(predict(features), torch.as_tensor(labels).reshape(-1).float())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()  # the gradients of the step are kept before
+    return loss
+
+
+if job.rank:
+    print("begins at", job.resume_step, flush=True)
+job.train(step, model, optimizer, evaluate=evaluate)
+"""
+ROWS = ("--data", "generate:2000:1", "--max-cardinality", "1000", "--log-every", "1")
+
+
+def test_a_work_queue_has_the_losses_of_a_run_in_order(tmp_path: Path) -> None:
+    script, run_dir = write(tmp_path, TRAIN), tmp_path / "run"
+    words = [*ROWS, "--batch-size", "100"]
+    assert ended([start(script, tmp_path / "one", *words)])[0] == [0]
+    for name, more, stops, code in (("first", [], ("7",), 130), ("fresh", ["--resume"], (), 0)):
+        server = ServerProcess(tmp_path / name)
+        queue = ("--servers", server.endpoint, "--workqueue", *more)
+        worker = start(script, run_dir, *words, *queue, arguments=stops)
+        try:
+            codes, said = ended([worker])
+        finally:
+            worker.kill()
+            server.stop()
+        assert codes == [code], said
+    found, expected = losses(run_dir), losses(tmp_path / "one")
+    assert len(found) == len(expected) == 18
+    for step, (loss, _) in expected.items():
+        assert found[step][0] == pytest.approx(loss, rel=1e-4), step
+    of_both = [events(one, "eval")[-1]["loss"] for one in (run_dir, tmp_path / "one")]
+    assert of_both[0] == pytest.approx(of_both[1], rel=1e-4)
+
+
+def test_asynchronous_workers_share_the_rows_and_outlive_a_server(tmp_path: Path) -> None:
+    """The second worker does not see the run directory, and goes on from the same step all the same."""
+    script, run_dir = write(tmp_path, TRAIN), tmp_path / "run"
+    server = ServerProcess(tmp_path / "server")
+
+    def begin(*more: str, stops: tuple[str, ...] = ()) -> list[Any]:
+        words = (*ROWS, "--batch-size", "50", "--epochs", "10", "--checkpoint-steps", "20", *more)
+        where = ("--servers", server.endpoint, "--workqueue", "--workers", free_endpoints(2))
+        directories = run_dir, tmp_path / "elsewhere"
+        return [start(script, directories[i], *words, *where, "--rank", str(i)) for i in range(2)]
+
+    workers = begin()
+    try:
+        wait_for(lambda: max(losses(run_dir), default=0) > 40, workers[0])
+        server.kill()
+        server.start_again()
+        wait_for(lambda: len(events(run_dir, "server_back")) == 1, workers[0])
+        workers[0].send_signal(signal.SIGTERM)  # who stops all
+        codes, said = ended(workers)
+        assert codes == [130, 130], said
+        stopped = events(run_dir, "interrupted")[-1]["step"]
+        server.stop()
+        server = ServerProcess(tmp_path / "fresh")
+        workers = begin("--resume")
+        codes, said = ended(workers)
+        assert codes == [0, 0], said
+        assert f"begins at {stopped}" in said[1][0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        server.stop()
+    assert events(run_dir, "end")[-1]["steps"] == 360
+    assert events(run_dir, "eval")[-1]["rows"] == 200
+
+
+REFUSED = {
+    "a process group": (
+        TRAIN.replace("torch.manual_seed", 'torch.distributed.init_process_group("gloo")\ntorch.manual_seed'),
+        "leave out init_process_group and DistributedDataParallel",
+    ),
+    "two rates": (
+        TRAIN.replace(
+            "model.parameters(), 0.01",
+            "[{'params': model[0].parameters()}, {'params': model[1].parameters()}, "
+            "{'params': model[2][0].parameters()}, {'params': model[2][2].parameters(), 'lr': 0.1}], 0.01",
+        ),
+        "groups of equal settings",
+    ),
+    "a decay": (TRAIN.replace("0.01)", "0.01, weight_decay=0.1)"), "need one without decay"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_work_queues_refuse_what_they_cannot_train(what: str, tmp_path: Path) -> None:
+    text, message = REFUSED[what]
+    assert text != TRAIN
+    server = ServerProcess(tmp_path / "server")
+    script = write(tmp_path, text)
+    try:
+        worker = start(script, tmp_path / "run", *ROWS, "--servers", server.endpoint, "--workqueue")
+        codes, said = ended([worker])
+    finally:
+        server.stop()
+    assert codes == [1], said
+    assert message in said[0][1]
