@@ -157,7 +157,9 @@ class QueueCourse(Course):
         if self._clock.pending:
             self._log(position)
         self._save(self.checkpoints.take_now, position)
-        return Interrupted(position, self.saved.path if self.saved else None)
+        if self.saved is None:
+            return Interrupted(position, None)
+        return Interrupted(self.saved.position, self.saved.path)  # with the steps of all workers
 
     def _save(self, take: Any, position: Position, *, files: bool = False, again: str | None = None) -> None:
         """Take a checkpoint between the steps of all workers.
