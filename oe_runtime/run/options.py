@@ -20,7 +20,7 @@ from oe_runtime.errors import DataError
 from oe_runtime.models.options import ModelOptions
 from oe_runtime.run import policies, worker_options
 from oe_runtime.run.optimizers import LEARNING_RATES
-from oe_runtime.run.setting_flags import add, scoped
+from oe_runtime.run.setting_flags import add, add_flags, flag_field, scoped
 from oe_runtime.spec import CACHED, DURABLE, STORAGES
 from oe_runtime.support.argument_types import count, number, size, widths
 from oe_runtime.support.remote_files import InvalidUrl, is_remote
@@ -60,63 +60,152 @@ Exit codes: 0 finished, 1 error, 3 another worker was lost, 130 interrupted (a c
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What every run is started with: the servers, the workers, the run directory. See `parser`.
+    """What every run is started with: the servers, the workers, the run directory. A field is its flag.
 
     With `script` a user's program decides the model and the optimizer. The rows and the steps are the
     program's too, unless it reads by job.batches.
     """
 
-    data: str
-    eval: bool
-    eval_data: str
-    eval_every: int
-    follow: bool
-    schema: Schema
-    max_cardinality: int
-    max_bad_rows: int
-    batch_size: int
-    epochs: int | None
-    steps: int | None
-    holdout: float
-    servers: tuple[str, ...]
-    token_file: Path | None
-    tls: str
-    checkpoint_transfer: str
-    job: str
-    server_wait: int
-    workers: tuple[str, ...]
-    rank: int
+    data: str = flag_field(
+        "data",
+        metavar="PATH|generate:ROWS[:SEED]|-",
+        more="A script may do without. - is text from standard input; to resume, send it again from its "
+        "first row on.",
+    )
+    follow: bool = flag_field("data", False)
+    schema: Schema = flag_field("data", metavar="FILE|NAME")
+    max_bad_rows: int = flag_field("data", 0)
+    servers: tuple[str, ...] = flag_field(
+        "where", metavar="HOST:PORT,…", help="On parameter servers, in the order of their --index."
+    )
+    in_process: bool = flag_field("where", action="store_true", help="In this process, by the same C++ core.")
+    stock: bool = flag_field("where", action="store_true", help="In the plain Keras model, to compare with.")
+    token_file: Path | None = flag_field(
+        "data", type=Path, metavar="FILE", help="File with the servers' token."
+    )
+    tls: str = flag_field("data")
+    checkpoint_transfer: str = flag_field(
+        "data",
+        choices=TRANSFERS,
+        default="shared",
+        help="How the servers' files of checkpoints get into the run directory. shared: servers on this "
+        "machine write them there; wire: servers on other hosts send them, and need --checkpoint-dir. "
+        "(default shared)",
+    )
+    job: str = flag_field(
+        "data",
+        default="",
+        metavar="NAME",
+        help="With --servers: name of the tables' owner, where several jobs or models share servers.",
+    )
+    server_wait: int = flag_field("data", metavar="SECONDS")
+    storage: str = flag_field(
+        "data", choices=STORAGES, help="With --in-process: kind of memory. (default dram)"
+    )
+    storage_path: str = flag_field(
+        "data", metavar="DIR", help="With --storage pmem_*, dram_pmem and dram_ssd: directory of the rows."
+    )
+    storage_cache: int = flag_field(
+        "data", type=size(), metavar="SIZE", help="With --storage dram_pmem and dram_ssd: DRAM for its cache."
+    )
+    storage_size: int = flag_field(
+        "data", type=size(), metavar="SIZE", help="With --in-process: most memory of the rows."
+    )
+    storage_recover: bool = flag_field(
+        "kept",
+        action="store_true",
+        help="With --storage-path: open the tables in that directory. Without this and --storage-fresh, a "
+        "directory with a checkpoint is refused.",
+    )
+    storage_fresh: bool = flag_field(
+        "kept", action="store_true", help="With --storage-path: remove the tables in that directory."
+    )
+    workers: tuple[str, ...] = flag_field(
+        "workers",
+        metavar="HOST:PORT,…",
+        help="Where workers listen for each other, in the order of their --rank; goes with --servers. "
+        "Not needed under horovodrun (with Gloo), whose rendezvous tells them.",
+    )
+    rank: int = flag_field(
+        "workers",
+        type=count(0),
+        metavar="N",
+        help="Which of --workers this is, from 0. (default: as horovodrun, mpirun, mpiexec or srun say)",
+    )
     size: int
     rendezvous: str
-    worker_wait: int
-    generation: int
-    workqueue: bool
-    staleness: int | None
-    pipeline: bool
-    micro_batch: int
-    on_worker_lost: str
-    in_process: bool
-    stock: bool
-    storage: str
-    storage_path: str
-    storage_size: int
-    storage_cache: int
-    storage_recover: bool
-    storage_fresh: bool
-    run_dir: Path
-    checkpoint_steps: int
-    checkpoint_minutes: int
-    keep_checkpoints: int
-    checkpoint_rows: str
-    export_checkpoints: int
-    checkpoint_increments: int
-    upload_to: str
-    upload_bandwidth: int
-    resume: bool
-    log_every: int
-    timeline: int
-    stats_seconds: float
-    exit_with_parent: bool
+    workqueue: bool = flag_field("workers", False, more="Dense weights are on the servers too.")
+    on_worker_lost: str = flag_field(
+        "workers",
+        more="The launcher restarts workers: the trainer itself continues with --workqueue only, and without "
+        "worker 0 writes no checkpoints.",
+    )
+    worker_wait: int = flag_field("workers", 600, metavar="SECONDS")
+    generation: int = flag_field(
+        "workers",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="Number of this start of the job. Servers drop workers of a lower number at once; without it "
+        "they wait 90 s for a lost host. (default 0)",
+    )
+    max_cardinality: int = flag_field("model", 0)
+    batch_size: int = flag_field(
+        "training",
+        BATCH_SIZE,
+        more="The batch size of Horovod and DeepRec is per worker: multiply it by their number.",
+    )
+    micro_batch: int = flag_field("training", 1)
+    epochs: int | None = flag_field("training", more=f"(default {EPOCHS}, or as many as --steps takes)")
+    steps: int | None = flag_field("training")
+    holdout: float = flag_field("training", HOLDOUT)
+    eval_data: str = flag_field("training", metavar="PATH|SHARE")
+    eval_every: int = flag_field("training", 0)
+    eval: bool = flag_field(
+        "training",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Evaluate on the rows of --eval-data, or held-out ones, at the end. (default on)",
+    )
+    pipeline: bool = flag_field("training", True, more="Several workers only read ahead.")
+    staleness: int | None = flag_field("training")
+    run_dir: Path = flag_field(
+        "run",
+        type=Path,
+        metavar="DIR",
+        help="Directory of the run. (default runs/MODEL-DATE-TIME)",
+    )
+    checkpoint_steps: int = flag_field("run", 1000)
+    checkpoint_minutes: int = flag_field("run", 10)
+    keep_checkpoints: int = flag_field("run")
+    checkpoint_rows: str = flag_field("run", "auto", more="For pool, servers need --storage-recover.")
+    export_checkpoints: int = flag_field("run", 0)
+    checkpoint_increments: int = flag_field("run", 0)
+    upload_to: str = flag_field("run", "", metavar="URL")
+    upload_bandwidth: int = flag_field("run", 0)
+    resume: bool = flag_field(
+        "run",
+        action="store_true",
+        help="Go on from the latest checkpoint of --run-dir, or of --upload-to if that one is newer.",
+    )
+    log_every: int = flag_field(
+        "run",
+        type=count(1),
+        default=20,
+        metavar="N",
+        help="Steps between progress lines. (default 20)",
+    )
+    stats_seconds: float = flag_field(
+        "run",
+        type=number(),
+        default=5.0,
+        metavar="S",
+        help="Minimum seconds between samples of the servers' figures. (default 5)",
+    )
+    timeline: int = flag_field("run", 0)
+    exit_with_parent: bool = flag_field(
+        "run", action="store_true", help="Stop as on SIGTERM when stdin closes."
+    )
     script: Path | None = None
     arguments: tuple[str, ...] = ()  # the script's
     input_flags: tuple[str, ...] = ()  # given flags of the rows that job.batches reads
@@ -150,14 +239,36 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RunOptions, ModelOptions):
-    """A checked command line of a built-in model; see `parser` for the meaning of each."""
+    """A checked command line of a built-in model."""
 
-    deterministic: bool
-    jit: bool
-    device: str
-    inter_threads: int
-    intra_threads: int
-    export: Path | None
+    jit: bool = flag_field("training", False)
+    device: str = flag_field("training")
+    inter_threads: int = flag_field(
+        "training",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="TensorFlow's threads for parallel operations. 0: TensorFlow decides. (default 0)",
+    )
+    intra_threads: int = flag_field(
+        "training",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="TensorFlow's threads within an operation. 0: TensorFlow decides. (default 0)",
+    )
+    deterministic: bool = flag_field(
+        "training",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="Use TensorFlow's deterministic operations. They cost too little to measure. (default on)",
+    )
+    export: Path | None = flag_field(
+        "run",
+        type=Path,
+        metavar="DIR",
+        help="Write a SavedModel for plain TensorFlow to DIR at the end.",
+    )
 
     @property
     def streams(self) -> bool:
@@ -199,29 +310,25 @@ def parser(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> arg
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_data(p)
-    _add_servers(p)
-    worker_options.add_arguments(p)
-    _add_model(p.add_argument_group("model"))
-    _add_training(p.add_argument_group("training"))
-    _add_run(p.add_argument_group("run"))
+    where = p.add_argument_group("where the embeddings live (one of the three)")
+    groups = {
+        "data": p,
+        "where": where.add_mutually_exclusive_group(required=True),
+        "kept": p.add_mutually_exclusive_group(),
+        "workers": p.add_argument_group(*worker_options.GROUP),
+        **{name: p.add_argument_group(name) for name in ("model", "training", "run")},
+    }
+    _add_model(groups["model"], groups["training"])
+    add_flags(groups, (*fields(RunOptions), *fields(Options)))
+    _add_columns(p)
     return p
 
 
-def _add_data(p: argparse.ArgumentParser) -> None:
-    add(
-        p,
-        "data",
-        metavar="PATH|generate:ROWS[:SEED]|-",
-        more="A script may do without. - is text from standard input; to resume, send it again from its "
-        "first row on.",
-    )
-    add(p, "follow", False)
-    add(p, "schema", metavar="FILE|NAME")
+def _add_columns(p: argparse.ArgumentParser) -> None:
+    """Add the flags that become the schema, and that of the program."""
     add(p, "label", metavar="COLUMN")
     add(p, "categories", metavar="COLUMN[:IDS],…")
     add(p, "numbers", metavar="COLUMN[:SCALE],…")
-    add(p, "max_bad_rows", 0)
     p.add_argument(
         "--script",
         type=Path,
@@ -232,62 +339,8 @@ def _add_data(p: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_servers(p: argparse.ArgumentParser) -> None:
-    where = p.add_argument_group("where the embeddings live (one of the three)").add_mutually_exclusive_group(
-        required=True
-    )
-    where.add_argument(
-        "--servers", metavar="HOST:PORT,…", help="On parameter servers, in the order of their --index."
-    )
-    where.add_argument("--in-process", action="store_true", help="In this process, by the same C++ core.")
-    where.add_argument("--stock", action="store_true", help="In the plain Keras model, to compare with.")
-    p.add_argument("--token-file", type=Path, metavar="FILE", help="File with the servers' token.")
-    add(p, "tls")
-    p.add_argument(
-        "--checkpoint-transfer",
-        choices=TRANSFERS,
-        default="shared",
-        help="How the servers' files of checkpoints get into the run directory. shared: servers on this "
-        "machine write them there; wire: servers on other hosts send them, and need --checkpoint-dir. "
-        "(default shared)",
-    )
-    p.add_argument(
-        "--job",
-        default="",
-        metavar="NAME",
-        help="With --servers: name of the tables' owner, where several jobs or models share servers.",
-    )
-    add(p, "server_wait", metavar="SECONDS")
-    p.add_argument("--storage", choices=STORAGES, help="With --in-process: kind of memory. (default dram)")
-    p.add_argument(
-        "--storage-path",
-        metavar="DIR",
-        help="With --storage pmem_*, dram_pmem and dram_ssd: directory of the rows.",
-    )
-    p.add_argument(
-        "--storage-cache",
-        type=size(),
-        metavar="SIZE",
-        help="With --storage dram_pmem and dram_ssd: DRAM for its cache.",
-    )
-    p.add_argument(
-        "--storage-size", type=size(), metavar="SIZE", help="With --in-process: most memory of the rows."
-    )
-    kept = p.add_mutually_exclusive_group()
-    kept.add_argument(
-        "--storage-recover",
-        action="store_true",
-        help="With --storage-path: open the tables in that directory. Without this and --storage-fresh, a "
-        "directory with a checkpoint is refused.",
-    )
-    kept.add_argument(
-        "--storage-fresh",
-        action="store_true",
-        help="With --storage-path: remove the tables in that directory.",
-    )
-
-
-def _add_model(m: argparse._ArgumentGroup) -> None:
+def _add_model(m: argparse._ActionsContainer, t: argparse._ActionsContainer) -> None:
+    """Add the flags of ModelOptions."""
     add(m, "model")
     add(m, "dim", 9)
     for name, layers in (
@@ -302,96 +355,9 @@ def _add_model(m: argparse._ArgumentGroup) -> None:
     add(m, "index", "array")
     add(m, "admission", type=policies.admission, metavar="RULE")
     add(m, "eviction", [], type=policies.eviction, metavar="RULE,…")
-    add(m, "max_cardinality", 0)
-
-
-def _add_training(t: argparse._ArgumentGroup) -> None:
-    add(
-        t,
-        "batch_size",
-        BATCH_SIZE,
-        more="The batch size of Horovod and DeepRec is per worker: multiply it by their number.",
-    )
-    add(t, "micro_batch", 1)
-    add(t, "epochs", more=f"(default {EPOCHS}, or as many as --steps takes)")
-    add(t, "steps")
     add(t, "optimizer", "adagrad", choices=tuple(LEARNING_RATES))
     add(t, "learning_rate", more=", ".join(f"{k} {v}" for k, v in LEARNING_RATES.items()) + ".")
     add(t, "seed", 0)
-    add(t, "holdout", HOLDOUT)
-    add(t, "eval_data", metavar="PATH|SHARE")
-    add(t, "eval_every", 0)
-    t.add_argument(
-        "--eval",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="Evaluate on the rows of --eval-data, or held-out ones, at the end. (default on)",
-    )
-    add(t, "pipeline", True, more="Several workers only read ahead.")
-    add(t, "staleness")
-    add(t, "jit", False)
-    add(t, "device")
-    t.add_argument(
-        "--inter-threads",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="TensorFlow's threads for parallel operations. 0: TensorFlow decides. (default 0)",
-    )
-    t.add_argument(
-        "--intra-threads",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="TensorFlow's threads within an operation. 0: TensorFlow decides. (default 0)",
-    )
-    t.add_argument(
-        "--deterministic",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="Use TensorFlow's deterministic operations. They cost too little to measure. (default on)",
-    )
-
-
-def _add_run(r: argparse._ArgumentGroup) -> None:
-    r.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="Directory of the run. (default runs/MODEL-DATE-TIME)"
-    )
-    add(r, "checkpoint_steps", 1000)
-    add(r, "checkpoint_minutes", 10)
-    add(r, "keep_checkpoints")
-    add(r, "checkpoint_rows", "auto", more="For pool, servers need --storage-recover.")
-    add(r, "export_checkpoints", 0)
-    add(r, "checkpoint_increments", 0)
-    add(r, "upload_to", "", metavar="URL")
-    add(r, "upload_bandwidth", 0)
-    r.add_argument(
-        "--resume",
-        action="store_true",
-        help="Go on from the latest checkpoint of --run-dir, or of --upload-to if that one is newer.",
-    )
-    r.add_argument(
-        "--export",
-        type=Path,
-        metavar="DIR",
-        help="Write a SavedModel for plain TensorFlow to DIR at the end.",
-    )
-    r.add_argument(
-        "--log-every",
-        type=count(1),
-        default=20,
-        metavar="N",
-        help="Steps between progress lines. (default 20)",
-    )
-    r.add_argument(
-        "--stats-seconds",
-        type=number(),
-        default=5.0,
-        metavar="S",
-        help="Minimum seconds between samples of the servers' figures. (default 5)",
-    )
-    add(r, "timeline", 0)
-    r.add_argument("--exit-with-parent", action="store_true", help="Stop as on SIGTERM when stdin closes.")
 
 
 # Options that a script decides by itself: they do not go with --script.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,22 @@ from oe_runtime.support.argument_types import count, number
 _SETTINGS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 )
+
+
+def flag_field(group: str, default: Any = None, **own: Any) -> Any:
+    """Return a field of a dataclass that is a flag too: of a setting, as in `add`, or with its own `help`."""
+    own = own if default is None else own | {"default": default}
+    return field(metadata={"group": group, "own": own})
+
+
+def add_flags(groups: Mapping[str, argparse._ActionsContainer], options: Iterable[Field[Any]]) -> None:
+    """Add the flag of each field, once."""
+    for one in {option.name: option for option in options if option.metadata}.values():
+        group, own = groups[one.metadata["group"]], one.metadata["own"]
+        if "help" in own:
+            group.add_argument("--" + one.name.replace("_", "-"), **own)
+        else:
+            add(group, one.name, **own)
 
 
 def add(

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from oe_runtime.errors import OeError
-from oe_runtime.run.setting_flags import add
 from oe_runtime.support import horovod
-from oe_runtime.support.argument_types import count
 
 # How launchers tell a process its rank and the number of processes: horovodrun, Open MPI's mpirun, mpiexec of
 # MPICH and Intel, srun.
@@ -22,44 +20,14 @@ _ENVIRONMENTS = (
 )
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
-    """Add the flags of several workers."""
-    w = p.add_argument_group(
-        "several workers (a process each, all with the same flags but for --rank and --data)",
-        "Each trains on its part of every batch, so that losses are those of one worker, and --resume may be "
-        "with another number of them. All need the same files, and compare names, sizes and digests before "
-        "the first step. Worker 0 alone writes the run directory. Start all of them; a worker "
-        "that is lost ends the others (exit code 3), and --resume goes on from the last checkpoint. The "
-        "connections between workers are neither encrypted nor authenticated.",
-    )
-    w.add_argument(
-        "--workers",
-        metavar="HOST:PORT,…",
-        help="Where workers listen for each other, in the order of their --rank; goes with --servers. "
-        "Not needed under horovodrun (with Gloo), whose rendezvous tells them.",
-    )
-    w.add_argument(
-        "--rank",
-        type=count(0),
-        metavar="N",
-        help="Which of --workers this is, from 0. (default: as horovodrun, mpirun, mpiexec or srun say)",
-    )
-    add(w, "workqueue", False, more="Dense weights are on the servers too.")
-    add(
-        w,
-        "on_worker_lost",
-        more="The launcher restarts workers: the trainer itself continues with --workqueue only, and without "
-        "worker 0 writes no checkpoints.",
-    )
-    add(w, "worker_wait", 600, metavar="SECONDS")
-    w.add_argument(
-        "--generation",
-        type=count(0),
-        default=0,
-        metavar="N",
-        help="Number of this start of the job. Servers drop workers of a lower number at once; without it "
-        "they wait 90 s for a lost host. (default 0)",
-    )
+GROUP = (
+    "several workers (a process each, all with the same flags but for --rank and --data)",
+    "Each trains on its part of every batch, so that losses are those of one worker, and --resume may be "
+    "with another number of them. All need the same files, and compare names, sizes and digests before "
+    "the first step. Worker 0 alone writes the run directory. Start all of them; a worker "
+    "that is lost ends the others (exit code 3), and --resume goes on from the last checkpoint. The "
+    "connections between workers are neither encrypted nor authenticated.",
+)
 
 
 def endpoints(p: argparse.ArgumentParser, flag: str, text: str) -> tuple[str, ...]:
