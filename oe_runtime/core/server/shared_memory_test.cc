@@ -92,8 +92,8 @@ TEST(SharedMemoryServerTest, TheSameRows) {
       EXPECT_EQ(Connections(sharing)["sharing_memory"], 1);
       EXPECT_GT(Connections(sharing)["shared_bytes"].get<uint64_t>(), kIds * 8 * sizeof(float));
     }
-    AwaitLess(*sharing.servers[0], "/connections/shared_bytes", 0);
-    EXPECT_EQ(Connections(sharing)["sharing_memory"], 0);
+    EXPECT_EQ(AwaitLess(*sharing.servers[0], "/connections/shared_bytes", 0), 0U);
+    EXPECT_EQ(AwaitLess(*sharing.servers[0], "/connections/sharing_memory", 0), 0U);
 
     Cluster sending(count);
     sending.remote.share_memory = false;
