@@ -565,6 +565,9 @@ class Client:
         core, table = self._settled(), self._id(table)
         if out is None and state is not None:
             raise SpecError("'state' needs 'out', where the rows go")
+        for name, given in (("out", out), ("state", state)):
+            if given is not None and not isinstance(given, np.ndarray):
+                raise SpecError(f"'{name}' must be an array of NumPy, not {type(given).__name__}")
         found, rows, state = core.read_rows(table, _keys(keys, "keys"), out, state)
         slots: dict[str, NDArray[Any]] = {}
         if state is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from oe_runtime.client import Client
 from oe_runtime.errors import InputError, ServingError
 from oe_runtime.model_description import FILE, PROGRAM, ROWS, Description
 from oe_runtime.serving.without_rows import Arrays, WithoutRows, outside, unravel
-from oe_runtime.torch.export import lookups_of, sources_of
+from oe_runtime.torch.export import lookups_of, sources_of, weight_name
 from oe_runtime.torch.operators import supplied
 
 
@@ -27,9 +28,9 @@ def load(path: Path) -> TorchProgram:
     """Load the program at `path`. Raises ServingError if it is none."""
     description = Description.read(path / FILE)
     file = path / PROGRAM
-    _refuse_pickles(file)
+    content = _without_pickles(file)
     try:
-        return TorchProgram(path, torch.export.load(file), description)
+        return TorchProgram(path, torch.export.load(content), description)
     except ServingError:
         raise
     except (AssertionError, AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
@@ -40,7 +41,11 @@ class TorchProgram(WithoutRows):
     """A program of torch.export that takes its rows from an operator."""
 
     def __init__(self, path: Path, program: Any, description: Description) -> None:
-        tensors = list(program.state_dict.values())
+        # By name: torch.export.load puts weights that share memory beside each other.
+        names = {weight_name(name): name for name in program.state_dict}
+        if names.keys() != set(description.weights):
+            raise ServingError(f"{path / FILE} is of another program: its weights are {description.weights}")
+        tensors = [program.state_dict[names[name]] for name in description.weights]
         super().__init__(path, description, [(tuple(one.shape), _array(one).dtype) for one in tensors])
         module = program.module()
         graph = module.graph
@@ -58,7 +63,7 @@ class TorchProgram(WithoutRows):
         self._asked = _part(module, [*(node.args[0] for node in lookups), *(node.args[1] for node in small)])
         self._answer = _part(module, None)
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self._tensors = [state[name] for name in program.state_dict]
+        self._tensors = [state[names[name]] for name in description.weights]
         if (path / ROWS).is_dir():
             self.rows = path / ROWS
 
@@ -130,19 +135,37 @@ def _array(tensor: Any) -> NDArray[Any]:
     return array
 
 
-def _refuse_pickles(file: Path) -> None:
-    """Raise ServingError for a program with pickled objects, which torch.export.load would run."""
+# What a program of ours has below its one directory. torch.export.load unpickles what others may have, or
+# loads it as a library: weights in one file, opaque objects, compiled code, the form of PyTorch 2.7.
+_PARTS = re.compile(
+    r"archive_format|archive_version|byteorder|\.data/version|\.data/serialization_id|models/model\.json"
+    r"|data/weights/(model_weights_config\.json|weight_\d+)"
+    r"|data/constants/(model_constants_config\.json|tensor_\d+)"
+    r"|data/sample_inputs/model\.pt"
+)
+_PAYLOAD = re.compile(r"(weight|tensor)_\d+")
+
+
+def _without_pickles(file: Path) -> io.BytesIO:
+    """Return a program's content. Raises ServingError for one of which torch.export.load would run code."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            for name in archive.namelist():
+        content = io.BytesIO(file.read_bytes())
+        with zipfile.ZipFile(content) as archive:
+            names = archive.namelist()
+            root = names[0].partition("/")[0] if names else ""
+            for name in names:
+                if names.count(name) > 1 or not _PARTS.fullmatch(name.removeprefix(f"{root}/")):
+                    raise ServingError(f"{file}: it has {name}, which oe_runtime.torch.export does not write")
                 if name.endswith("_config.json"):
-                    content = json.loads(archive.read(name))
-                    pickled = [key for key, one in content["config"].items() if one["use_pickle"]]
-                    if pickled:
-                        raise ServingError(f"{file}: {pickled[0]} is a pickled object, which is not loaded")
-                elif "/sample_inputs/" in name and (content := archive.read(name)):
-                    torch.load(io.BytesIO(content), weights_only=True)
+                    payloads = json.loads(archive.read(name))["config"]
+                    for key, one in payloads.items():
+                        if one["use_pickle"] is not False or not _PAYLOAD.fullmatch(one["path_name"]):
+                            raise ServingError(f"{file}: {key} is a pickled object, which is not loaded")
+                elif name.endswith("/sample_inputs/model.pt") and (inputs := archive.read(name)):
+                    torch.load(io.BytesIO(inputs), weights_only=True)
     except ServingError:
         raise
     except Exception as error:  # pickle raises of many kinds
         raise ServingError(f"{file}: cannot be read as a program of PyTorch: {error}") from error
+    content.seek(0)
+    return content

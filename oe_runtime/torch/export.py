@@ -38,6 +38,7 @@ def export(model: Any, path: str | os.PathLike[str], example_inputs: Any, *, ove
     _check(model, layers)
     inputs = _named_inputs(model, example_inputs)
     program, names = _program(model, layers, inputs)
+    _check_examples(program, model, inputs, names)
     tables = {layer.bound().spec.name: layer.bound() for layer in layers.values()}
     with published(Path(path), overwrite=overwrite, ours=PROGRAM) as place:
         program.example_inputs = None  # they may be of real users
@@ -52,9 +53,14 @@ def export(model: Any, path: str | os.PathLike[str], example_inputs: Any, *, ove
             tables=[json.loads(table.spec.to_json()) for table in tables.values()],
             lookups=[Lookup(node.args[1], i) for i, node in enumerate(lookups_of(program.graph))],
             groups=[],
-            weights=[f"model/{name.removeprefix('module.')}" for name in program.state_dict],
+            weights=[weight_name(name) for name in program.state_dict],
         ).write(place / FILE)
     return Path(path)
+
+
+def weight_name(name: str) -> str:
+    """Return the name of a program's weight in checkpoints and descriptions."""
+    return f"model/{name.removeprefix('module.')}"
 
 
 def lookups_of(graph: Any) -> list[Any]:
@@ -75,6 +81,11 @@ def sources_of(nodes: Iterable[Any]) -> set[Any]:
 
 
 def _check(model: Any, layers: Mapping[str, TableLayer]) -> None:
+    if not layers:
+        raise ValueError("the model has no table: give it to distributed_model first")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type not in ("cpu", "meta"):
+            raise ValueError(f"'{name}' is on {tensor.device}: move the model to the CPU before export")
     for name, module in model.named_modules():
         if isinstance(module, Collection):
             raise ValueError(
@@ -114,6 +125,8 @@ def _named_inputs(model: Any, example_inputs: Any) -> dict[str, Any]:
                 f"input '{name}' is {type(value).__name__}: export takes tensors; wrap the model in a module "
                 "whose forward takes each tensor as an argument"
             )
+        if value.dtype == torch.bfloat16:
+            raise ValueError(f"input '{name}' is bfloat16, which requests cannot have: give it as float32")
         if not value.dim() or not len(value):
             raise ValueError(
                 f"input '{name}' of shape {tuple(value.shape)} has no example; its rows are those"
@@ -141,16 +154,15 @@ def _program(model: Any, layers: Mapping[str, TableLayer], inputs: dict[str, Any
 
         def forward(self, inputs: dict[str, Any]) -> tuple[Any, ...]:
             outputs = self.module(**inputs)
-            if not isinstance(outputs, Mapping):
-                many = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-                outputs = {f"output_{i}": one for i, one in enumerate(many)}
-            names[:] = outputs
-            for name, value in outputs.items():
+            values = _outputs(outputs)
+            numbered = (f"output_{i}" for i in range(len(values)))
+            names[:] = outputs if isinstance(outputs, Mapping) else numbered
+            for name, value in zip(names, values, strict=True):
                 if not isinstance(value, torch.Tensor):
                     raise ValueError(f"output '{name}' is {type(value).__name__}; export takes tensors")
                 if not value.dim():
                     raise ValueError(f"output '{name}' is one number; a served model has one row per example")
-            return tuple(outputs.values())
+            return values
 
     shapes = {name: {0: torch.export.Dim.DYNAMIC} for name in inputs}
     with _served_layers(model, layers) as served, torch.no_grad():
@@ -171,10 +183,57 @@ def _program(model: Any, layers: Mapping[str, TableLayer], inputs: dict[str, Any
     return program, names
 
 
+def _check_examples(program: Any, model: Any, inputs: dict[str, Any], names: list[str]) -> None:
+    """Raise ValueError for a model whose answer for an example depends on others or on earlier calls.
+
+    torch.export takes it that there are at least two examples, and follows the way that `inputs` went.
+    """
+    given = set(program.graph_signature.user_inputs)
+    sizes = [node.meta["val"].shape[0] for node in program.graph.nodes if node.name in given]
+    for size in sizes:
+        bounds = None if isinstance(size, int) else program.range_constraints.get(size.node.expr)
+        if bounds is not None and (bounds.lower > 2 or bounds.upper < 1 << 31):
+            raise ValueError(
+                f"forward goes another way for other numbers of examples than from {bounds.lower} to "
+                f"{bounds.upper}: a served model gets any number"
+            )
+    with _evaluating(model), torch.no_grad():
+        whole, one = model(**inputs), model(**{name: value[:1] for name, value in inputs.items()})
+    examples = len(next(iter(inputs.values())))
+    for name, many, single in zip(names, _outputs(whole), _outputs(one), strict=True):
+        if many.shape[0] != examples or single.shape != (1, *many.shape[1:]):
+            raise ValueError(
+                f"output '{name}' has shape {tuple(many.shape)} for {examples} examples, and "
+                f"{tuple(single.shape)} for one: a served model has one row per example"
+            )
+        if not torch.allclose(many[:1].double(), single.double(), rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise ValueError(
+                f"output '{name}' of an example depends on the others of its batch, or on chance: a served "
+                "model gets any"
+            )
+
+
+def _outputs(outputs: Any) -> tuple[Any, ...]:
+    """Return what forward returns, as a tuple of tensors."""
+    if isinstance(outputs, Mapping):
+        return tuple(outputs.values())
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+@contextlib.contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, was in training.items():
+            module.training = was
+
+
 @contextlib.contextmanager
 def _served_layers(model: Any, layers: Mapping[str, TableLayer]) -> Iterator[Any]:
     """Put the operator in place of a model's layers, and let it evaluate, for the block."""
-    training = {module: module.training for module in model.modules()}
     by_layer = {id(layer): _ServedLayer(layer) for layer in layers.values()}
     places = [
         (parent, name, child)
@@ -182,15 +241,14 @@ def _served_layers(model: Any, layers: Mapping[str, TableLayer]) -> Iterator[Any
         for name, child in parent._modules.items()
         if id(child) in by_layer
     ]
-    try:
-        for parent, name, child in places:
-            parent._modules[name] = by_layer[id(child)]
-        yield by_layer.get(id(model), model).eval()
-    finally:
-        for parent, name, child in places:
-            parent._modules[name] = child
-        for module, was in training.items():
-            module.training = was
+    with _evaluating(model):
+        try:
+            for parent, name, child in places:
+                parent._modules[name] = by_layer[id(child)]
+            yield by_layer.get(id(model), model).eval()
+        finally:
+            for parent, name, child in places:
+                parent._modules[name] = child
 
 
 class _ServedLayer(nn.Module):  # type: ignore[misc]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import pickle
 import re
 import subprocess
 import sys
@@ -54,10 +57,10 @@ def batch(examples: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 class Training:
-    def __init__(self, client: Client, **options: object) -> None:
+    def __init__(self, client: Client, model: nn.Module | None = None, **options: object) -> None:
         torch.manual_seed(0)
         self.client = client
-        self.model = embed.distributed_model(Clicks(**options), client)
+        self.model = embed.distributed_model(model or Clicks(**options), client)
         adagrad = torch.optim.Adagrad(self.model.parameters(), 0.1)
         self.optimizer = embed.distributed_optimizer(adagrad, self.model)
 
@@ -287,6 +290,127 @@ def test_damaged_and_dangerous_programs(training, tmp_path):
     (path / "model.pt2").write_bytes(b"nothing")
     with pytest.raises(ServingError, match=r"model\.pt2: cannot be read as a program of PyTorch"):
         Model.load(path)
+
+
+class Hostile:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def weights_in_one_file(root, content, evil):
+    return {f"{root}/data/weights/model.pt": saved(evil)}
+
+
+def an_opaque_object(root, content, evil):
+    weights = json.loads(content[f"{root}/data/weights/model_weights_config.json"])
+    name = f"{root}/data/constants/model_constants_config.json"
+    constants = json.loads(content[name])
+    constants["config"]["x"] = {**next(iter(weights["config"].values())), "path_name": "opaque_obj_0"}
+    return {name: json.dumps(constants).encode(), f"{root}/data/constants/opaque_obj_0": pickle.dumps(evil)}
+
+
+def compiled_code(root, content, evil):
+    return {f"{root}/data/aotinductor/model/model.so": b"code"}
+
+
+def the_form_of_2_7(root, content, evil):
+    return {
+        "version": b"8.8",
+        "serialized_exported_program.json": b"{}",
+        "serialized_state_dict.pt": saved(evil),
+    }
+
+
+def saved(one):
+    file = io.BytesIO()
+    torch.save(one, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("change", [weights_in_one_file, an_opaque_object, compiled_code, the_form_of_2_7])
+def test_no_program_runs_code_when_it_is_loaded(training, tmp_path, change):
+    path = embed.export(training.model, tmp_path / "export", batch(4))
+    with zipfile.ZipFile(path / "model.pt2") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    root = next(iter(content)).partition("/")[0]
+    content |= change(root, content, Hostile(tmp_path / "evil"))
+    with zipfile.ZipFile(path / "model.pt2", "w") as archive:
+        for name, value in content.items():
+            archive.writestr(name, value)
+    with pytest.raises(ServingError, match=r"export does not write|is a pickled object"):
+        Model.load(path)
+    assert not (tmp_path / "evil").exists()
+
+
+class Tied(nn.Module):
+    """Two of three layers have one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(100, 4)
+        self.a, self.b, self.c = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.c.weight = self.a.weight
+
+    def forward(self, ids):
+        return {"out": self.c(self.b(self.a(self.rows(ids))))}
+
+
+def test_weights_that_share_memory_follow_checkpoints(tmp_path):
+    with Client.in_process() as client:
+        training = Training(client, model=Tied())
+        path = embed.export(training.model, tmp_path / "export", IDS)
+        with torch.no_grad():
+            for number, one in enumerate((training.model.a, training.model.b)):
+                one.weight.copy_(torch.arange(16.0).reshape(4, 4) * (number + 1))
+        training.publish(tmp_path / "checkpoints", 5)
+        with Model.load(path, tmp_path / "checkpoints") as served:
+            equal(served.predict(np.arange(5)), training.predict({"ids": torch.arange(5)}))
+
+
+class Way(nn.Module):
+    """One of the ways in which an example's answer is not its own."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.rows = nn.Embedding(100, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.way = way
+
+    def forward(self, ids):
+        return self.way(self, ids, self.rows(ids))
+
+
+def count_calls(model, ids, rows):
+    model.calls += 1
+    return rows + model.calls
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (lambda _, ids, rows: rows if ids.shape[0] > 3 else rows * 2, "goes another way for other numbers"),
+        (lambda _, ids, rows: rows * 100 if ids.shape[0] == 1 else rows, "depends on the others"),
+        (lambda _, ids, rows: rows.sum(1).squeeze(), "one row per example"),
+        (lambda _, ids, rows: rows.mean(0), "one row per example"),
+        (lambda _, ids, rows: rows - rows.mean(0), "depends on the others"),
+        (lambda _, ids, rows: rows + torch.rand(4), "or on chance"),
+        (count_calls, "or on chance"),
+    ],
+    ids=["branch", "one", "squeeze", "mean", "centered", "random", "buffer"],
+)
+def test_answers_that_are_not_of_an_example_alone_are_refused(tmp_path, way, why):
+    with Client.in_process() as client:
+        model = embed.distributed_model(Way(way), client)
+        embed.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+        with pytest.raises(ValueError, match=why):
+            embed.export(model, tmp_path / "export", torch.arange(6))
+        assert not (tmp_path / "export").exists()
+        assert model.training
 
 
 def test_a_single_tensor_has_the_name_of_its_argument(tmp_path):
