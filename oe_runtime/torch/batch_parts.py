@@ -52,6 +52,8 @@ def part_at(batch: Any, path: Path) -> Any:
             batch = batch.reshape(name)
         elif kind == "type":
             batch = batch.to(name)
+        elif isinstance(batch, dict) and name not in batch:
+            raise KeyError(name)  # a defaultdict would add it
         else:
             batch = batch[name]
     return batch

@@ -138,6 +138,7 @@ class Collection(nn.Module):  # type: ignore[misc]
         """Return the output in a program that torch.compile makes, by an operator (`operators`)."""
         anchors = [layer._parameters["anchor"] for layer in self.layers]
         trains = torch.is_grad_enabled() and any(anchor.requires_grad for anchor in anchors)
+        anchors += [self.witness] if trains else []
         return look_up(
             features.values(),
             features.offsets(),

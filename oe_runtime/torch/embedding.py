@@ -88,7 +88,8 @@ def _keys(asked: _Asked) -> tuple[list[NDArray[np.int64]], list[Any]]:
             raise TypeError(f"ids must be int64 or int32, not {ids.dtype}")
         flat = ids.detach().reshape(-1).to("cpu", torch.int64)
         padding = None if layer.padding_idx is None else flat == layer.padding_idx
-        keys.append(np.ascontiguousarray((flat if padding is None else flat[~padding]).numpy()))
+        # A copy: the push needs them, when the caller may have changed the tensor.
+        keys.append((flat.clone() if padding is None else flat[~padding]).contiguous().numpy())
         paddings.append(padding)
     return keys, paddings
 
@@ -410,7 +411,8 @@ class TableLayer(RowState):
     def _compiled(self, ids: Any, offsets: Any = None, weights: Any = None) -> Any:
         """Return the output in a program that torch.compile makes, by an operator (`operators`)."""
         trains = torch.is_grad_enabled() and self.anchor.requires_grad
-        return look_up(ids, offsets, weights, [self.anchor], "", self.number, trains)
+        anchors = [self.anchor, self.witness] if trains else [self.anchor]
+        return look_up(ids, offsets, weights, anchors, "", self.number, trains)
 
     def _rows(self, ids: Any, call: Call | None = None) -> tuple[Any, Any]:
         """Return the distinct rows of `ids`, and for each id the number of its row.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,13 +84,16 @@ class KnownCalls:
         known = [one for one in self._known[training] if one.layer not in unused]
         news = [call for call in forward.missed if self._misses[call.layer] <= _MOST_MISSES]
         lost = []
-        if news:
-            parts = BatchParts(data)
-            for call in news:
-                if (found := _find(call, parts)) is None:
-                    lost.append(call.layer)
-                else:
-                    known.append(found)
+        parts = None
+        for call in news:
+            found = None
+            with contextlib.suppress(Exception):  # arguments may be of any type, whose own functions raise
+                parts = parts or BatchParts(data)
+                found = _find(call, parts)
+            if found is None:
+                lost.append(call.layer)
+            else:
+                known.append(found)
         self._known[training] = known
         return lost
 
@@ -176,6 +180,8 @@ def plan_calls(known: Sequence[KnownCall], data: Any) -> PlannedCalls:
     for one in known:
         try:
             call = one.find_in(data)
+            if call.ids.dtype not in (torch.int64, torch.int32):
+                continue
             feature = feature_of(call) if one.is_pooled else None
         except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
             continue  # a batch of another form: the call itself raises what is wrong, if it is

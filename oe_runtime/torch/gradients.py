@@ -103,20 +103,40 @@ def saves_by_hooks() -> bool:
 
 
 def keep(ctx: Any, work: Any, *tensors: Any) -> None:
-    """Keep what a function's backward needs until a backward pass has used it, and so no second time."""
-    if saves_by_hooks():
-        ctx.work = work  # hooks give back another tensor
-        ctx.save_for_backward(*tensors)
+    """Keep what a function's backward needs until backward passes have used it, and so no second time."""
+    if tensors and not saves_by_hooks():
+        holder = torch.empty(0)  # autograd frees it after a backward pass, and refuses a second one
+        holder.work = work
+        ctx.save_for_backward(*tensors, holder)
         return
-    holder = torch.empty(0)  # autograd frees it after a backward pass, and refuses a second one
-    holder.work = work
-    ctx.save_for_backward(*tensors, holder)
+    # Hooks would give back another tensor; and each output may have a backward pass of its own, as the layers
+    # of two losses have in torch.nn.
+    ctx.work, ctx.is_hooked, ctx.reached = work, saves_by_hooks(), set()
+    if tensors:
+        ctx.save_for_backward(*tensors)
 
 
-def kept(ctx: Any) -> Any:
-    """Return what `keep` was given. Raises RuntimeError after a backward pass without retain_graph."""
-    tensors = ctx.saved_tensors
-    return ctx.work if hasattr(ctx, "work") else tensors[-1].work
+def kept(ctx: Any, gradients: Sequence[Any]) -> Any:
+    """Return what `keep` was given, for the gradients of the outputs.
+
+    Raises RuntimeError for an output of which a backward pass without retain_graph has come before.
+    """
+    if not hasattr(ctx, "work"):
+        return ctx.saved_tensors[-1].work
+    if ctx.is_hooked:
+        _ = ctx.saved_tensors  # a checkpoint computes them now
+        return ctx.work
+    reached = {number for number, one in enumerate(gradients) if one is not None}
+    if reached & ctx.reached:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time: give retain_graph=True to the first time"
+        )
+    work = ctx.work
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.reached |= reached
+        if len(ctx.reached) == len(gradients):
+            ctx.work = None
+    return work
 
 
 class _PulledRows(torch.autograd.Function):  # type: ignore[misc]
@@ -131,7 +151,7 @@ class _PulledRows(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        parts = zip(kept(ctx), ctx.parameters, gradients, strict=True)
+        parts = zip(kept(ctx, gradients), ctx.parameters, gradients, strict=True)
         found = [None if of_rows is None else one.bring(lookup, of_rows) for lookup, one, of_rows in parts]
         return None, None, *found
 

@@ -41,6 +41,10 @@ def register(model: Any) -> None:
         if isinstance(module, (TableLayer, Collection)) and not is_known:
             module.number = next(_counter)
             _modules[module.number] = module
+            # Compilers leave out sums of empty tensors, such as gradients of a layer that is called twice,
+            # with the calls of which they are the results; those of this one have an element.
+            with torch.inference_mode(False):
+                module.witness = torch.zeros(1, requires_grad=True)
 
 
 @torch.library.custom_op("oe_runtime::look_up", mutates_args=())  # type: ignore[untyped-decorator]
@@ -82,7 +86,8 @@ def _planned(
         planned = module.plan(jagged.KeyedJaggedTensor(keys.split("\n"), ids, weights, offsets=offsets))
         (output,) = planned.outputs
         return planned.requests, output, output.shape
-    call = Call(module, ids, offsets)
+    # Copies: the push needs them, when the caller may have changed the tensors.
+    call = Call(module, ids.clone(), None if offsets is None else offsets.clone())
     feature = feature_of(call, weights)
     assert feature is not None  # noqa: S101 - forward has asked
     output = _core.empty(len(feature.bags.offsets) - 1, module.embedding_dim, False)
@@ -105,8 +110,9 @@ def _look_up_backward(
     ticket: torch.Tensor,
     weights: torch.Tensor | None,
     anchors: Sequence[torch.Tensor],
+    call: int,  # another one for each, or compilers make one of two with equal arguments
 ) -> list[torch.Tensor]:
-    """Bring the rows their gradients; return those of the weights and of the empty parameters."""
+    """Bring the rows their gradients; return those of the weights, and zeros for the anchors."""
     name = int(ticket)
     work = _works.get(name)
     if name in _of_hooks:  # nothing tells whether another backward pass will come
@@ -125,11 +131,11 @@ def _look_up_backward(
         for part, found in zip(parts, of_parts, strict=True):  # of one feature each
             begin = part.storage_offset() - weights.storage_offset()
             of_weights[begin : begin + len(part)] += found
-    return [of_weights, *(torch.empty(anchor.shape) for anchor in anchors)]
+    return [of_weights, *(torch.zeros(anchor.shape) for anchor in anchors)]
 
 
 @_look_up_backward.register_fake  # type: ignore[untyped-decorator]
-def _(gradient: Any, ticket: Any, weights: Any, anchors: Any) -> Any:
+def _(gradient: Any, ticket: Any, weights: Any, anchors: Any, call: int) -> Any:
     of_weights = torch.empty(0) if weights is None else torch.empty_like(weights)
     return [of_weights, *(torch.empty(anchor.shape) for anchor in anchors)]
 
@@ -142,7 +148,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 def _back(ctx: Any, gradient: Any, _: Any) -> Any:
     ticket, weights, *anchors = ctx.saved_tensors
     of_weights, *of_anchors = torch.ops.oe_runtime.look_up_backward.default(
-        gradient, ticket, weights, anchors
+        gradient, ticket, weights, anchors, next(_counter)
     )
     return None, None, None if weights is None else of_weights, of_anchors, None, None, None
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from oe_runtime.model_tables import make_tables
 from oe_runtime.spec import TableSpec
 from oe_runtime.torch import optimizer_state
-from oe_runtime.torch.embedding import TableLayer, process
+from oe_runtime.torch.embedding import TableLayer, forwards, process
 from oe_runtime.torch.gradients import Exchange, Part, RowsParameter, Table
 from oe_runtime.torch.in_backward import AfterBackward, optimizer_of
 from oe_runtime.torch.model import table_layers
@@ -189,6 +189,8 @@ class _Rows:
                 exchange.pending = False
 
     def _push(self, specs: Sequence[_Spec], scale: Any = None) -> None:
+        for forward in forwards():  # a step within a forward pass, whose further calls see the new rows
+            forward.answers.clear()
         workers = self._workers or process()[1]
         by_client: dict[int, list[tuple[Table, float, list[Part]]]] = {}
         groups = _groups(self._optimizer)  # load_state_dict makes new ones

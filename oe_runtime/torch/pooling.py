@@ -192,7 +192,7 @@ class _Pooled(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        work: _Work = kept(ctx)
+        work: _Work = kept(ctx, gradients)
         in_graph = torch.is_grad_enabled()
         if in_graph and work.weights:
             raise NotImplementedError(

@@ -113,11 +113,12 @@ def test_inductor(tmp_path):
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_torch_compile import *
-model, optimizer = made(Small)
-expected = train(model, optimizer, model, steps=3)
-model, optimizer = made(Small)
-found = train(model, optimizer, compiled(model, "inductor"), steps=3)
-np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+for make in (Small, Twice):
+    model, optimizer = made(make)
+    expected = train(model, optimizer, model, steps=3)
+    model, optimizer = made(make)
+    found = train(model, optimizer, compiled(model, "inductor"), steps=3)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 """
     cache = {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
@@ -136,6 +137,22 @@ class Small(nn.Module):
 
     def forward(self, x):
         return self.users(x).sum((1, 2))[:, None]
+
+
+class Twice(Small):
+    """One layer for two inputs, which may have the same ids, as a history and its target."""
+
+    def forward(self, x):
+        return (self.users(x[:, 0]) + self.users(x[:, 1]) * self.users(x[:, 0])).sum(1)[:, None]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layer_that_is_called_twice(backend):
+    model, optimizer = made(Twice)
+    expected = train(model, optimizer, model)
+    model, optimizer = made(Twice)
+    found = train(model, optimizer, compiled(model, backend))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_gradients_for_some_inputs_only():

@@ -1,5 +1,6 @@
 """Plain layers whose forward passes pull all rows in one request, beside the stock layers."""
 
+import collections
 import copy
 import io
 import threading
@@ -283,6 +284,107 @@ def test_ways_of_forward_passes(way, servers):
     for name in ("users", "items"):
         mine, theirs = getattr(ours, name).weight.read(), getattr(stock, name).weight.detach()
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+class Towers(nn.Module):
+    """Two layers, whose ids are arguments or buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Embedding(ROWS, DIM), nn.Embedding(ROWS, DIM)
+        self.register_buffer("ids", torch.arange(3))
+
+    def forward(self, x):
+        return (self.a(x[:, 0]) ** 2).sum(), (self.b(x[:, 1]) ** 2).sum()
+
+
+def losses_apart(model, optimizer, x):
+    for loss in model(x):
+        loss.backward()
+    optimizer.step()
+
+
+def ids_that_change(model, optimizer, x):
+    x = x.clone()
+    (model.a(model.ids) * x.sum() + model.b(x[:3, 0])).sum().backward()
+    model.ids.add_(1)
+    x.fill_(0)
+    optimizer.step()
+
+
+def a_step_within(model, optimizer, x):
+    class Trainer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            (model.a(x[:, 0]) ** 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return (model.a(x[:, 1]) ** 2).sum()
+
+    model.trainer = model.__dict__.get("trainer") or [Trainer()]
+    (trainer,) = model.trainer
+    trainer(x).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("loop", [losses_apart, ids_that_change, a_step_within])
+def test_loops_around_forward_passes(loop):
+    (stock, of_stock), (ours, of_ours) = both(Towers)
+    for number in range(4):
+        for model, optimizer in ((stock, of_stock), (ours, of_ours)):
+            optimizer.zero_grad()
+            loop(model, optimizer, matrix(6, number))
+    every = torch.stack([torch.arange(ROWS)] * 2, 1)
+    for want, found in zip(stock(every), ours(every), strict=True):
+        torch.testing.assert_close(found, want)
+    torch.testing.assert_close(ours.a(torch.arange(ROWS)), stock.a(torch.arange(ROWS)))
+
+
+def test_a_loss_has_one_backward_pass_as_in_torch():
+    _, (model, _) = both(Towers)
+    for _ in range(3):
+        one, other = model(matrix(6))
+        other.backward(retain_graph=True)
+        other.backward()
+        one.backward()
+        with pytest.raises(RuntimeError, match="a second time"):
+            one.backward()
+
+
+class Raising:
+    """An argument that raises at each look."""
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda: {"more": Raising()},
+        lambda: {"more": np.zeros(3, [("id", np.int64), ("flag", np.int8)])["id"]},
+        lambda: {"more": np.zeros(3, np.longdouble)},
+    ],
+    ids=["raising", "structured", "longdouble"],
+)
+def test_arguments_that_cannot_be_looked_at(arguments):
+    _, (model, _) = both(lambda: Fields(lambda x, more: [(one + 1) % ROWS for one in columns(x)]))
+    for number in range(3):
+        model(matrix(6, number), **arguments())
+
+
+def test_a_batch_is_not_changed_and_ids_may_change_their_type():
+    (stock, _), (ours, _) = both(
+        lambda: Fields(lambda x, y: [(y["item"] if "item" in y else x).long()], "e")  # noqa: SIM401 - stock
+    )
+    for number, kind in enumerate((torch.int64, torch.int64, torch.float32, torch.int64)):
+        x = matrix(6, number)[:, 0].to(kind)
+        given = collections.defaultdict(list, {"item": x} if number < 2 else {})
+        torch.testing.assert_close(ours(x, given), stock(x, given))
+        assert list(given) == (["item"] if number < 2 else [])
 
 
 def test_rows_without_a_gradient_are_not_updated():
