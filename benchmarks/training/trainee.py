@@ -27,7 +27,7 @@ class Trainee:
 
         data = self._data(batch)
         self._known = [(one, self._data(one)) for one in following[: self.batches_ahead]]
-        self.state.announce([one for _, one in self._known])
+        self.state.announce(data, [one for _, one in self._known])
         self._metrics = train_step(self.model, data)
 
     def window(self) -> tuple[float, float | None]:
