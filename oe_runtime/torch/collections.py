@@ -18,7 +18,15 @@ from torch import nn
 from oe_runtime import _core
 from oe_runtime.client import Bags
 from oe_runtime.torch import in_backward, jagged
-from oe_runtime.torch.embedding import Embedding, EmbeddingBag, TableLayer, is_compiling, look_up
+from oe_runtime.torch.embedding import (
+    Embedding,
+    EmbeddingBag,
+    TableLayer,
+    bring,
+    check_ids,
+    is_compiling,
+    look_up,
+)
 from oe_runtime.torch.pooling import Feature, Request, plan, pooled
 from oe_runtime.torch.state import refuse_tracing
 
@@ -158,8 +166,7 @@ class Collection(nn.Module):  # type: ignore[misc]
         else:
             planned = self.plan(features)
             for request in planned.requests:
-                request.client.settle()
-                request.client.refresh(request.pulled)
+                bring(request.client, request.pulled)
         return planned, pooled(planned.requests, planned.outputs, features.values().device)
 
     def _lookups(self, features: Any, weighted: bool) -> list[tuple[int, str, _FeatureIds]]:
@@ -386,8 +393,7 @@ def _parts(features: Any, weighted: bool) -> dict[str, _FeatureIds]:
             f"a collection takes a KeyedJaggedTensor of oe_runtime.torch or of TorchRec, not "
             f"{type(features).__name__}"
         ) from None
-    if values.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"ids must be int64 or int32, not {values.dtype}")
+    check_ids(values)
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"the batch has two features of the name '{twice[0]}'")
     ids = values.detach().reshape(-1).to("cpu", torch.int64).numpy()

@@ -80,16 +80,20 @@ def requests(function: str, ids: Mapping[Any, Any]) -> list[_Asked]:
     return list(by_request.values())
 
 
+def check_ids(ids: Any) -> None:
+    """Raise TypeError for ids of another type than PyTorch's own layers take."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids must be int64 or int32, not {ids.dtype}")
+
+
 def _keys(asked: _Asked) -> tuple[list[NDArray[np.int64]], list[Any]]:
     """Return of each tensor its ids without padding, and where it has padding."""
     keys, paddings = [], []
     for layer, ids in asked:
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"ids must be int64 or int32, not {ids.dtype}")
+        check_ids(ids)
         flat = ids.detach().reshape(-1).to("cpu", torch.int64)
         padding = None if layer.padding_idx is None else flat == layer.padding_idx
-        # A copy: the push needs them, when the caller may have changed the tensor.
-        keys.append((flat.clone() if padding is None else flat[~padding]).contiguous().numpy())
+        keys.append(np.ascontiguousarray((flat if padding is None else flat[~padding]).numpy()))
         paddings.append(padding)
     return keys, paddings
 
@@ -107,10 +111,15 @@ def supply(asked: _Asked, pulled: Pulled) -> None:
 
 
 def _pulled(asked: _Asked) -> Pulled:
-    client, pulled = asked[0][0].bound().client, plan(asked)
+    pulled = plan(asked)
+    bring(asked[0][0].bound().client, pulled)
+    return pulled
+
+
+def bring(client: Client, pulled: Pulled) -> None:
+    """Bring the rows of a planned request, with all pushes before it."""
     client.settle()
     client.refresh(pulled)
-    return pulled
 
 
 def split(asked: _Asked, pulled: Pulled) -> list[tuple[Lookup, Any]]:
@@ -419,7 +428,11 @@ class TableLayer(RowState):
 
         Padding has the number of an additional last row, which is not trained. `call` is the layer's, if any.
         """
-        lookup, rows = self._announced(ids, call) or split([(self, ids)], _pulled([(self, ids)]))[0]
+        found = self._announced(ids, call)
+        if found is None:
+            asked = [(self, ids.clone())]  # the push needs them, when the caller may have changed the tensor
+            (found,) = split(asked, _pulled(asked))
+        lookup, rows = found
         numbers = torch.from_numpy(lookup.numbers)
         if lookup.padding is not None:
             every = torch.full((len(lookup.padding),), len(rows))

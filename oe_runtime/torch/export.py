@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +109,18 @@ def _named_inputs(model: Any, example_inputs: Any) -> dict[str, Any]:
     """
     if isinstance(example_inputs, torch.Tensor):
         example_inputs = (example_inputs,)
-    if isinstance(example_inputs, Mapping):
-        found = dict(example_inputs)
-    else:
-        try:
-            found = inspect.signature(model.forward).bind(*example_inputs).arguments
-        except TypeError as error:
-            raise ValueError(f"example_inputs do not fit {type(model).__name__}.forward: {error}") from None
+    if not isinstance(example_inputs, (Mapping, Sequence)):
+        raise ValueError(
+            f"example_inputs is {type(example_inputs).__name__}: give the tensors of a call, by the names of "
+            "forward's arguments or in their order"
+        )
+    names: Mapping[str, Any] = example_inputs if isinstance(example_inputs, Mapping) else {}
+    places = () if isinstance(example_inputs, Mapping) else example_inputs
+    try:
+        call = inspect.signature(model.forward).bind(*places, **names)
+    except TypeError as error:
+        raise ValueError(f"example_inputs do not fit {type(model).__name__}.forward: {error}") from None
+    found = dict(names or call.arguments)
     if not found:
         raise ValueError("example_inputs has no tensor")
     examples: tuple[str, int] | None = None
@@ -138,7 +143,7 @@ def _named_inputs(model: Any, example_inputs: Any) -> dict[str, Any]:
             )
         examples = name, len(value)
         found[name] = value.detach() if len(value) > 1 else torch.cat([value.detach()] * 2)
-    return dict(found)
+    return found
 
 
 def _program(model: Any, layers: Mapping[str, TableLayer], inputs: dict[str, Any]) -> tuple[Any, list[str]]:

@@ -24,6 +24,8 @@ from oe_runtime.torch.embedding import (
     EmbeddingBag,
     Forward,
     TableLayer,
+    bring,
+    check_ids,
     forwards,
     plan,
     requests,
@@ -120,8 +122,7 @@ class _ForwardPull:
         calls = [one for one in known if one.layer not in foreseen and not one.layer.ahead]
         planned = plan_calls(calls, (arguments, named))
         for client, pulled, _ in planned.requests:
-            client.settle()
-            client.refresh(pulled)
+            bring(client, pulled)
         stack.append(Forward(self, planned.answers(), []))
 
     def end(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
@@ -180,8 +181,7 @@ def plan_calls(known: Sequence[KnownCall], data: Any) -> PlannedCalls:
     for one in known:
         try:
             call = one.find_in(data)
-            if call.ids.dtype not in (torch.int64, torch.int32):
-                continue
+            check_ids(call.ids)
             feature = feature_of(call) if one.is_pooled else None
         except (LookupError, AttributeError, TypeError, ValueError, RuntimeError):
             continue  # a batch of another form: the call itself raises what is wrong, if it is
@@ -205,8 +205,6 @@ def feature_of(call: Call, weights: Any = None) -> pooling.Feature | None:
     layer, ids = call.layer, call.ids
     if not layer.is_pooled:
         return None
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError("ids of another type")
     flat: NDArray[np.int64] = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
     if isinstance(layer, EmbeddingBag):
         offsets: NDArray[np.int64] = _offsets(layer, ids, call.offsets)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from oe_runtime import _core
 from oe_runtime.torch import jagged, pooling
 from oe_runtime.torch.collections import Collection
-from oe_runtime.torch.embedding import Call, TableLayer
+from oe_runtime.torch.embedding import Call, TableLayer, bring, check_ids
 from oe_runtime.torch.forward_pull import feature_of, shape_of
 from oe_runtime.torch.gradients import saves_by_hooks
 
@@ -60,8 +60,7 @@ def _look_up(
     with torch.set_grad_enabled(trains):  # as where the program calls this
         requests, output, shape = _planned(number, ids, offsets, weights, keys)
         for request in requests:
-            request.client.settle()
-            request.client.refresh(request.pulled)
+            bring(request.client, request.pulled)
         work = pooling.fill(requests, [output])
     ticket = torch.zeros((), dtype=torch.int64)
     if trains or work.weights:
@@ -86,6 +85,7 @@ def _planned(
         planned = module.plan(jagged.KeyedJaggedTensor(keys.split("\n"), ids, weights, offsets=offsets))
         (output,) = planned.outputs
         return planned.requests, output, output.shape
+    check_ids(ids)
     # Copies: the push needs them, when the caller may have changed the tensors.
     call = Call(module, ids.clone(), None if offsets is None else offsets.clone())
     feature = feature_of(call, weights)

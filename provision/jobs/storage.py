@@ -145,7 +145,7 @@ def cpus_of(host: Host, state: State | None, where: Place) -> tuple[int, ...]:
         nodes = [numa.node_of_mount(state, where.mount)]
     near = [numa.cpus_near(state, node) for node in nodes]
     found = sorted({cpu for cpus in near for cpu in cpus})
-    return tuple(found) if all(near) and len(found) < sum(len(node.cpus) for node in state.numa) else ()
+    return tuple(found) if all(near) and len(found) < numa.cpu_count(state) else ()
 
 
 def _check_memory_nodes(host: Host, state: State | None) -> None:

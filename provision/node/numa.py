@@ -215,6 +215,11 @@ def node_of_mount(state: State, where: str) -> int:
     return -1
 
 
+def cpu_count(state: State) -> int:
+    """CPUs of all nodes."""
+    return sum(len(node.cpus) for node in state.numa)
+
+
 def dram(state: State) -> int:
     """Bytes of memory on nodes with CPUs."""
     return sum(node.size for node in state.numa if node.cpus)

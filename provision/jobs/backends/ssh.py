@@ -57,7 +57,7 @@ class SshRunner(Runner):
 
     def cpus(self, state: State | None) -> int:
         """See ``Runner``."""
-        return sum(len(node.cpus) for node in state.numa) if state else 1
+        return numa.cpu_count(state) if state else 1
 
     def dram(self, state: State | None) -> int:
         """See ``Runner``."""
