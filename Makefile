@@ -58,7 +58,7 @@ BACKENDS = tests/oe_runtime/keras/test_keras_backends.py
 
 test-torch: setup
 	@tools/setup.sh test
-	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.2'
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install -q 'torch>=2.8'
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile tests/oe_runtime/pytorch
 	$(BIN)/python -m pytest tests/documents/test_examples.py -k pytorch
 	KERAS_BACKEND=torch $(BIN)/python -m pytest $(BACKENDS)

@@ -32,6 +32,8 @@ def export(model: Any, path: str | os.PathLike[str], example_inputs: Any, *, ove
     With several workers, one of them calls it, between steps. Raises ValueError for what cannot be exported,
     naming it, and FileExistsError; `overwrite` replaces an earlier export.
     """
+    if torch.__version__ < "2.9":  # which writes files of another form
+        raise ValueError(f"export needs PyTorch 2.9 or later, but {torch.__version__} is installed")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     layers = table_layers(model)

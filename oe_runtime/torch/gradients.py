@@ -22,6 +22,13 @@ from torch.utils.hooks import RemovableHandle
 from oe_runtime.client import Client, Pulled
 from oe_runtime.spec import TableSpec
 
+# Older ones lack what this package asks of autograd and of torch.library.
+if torch.__version__ < "2.8":
+    raise ImportError(
+        f"oe_runtime.torch needs PyTorch 2.8 or later, but {torch.__version__} is installed: "
+        "pip install 'torch>=2.8'"
+    )
+
 _MOST_PARTS = 32  # of a gradient that are not joined yet
 _plain = torch._C.DisableTorchFunctionSubclass  # inside, tensors of this module are ordinary ones
 
